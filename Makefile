@@ -1,0 +1,38 @@
+# The daily verbs. `make demo` and `make test` do all the set-up that they need.
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup TORCH=
+VENV   := .venv
+BIN    := $(VENV)/bin
+EXTRAS := dev,gym,data,fast
+
+.PHONY: setup demo test check format bench clean
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(if $(strip $(TORCH)),$(BIN)/python -m pip install -q $(TORCH))
+	$(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
+	touch $@
+
+demo: setup
+	$(BIN)/esper lifecycle --seed 7
+
+test: check
+	$(BIN)/python -m pytest -n 2
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks.hot_paths
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

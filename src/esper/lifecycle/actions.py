@@ -1,0 +1,210 @@
+"""The factored action: eight heads, their choices, and which heads each op reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Head(IntEnum):
+    """The eight heads, in the order of the columns of an action."""
+
+    SLOT = 0
+    BLUEPRINT = 1
+    STYLE = 2
+    TEMPO = 3
+    ALPHA_TARGET = 4
+    ALPHA_SPEED = 5
+    ALPHA_CURVE = 6
+    OP = 7
+
+
+class Blueprint(IntEnum):
+    """The architecture of a seed. NOOP keeps the numbering and is never selectable."""
+
+    NOOP = 0
+    CONV_LIGHT = 1
+    ATTENTION = 2
+    NORM = 3
+    DEPTHWISE = 4
+    BOTTLENECK = 5
+    CONV_SMALL = 6
+    CONV_HEAVY = 7
+    LORA = 8
+    LORA_LARGE = 9
+    MLP_SMALL = 10
+    MLP = 11
+    FLEX_ATTENTION = 12
+
+
+class Blend(IntEnum):
+    """How a seed's output s joins the host's activation h at strength a."""
+
+    ADD = 0  # h + a·s
+    MULTIPLY = 1  # h·(1 + a·tanh(s))
+    GATE = 2  # h + a·g(h)·s
+
+
+class AlphaCurve(IntEnum):
+    """The easing of an alpha ramp."""
+
+    LINEAR = 0
+    COSINE = 1
+    SIGMOID_GENTLE = 2
+    SIGMOID = 3
+    SIGMOID_SHARP = 4
+
+
+class Style(IntEnum):
+    """A way to blend and the curve of the first ramp, in one choice."""
+
+    LINEAR_ADD = 0
+    LINEAR_MULTIPLY = 1
+    SIGMOID_ADD = 2
+    GATED_GATE = 3
+
+
+class Tempo(IntEnum):
+    FAST = 0
+    STANDARD = 1
+    SLOW = 2
+
+
+class AlphaTarget(IntEnum):
+    HALF = 0
+    SEVENTY = 1
+    FULL = 2
+
+
+class AlphaSpeed(IntEnum):
+    INSTANT = 0
+    FAST = 1
+    MEDIUM = 2
+    SLOW = 3
+
+
+class Op(IntEnum):
+    WAIT = 0
+    GERMINATE = 1
+    SET_ALPHA_TARGET = 2
+    PRUNE = 3
+    FOSSILIZE = 4
+    ADVANCE = 5
+
+
+NUM_HEADS = len(Head)
+NUM_OPS = len(Op)
+NUM_BLUEPRINTS = len(Blueprint)
+
+# The choices of each head; the slot head has as many as there are slots.
+HEAD_CHOICES: dict[Head, type[IntEnum]] = {
+    Head.BLUEPRINT: Blueprint,
+    Head.STYLE: Style,
+    Head.TEMPO: Tempo,
+    Head.ALPHA_TARGET: AlphaTarget,
+    Head.ALPHA_SPEED: AlphaSpeed,
+    Head.ALPHA_CURVE: AlphaCurve,
+    Head.OP: Op,
+}
+
+HEADS_READ: dict[Op, frozenset[Head]] = {
+    Op.WAIT: frozenset(),
+    Op.GERMINATE: frozenset({Head.SLOT, Head.BLUEPRINT, Head.STYLE, Head.TEMPO, Head.ALPHA_TARGET}),
+    Op.SET_ALPHA_TARGET: frozenset(
+        {Head.SLOT, Head.STYLE, Head.ALPHA_TARGET, Head.ALPHA_SPEED, Head.ALPHA_CURVE}
+    ),
+    Op.PRUNE: frozenset({Head.SLOT, Head.ALPHA_SPEED, Head.ALPHA_CURVE}),
+    Op.FOSSILIZE: frozenset({Head.SLOT}),
+    Op.ADVANCE: frozenset({Head.SLOT}),
+}
+
+TEMPO_TICKS: dict[Tempo, int] = {Tempo.FAST: 3, Tempo.STANDARD: 5, Tempo.SLOW: 8}
+TARGET_ALPHA: dict[AlphaTarget, float] = {
+    AlphaTarget.HALF: 0.5,
+    AlphaTarget.SEVENTY: 0.7,
+    AlphaTarget.FULL: 1.0,
+}
+SPEED_TICKS: dict[AlphaSpeed, int] = {
+    AlphaSpeed.INSTANT: 0,
+    AlphaSpeed.FAST: 3,
+    AlphaSpeed.MEDIUM: 5,
+    AlphaSpeed.SLOW: 8,
+}
+STYLE_BLEND: dict[Style, Blend] = {
+    Style.LINEAR_ADD: Blend.ADD,
+    Style.LINEAR_MULTIPLY: Blend.MULTIPLY,
+    Style.SIGMOID_ADD: Blend.ADD,
+    Style.GATED_GATE: Blend.GATE,
+}
+STYLE_CURVE: dict[Style, AlphaCurve] = {
+    Style.LINEAR_ADD: AlphaCurve.LINEAR,
+    Style.LINEAR_MULTIPLY: AlphaCurve.LINEAR,
+    Style.SIGMOID_ADD: AlphaCurve.SIGMOID,
+    Style.GATED_GATE: AlphaCurve.SIGMOID,
+}
+
+# Blueprints that fit each kind of host. An mlp host is a stack of width-D vectors with no order among
+# its features, so it takes the feature-wise blueprints and none that convolve or attend along an axis.
+TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
+    "cnn": frozenset(Blueprint(i) for i in range(8)),
+    "transformer": frozenset(Blueprint(i) for i in (0, 2, 3, 8, 9, 10, 11, 12)),
+    "mlp": frozenset(
+        {Blueprint.NOOP, Blueprint.NORM, Blueprint.LORA, Blueprint.LORA_LARGE, Blueprint.MLP_SMALL, Blueprint.MLP}
+    ),
+}
+
+
+def selectable_blueprints(topology: str) -> frozenset[Blueprint]:
+    """The blueprints that may be germinated in a host of this topology."""
+    if topology not in TOPOLOGY_BLUEPRINTS:
+        allowed = ", ".join(TOPOLOGY_BLUEPRINTS)
+        raise ValueError(f"topology is {topology!r}; allowed are {allowed}")
+    return TOPOLOGY_BLUEPRINTS[topology] - {Blueprint.NOOP}
+
+
+def head_sizes(num_slots: int) -> tuple[int, ...]:
+    """The number of choices of each head, in head order."""
+    return tuple(num_slots if head is Head.SLOT else len(HEAD_CHOICES[head]) for head in Head)
+
+
+def relevance_table() -> Tensor:
+    """True where an op reads a head; the op head is always read.  # [ops, heads]"""
+    table = torch.zeros(NUM_OPS, NUM_HEADS, dtype=torch.bool)
+    for op, heads in HEADS_READ.items():
+        table[op, [int(h) for h in heads | {Head.OP}]] = True
+    return table
+
+
+@dataclass(frozen=True)
+class Actions:
+    """One factored action per member: a column per head."""
+
+    choices: Tensor  # [N, heads] int64
+
+    def __post_init__(self) -> None:
+        if self.choices.ndim != 2 or self.choices.shape[1] != NUM_HEADS:
+            raise ValueError(
+                f"actions have shape {tuple(self.choices.shape)}; expected [members, {NUM_HEADS}], a column per head"
+            )
+
+    def __getitem__(self, head: Head) -> Tensor:
+        """The choice of one head for every member.  # [N]"""
+        return self.choices[:, head]
+
+    def __len__(self) -> int:
+        return self.choices.shape[0]
+
+    @staticmethod
+    def wait(num_members: int, device: torch.device | str = "cpu") -> Actions:
+        """WAIT for everyone; every head at its canonical choice 0."""
+        return Actions(torch.zeros(num_members, NUM_HEADS, dtype=torch.long, device=device))
+
+    @staticmethod
+    def of(rows: Sequence[dict[Head, int]], device: torch.device | str = "cpu") -> Actions:
+        """One action per row, heads that are not named at 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
+        choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
+        return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), NUM_HEADS))

@@ -1,0 +1,171 @@
+"""Slot state as a struct of arrays: everything that a slot is, for all members at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
+from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage, stage_names
+
+NO_BLUEPRINT = -1
+
+
+class AlphaMode(IntEnum):
+    """Whether alpha rests or moves."""
+
+    HOLD = 0
+    UP = 1
+    DOWN = 2
+
+
+@dataclass(frozen=True)
+class SlotRecord:
+    """One slot of one member, in plain Python: the readable door into `SlotStates.from_records`."""
+
+    stage: int = Stage.DORMANT
+    blueprint: int = NO_BLUEPRINT
+    style: int = Style.LINEAR_ADD
+    tempo: int = Tempo.STANDARD
+    alpha: float = 0.0
+    alpha_start: float = 0.0
+    alpha_target: float = 0.0
+    alpha_mode: int = AlphaMode.HOLD
+    alpha_curve: int = AlphaCurve.LINEAR
+    alpha_steps_total: int = 0
+    alpha_steps_done: int = 0
+    age: int = 0
+    epochs_in_stage: int = 0
+    prune_pending: bool = False
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        stage = check_stage(self.stage, "the stage of a slot record")
+        if stage in SEED_STAGES:
+            if self.blueprint not in tuple(Blueprint):
+                raise ValueError(
+                    f"a slot in {stage.name} has blueprint {self.blueprint}; give one of 0..{max(Blueprint)}"
+                )
+        elif self.blueprint != NO_BLUEPRINT:
+            raise ValueError(f"a slot in {stage.name} holds no seed, but its blueprint is {self.blueprint}")
+
+
+_DTYPES: dict[str, torch.dtype] = {
+    "int": torch.long,
+    "float": torch.float32,
+    "bool": torch.bool,
+}
+_FIELD_DTYPE: dict[str, torch.dtype] = {f.name: _DTYPES[str(f.type)] for f in fields(SlotRecord)}
+
+
+@dataclass(frozen=True)
+class SlotStates:
+    """The slots of N members. Every field is [N, S]; integers are int64, alphas float32.
+
+    States are values: the rules return new ones and never write into the old.
+    """
+
+    stage: Tensor
+    blueprint: Tensor  # -1 where there is no seed
+    style: Tensor
+    tempo: Tensor
+    alpha: Tensor
+    alpha_start: Tensor
+    alpha_target: Tensor
+    alpha_mode: Tensor
+    alpha_curve: Tensor
+    alpha_steps_total: Tensor
+    alpha_steps_done: Tensor
+    age: Tensor  # ticks since germination
+    epochs_in_stage: Tensor  # ticks since the stage was entered
+    prune_pending: Tensor  # a ramp to 0 that ends in PRUNED
+    enabled: Tensor
+
+    @staticmethod
+    def empty(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotStates:
+        """N members whose slots are all DORMANT and enabled."""
+        if num_members < 1 or num_slots < 1:
+            raise ValueError(f"{num_members} members with {num_slots} slots; both must be at least 1")
+        blank = SlotRecord()
+        return SlotStates(
+            **{
+                name: torch.full((num_members, num_slots), getattr(blank, name), dtype=dtype, device=device)
+                for name, dtype in _FIELD_DTYPE.items()
+            }
+        )
+
+    @staticmethod
+    def from_records(
+        rows: Sequence[Sequence[SlotRecord | None]], device: torch.device | str = "cpu"
+    ) -> SlotStates:
+        """One row of records per member; None is an empty slot."""
+        widths = {len(row) for row in rows}
+        if len(widths) != 1 or 0 in widths:
+            raise ValueError(f"members have {sorted(widths)} slots; every member needs the same number, at least 1")
+        blank = SlotRecord()
+        filled = [[record or blank for record in row] for row in rows]
+        return SlotStates(
+            **{
+                name: torch.tensor([[getattr(r, name) for r in row] for row in filled], dtype=dtype, device=device)
+                for name, dtype in _FIELD_DTYPE.items()
+            }
+        )
+
+    @property
+    def num_members(self) -> int:
+        return self.stage.shape[0]
+
+    @property
+    def num_slots(self) -> int:
+        return self.stage.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        return self.stage.device
+
+    def __getitem__(self, members: Any) -> SlotStates:
+        """The chosen members, by index, slice, index tensor or mask; always [n, S]."""
+        if isinstance(members, int):
+            if not -self.num_members <= members < self.num_members:
+                raise IndexError(f"member {members} is out of range; there are {self.num_members} members")
+            members = [members]
+        return SlotStates(**{name: value[members] for name, value in self.tensors().items()})
+
+    def replace(self, **changes: Tensor) -> SlotStates:
+        return replace(self, **changes)
+
+    def to(self, device: torch.device | str) -> SlotStates:
+        return SlotStates(**{name: value.to(device) for name, value in self.tensors().items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Plain tensors by field name, for checkpoints; `from_tensors` takes them back."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> SlotStates:
+        """The inverse of `tensors`, checked: this is where a stranger's file comes in."""
+        missing = sorted(set(_FIELD_DTYPE) - set(tensors))
+        unknown = sorted(set(tensors) - set(_FIELD_DTYPE))
+        if missing or unknown:
+            raise ValueError(f"slot states lack {missing or 'nothing'} and have unknown {unknown or 'nothing'}")
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+            raise ValueError(f"slot states must share one shape [members, slots]; given {shapes}")
+        bad_dtype = {n: str(t.dtype) for n, t in tensors.items() if t.dtype != _FIELD_DTYPE[n]}
+        if bad_dtype:
+            raise ValueError(f"slot states have wrong types {bad_dtype}; expected {_FIELD_DTYPE}")
+        check_stages(tensors["stage"])
+        return SlotStates(**{name: tensors[name] for name in _FIELD_DTYPE})
+
+
+def check_stages(stage: Tensor) -> None:
+    """Refuse stage values that do not exist. Reads the tensor back: for entrances, not for steps."""
+    known = torch.tensor([int(s) for s in Stage], device=stage.device)
+    bad = stage[~torch.isin(stage, known)]
+    if bad.numel():
+        raise ValueError(f"stage is {int(bad[0])}; allowed are {stage_names()} (5 is retired)")

@@ -1,0 +1,89 @@
+"""The stages of a slot and the one table of legal moves between them.
+
+Everything that can be said about stages (which hold a seed, which can be pruned, which cool down)
+is derived from the two tables below.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Stage(IntEnum):
+    """Where a slot stands. Value 5 is retired and is refused wherever a stage comes in."""
+
+    UNKNOWN = 0
+    DORMANT = 1
+    GERMINATED = 2
+    TRAINING = 3
+    BLENDING = 4
+    HOLDING = 6
+    FOSSILIZED = 7
+    PRUNED = 8
+    EMBARGOED = 9
+    RESETTING = 10
+
+
+TRANSITIONS: dict[Stage, frozenset[Stage]] = {
+    Stage.UNKNOWN: frozenset(),
+    Stage.DORMANT: frozenset({Stage.GERMINATED}),
+    Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
+    Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
+    Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
+    Stage.HOLDING: frozenset({Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED}),
+    Stage.FOSSILIZED: frozenset(),
+    Stage.PRUNED: frozenset({Stage.EMBARGOED}),
+    Stage.EMBARGOED: frozenset({Stage.RESETTING}),
+    Stage.RESETTING: frozenset({Stage.DORMANT}),
+}
+
+# Forward along the life of a seed; ADVANCE takes these moves, FOSSILIZE the last one.
+NEXT_STAGE: dict[Stage, Stage] = {
+    Stage.GERMINATED: Stage.TRAINING,
+    Stage.TRAINING: Stage.BLENDING,
+    Stage.BLENDING: Stage.HOLDING,
+}
+
+COOLDOWN_STAGES = frozenset({Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING})
+SEED_STAGES = frozenset(
+    {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}
+)
+HEARD_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
+PRUNABLE_STAGES = frozenset(s for s, targets in TRANSITIONS.items() if Stage.PRUNED in targets)
+FOSSILIZABLE_STAGES = frozenset(s for s, targets in TRANSITIONS.items() if Stage.FOSSILIZED in targets)
+ADVANCEABLE_STAGES = frozenset(NEXT_STAGE)
+# One seed is raised at a time: a slot in any of these keeps every other slot from germinating.
+GERMINATION_BLOCKERS = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
+
+NUM_STAGES = len(Stage)
+STAGE_TABLE_SIZE = max(Stage) + 1
+
+
+def stage_table(stages: frozenset[Stage], device: torch.device | str = "cpu") -> Tensor:
+    """A boolean table indexed by stage value: True for the given stages.  # [11]"""
+    table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool, device=device)
+    table[[int(s) for s in stages]] = True
+    return table
+
+
+def stage_index_table() -> Tensor:
+    """The one-hot index of each stage value: its rank among the ten.  # [11], -1 where retired"""
+    table = torch.full((STAGE_TABLE_SIZE,), -1, dtype=torch.long)
+    for rank, stage in enumerate(sorted(Stage)):
+        table[int(stage)] = rank
+    return table
+
+
+def check_stage(value: int, where: str = "stage") -> Stage:
+    """Turn an integer into a Stage, or say what is wrong with it."""
+    try:
+        return Stage(value)
+    except ValueError:
+        raise ValueError(f"{where} is {value}; allowed are {stage_names()} (5 is retired)") from None
+
+
+def stage_names() -> str:
+    return ", ".join(f"{s.name} {s.value}" for s in Stage)

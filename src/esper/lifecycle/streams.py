@@ -1,0 +1,75 @@
+"""Random numbers that belong to a member: functions of (run seed, member id, purpose, counter).
+
+A counter-based generator written as tensor arithmetic, so that a member draws the same numbers on any
+device, in any shard and beside any neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class Stream(IntEnum):
+    """What a number is drawn for; streams of one member never overlap."""
+
+    HOST_INIT = 1
+    SEED_INIT = 2
+    DATA_ORDER = 3
+    ACTION = 4
+    CONTROL = 5
+    TASK = 6
+
+
+def _signed(value: int) -> int:
+    """The 64-bit pattern of `value` as the signed integer that torch stores."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)
+
+
+def _shift(x: Tensor, bits: int) -> Tensor:
+    """Logical right shift of signed 64-bit integers."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """The finaliser of splitmix64: every output bit depends on every input bit."""
+    x = (x ^ _shift(x, 30)) * _MIX_1
+    x = (x ^ _shift(x, 27)) * _MIX_2
+    return x ^ _shift(x, 31)
+
+
+def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
+    """`count` independent 64-bit words for each member.
+
+    members [N] int64; counter a number or [N]; → [N, count] int64
+    """
+    start = _signed(seed * 0x9E3779B97F4A7C15 + int(stream) * 0xD1B54A32D192ED03)
+    key = _mix(_mix(members * _GOLDEN + start) + counter * _MIX_1)
+    steps = torch.arange(1, count + 1, device=members.device, dtype=torch.long)
+    return _mix(key.unsqueeze(-1) + steps * _GOLDEN)
+
+
+def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
+    """Uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
+    return _shift(random_bits(seed, members, stream, counter, count), 40).float() * 2.0**-24
+
+
+def random_normal(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
+    """Standard normal numbers by the Box-Muller transform.  # [N, count] float32"""
+    uniform = random_uniform(seed, members, stream, counter, 2 * count)
+    radius = torch.sqrt(-2.0 * torch.log1p(-uniform[:, :count]))
+    return radius * torch.cos(2.0 * math.pi * uniform[:, count:])
+
+
+def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
+    """A permutation of range(count) for each member.  # [N, count] int64"""
+    return random_bits(seed, members, stream, counter, count).argsort(dim=-1)

@@ -1,0 +1,1 @@
+"""The bodies: hosts, blueprints and N members trained as one program."""

@@ -1,0 +1,1 @@
+"""The trainer: rewards, the rollout buffer, PPO, and the run."""

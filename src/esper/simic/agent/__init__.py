@@ -1,0 +1,1 @@
+"""The learner: buffer, advantages and PPO."""

@@ -1,0 +1,1 @@
+"""The controller: it looks, masks and decides."""

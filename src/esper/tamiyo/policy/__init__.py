@@ -1,0 +1,1 @@
+"""What Tamiyo sees, what it may do, and the network that chooses."""

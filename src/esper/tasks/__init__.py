@@ -1,0 +1,1 @@
+"""Data sets that need no network, split once and for all."""

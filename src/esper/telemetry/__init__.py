@@ -1,0 +1,1 @@
+"""The run folder, events, sinks and the report. Knows nothing of growth."""
