@@ -53,7 +53,8 @@ def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tenso
     members [N] int64; counter a number or [N]; → [N, count] int64
     """
     start = _signed(seed * 0x9E3779B97F4A7C15 + int(stream) * 0xD1B54A32D192ED03)
-    key = _mix(_mix(members * _GOLDEN + start) + counter * _MIX_1)
+    offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
+    key = _mix(_mix(members * _GOLDEN + start) + offset)
     steps = torch.arange(1, count + 1, device=members.device, dtype=torch.long)
     return _mix(key.unsqueeze(-1) + steps * _GOLDEN)
 
