@@ -1,1 +1,5 @@
-"""The run folder, events, sinks and the report. Knows nothing of growth."""
+"""What a run leaves behind: the run folder, metrics, events, checkpoints, pictures and the report.
+
+Telemetry knows none of the other rooms. What reaches it are plain records (see `schema`) and nested
+dictionaries of tensors (see `checkpoints`).
+"""

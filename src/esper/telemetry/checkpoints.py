@@ -1,0 +1,224 @@
+"""Checkpoints: a nested dictionary of tensors and a JSON record, in one safetensors file.
+
+A checkpoint cannot run code when it is loaded, is written whole or not at all, and carries a digest of
+all its bytes, so that damage anywhere in it is found before anything is believed.
+
+    header metadata: format, version, schema, digest, record (JSON), empty (paths of empty dictionaries)
+    tensor names:    the path of keys, joined by "/"
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from esper.errors import UserError
+from esper.telemetry.files import disk_errors, link_atomically, write_atomically
+
+FORMAT = "esper-checkpoint"
+VERSION = "1"
+_SEPARATOR = "/"
+_BLANK = "0" * 64
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
+_MAX_HEADER = 100_000_000
+Tree = Mapping[str, Any]  # a Tensor, or another Tree, under every key
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is damaged, foreign, or of another schema."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    tensors: dict[str, Any]  # nested, as saved
+    record: dict[str, Any]
+    schema: str
+
+
+def save_checkpoint(path: Path | str, tensors: Tree, record: Mapping[str, Any], schema: str) -> None:
+    """Write a checkpoint atomically. `schema` is a hash of the layout it fits; loading compares it."""
+    flat, empty = _flatten(tensors)
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "schema": schema,
+        "record": json.dumps(record, allow_nan=False),
+        "empty": json.dumps(empty),
+        "digest": _BLANK,
+    }
+    data = bytearray(save_safetensors(flat, metadata=header))
+    start, end = _digest_span(data)
+    data[start:end] = hashlib.sha256(data).hexdigest().encode()
+    write_atomically(Path(path), data)
+
+
+def load_checkpoint(
+    path: Path | str, schema: str | None = None, device: torch.device | str = "cpu"
+) -> Checkpoint:
+    """Read a checkpoint, or say in one sentence what is wrong with it. `schema` None takes any."""
+    path = Path(path)
+    with disk_errors("read", path):
+        data = bytearray(path.read_bytes())
+    _check_bytes(path, data)
+    header_size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_size])["__metadata__"]
+    if header["version"] != VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint version {header['version']!r}; this esper reads {VERSION!r}: "
+            "use the version of esper that wrote it"
+        )
+    if schema is not None and header["schema"] != schema:
+        raise CheckpointError(
+            f"{path} was made for schema {header['schema']!r}, and this run has {schema!r}: "
+            "its observations, actions or slots differ; use the config it was made with"
+        )
+    try:
+        flat = load_safetensors(bytes(data))
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+    placed = {name: tensor.to(device) for name, tensor in flat.items()}
+    return Checkpoint(
+        _nest(placed, json.loads(header["empty"])), json.loads(header["record"]), header["schema"]
+    )
+
+
+def _check_bytes(path: Path, data: bytearray) -> None:
+    """Foreign, cut short, or changed: refused before a single value is read. Blanks the digest in `data`."""
+    header_size = int.from_bytes(data[:8], "little")
+    header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
+    if f'"format":"{FORMAT}"'.encode() not in header:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of esper, or its head is damaged; give a file that a run wrote"
+        )
+    if _DIGEST.search(header) is None:
+        raise CheckpointError(f"{path} is damaged: it has no digest; use an older checkpoint of the run")
+    start, end = _digest_span(data)
+    told = data[start:end].decode()
+    data[start:end] = _BLANK.encode()
+    if hashlib.sha256(data).hexdigest() != told:
+        raise CheckpointError(
+            f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
+            "use an older checkpoint of the run"
+        )
+
+
+def _digest_span(data: bytearray) -> tuple[int, int]:
+    found = _DIGEST.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
+    assert found is not None, "the digest is in the header that was just written or checked"
+    return found.span(1)
+
+
+def _flatten(tree: Tree) -> tuple[dict[str, Tensor], list[str]]:
+    """Paths to tensors, each in memory of its own, and the paths of dictionaries with nothing in them."""
+    flat: dict[str, Tensor] = {}
+    empty: list[str] = []
+    storages: set[int] = set()
+
+    def visit(value: Any, path: str) -> None:
+        if isinstance(value, Tensor):
+            tensor = value.detach().cpu().contiguous()
+            storage = tensor.untyped_storage().data_ptr()
+            flat[path] = tensor.clone() if storage in storages else tensor
+            storages.add(storage)
+        elif isinstance(value, Mapping):
+            if not value and path:
+                empty.append(path)
+            for key, child in value.items():
+                if not isinstance(key, str) or not key or _SEPARATOR in key:
+                    raise ValueError(f"checkpoint key is {key!r} under {path!r}; use a text without '/'")
+                visit(child, f"{path}{_SEPARATOR}{key}" if path else key)
+        else:
+            raise TypeError(
+                f"checkpoint value at {path!r} is {type(value).__name__}; only tensors and dictionaries"
+            )
+
+    visit(tree, "")
+    return flat, empty
+
+
+def _nest(flat: Mapping[str, Tensor], empty: list[str]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+
+    def place(path: str, value: Any) -> None:
+        *parents, name = path.split(_SEPARATOR)
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[name] = value
+
+    for path in empty:
+        place(path, {})
+    for path, tensor in flat.items():
+        place(path, tensor)
+    return tree
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The checkpoints of one run: `last` always, `best` by score, and every so often one that stays."""
+
+    folder: Path
+    every: int = 10  # rounds between periodic checkpoints; 0 keeps none
+    keep: int = 3  # periodic checkpoints to keep, the newest
+
+    @property
+    def last(self) -> Path:
+        return self.folder / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        return self.folder / "best.safetensors"
+
+    def periodic(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob("round-*.safetensors"))
+
+    def save(
+        self, round: int, tensors: Tree, record: Mapping[str, Any], schema: str, score: float = math.nan
+    ) -> None:
+        """Write `last`; give it a second name where it is also the best so far, or due as a periodic one.
+
+        `last` is renamed into place at the end: a run that is killed before that lives the round again.
+        `score` is higher for better; NaN never becomes the best. The record gets `round` and `score`.
+        """
+        kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
+        newest = self.folder / "next.safetensors"
+        save_checkpoint(newest, tensors, kept, schema)
+        if math.isfinite(score) and score > self._best_score():
+            link_atomically(newest, self.best)
+        if self.every and round % self.every == 0:
+            link_atomically(newest, self.folder / f"round-{round:06d}.safetensors")
+        with disk_errors("write", self.last):
+            os.replace(newest, self.last)
+            for path in self.periodic()[: -self.keep]:
+                path.unlink()
+
+    def load_last(self, schema: str | None = None, device: torch.device | str = "cpu") -> Checkpoint:
+        if not self.last.exists():
+            raise CheckpointError(
+                f"{self.folder} holds no checkpoint yet; start the run anew with 'esper train'"
+            )
+        return load_checkpoint(self.last, schema, device)
+
+    def _best_score(self) -> float:
+        """The score of `best`; a missing or damaged one is there to be replaced."""
+        try:
+            with open(self.best, "rb") as file:
+                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            score = json.loads(header["__metadata__"]["record"])["score"]
+            return -math.inf if score is None else float(score)
+        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+            return -math.inf

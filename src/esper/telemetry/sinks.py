@@ -1,0 +1,86 @@
+"""Where the metrics go: the run folder always, TensorBoard and Weights & Biases where a team looks there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from esper.errors import UserError
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import RoundSummary
+
+
+class Sink(Protocol):
+    """Takes one summary per round."""
+
+    def write(self, summary: RoundSummary) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonlSink:
+    """metrics.jsonl in the run folder."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+
+    def write(self, summary: RoundSummary) -> None:
+        self._folder.append_metrics(summary)
+
+    def close(self) -> None:
+        """Every line is on disk already."""
+
+
+class TensorBoardSink:
+    """Event files under `path`, one curve per number."""
+
+    def __init__(self, path: Path) -> None:
+        _require("tensorboard", "tensorboard")
+        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(log_dir=str(path))
+
+    def write(self, summary: RoundSummary) -> None:
+        for name, value in summary.scalars().items():
+            self._writer.add_scalar(name, value, global_step=summary.round)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WandbSink:
+    """A Weights & Biases run that keeps its files under `path`."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
+        self._run: Any = _require("wandb", "wandb").init(project="esper", dir=str(path), config=dict(config))
+
+    def write(self, summary: RoundSummary) -> None:
+        self._run.log(summary.scalars(), step=summary.round)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_SINKS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Sink]] = {
+    "tensorboard": lambda folder, config: TensorBoardSink(folder.path / "tensorboard"),
+    "wandb": lambda folder, config: WandbSink(folder.path, config),
+}
+SINK_NAMES = tuple(_SINKS)
+
+
+def open_sinks(names: Sequence[str], folder: RunFolder, config: Mapping[str, Any]) -> list[Sink]:
+    """metrics.jsonl and the named sinks; `config` is the resolved configuration, for sinks that show it."""
+    unknown = [name for name in names if name not in _SINKS]
+    if unknown:
+        raise UserError(f"sink is {unknown[0]!r}; allowed are {', '.join(SINK_NAMES)}")
+    return [JsonlSink(folder), *(_SINKS[name](folder, config) for name in names)]
+
+
+def _require(module: str, sink: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(
+            f"the sink {sink!r} needs the package {module}; install its extra: "
+            "pip install 'esper-lite[sinks]'"
+        ) from None

@@ -1,0 +1,59 @@
+"""Means with 95 % intervals, and paired differences between controllers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from esper.errors import UserError
+from esper.telemetry.schema import NAN, ControllerResult, PairedDifference
+
+# Student's t at 97.5 %, for 1 to 10 degrees of freedom.
+_T_TABLE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+COMPARED = ("test_accuracy", "parameters")
+
+
+def t_quantile(degrees: int) -> float:
+    """Student's t at 97.5 %; beyond the table its expansion about the normal, good to .002."""
+    if degrees < 1:
+        return NAN
+    return (
+        _T_TABLE[degrees - 1]
+        if degrees <= len(_T_TABLE)
+        else 1.95996 + 2.3723 / degrees + 2.8225 / degrees**2
+    )
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of the finite values and the half-width of its 95 % interval (NaN for fewer than two)."""
+    finite = np.asarray(values, dtype=np.float64).ravel()
+    finite = finite[np.isfinite(finite)]
+    if finite.size == 0:
+        return NAN, NAN
+    if finite.size == 1:
+        return float(finite[0]), NAN
+    half = t_quantile(finite.size - 1) * float(finite.std(ddof=1)) / math.sqrt(finite.size)
+    return float(finite.mean()), half
+
+
+def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
+    """Every controller against the first one, member by member, in accuracy and in parameters."""
+    if not controllers:
+        return []
+    baseline = controllers[0]
+    differences = []
+    for other in controllers[1:]:
+        if list(other.members) != list(baseline.members):
+            raise UserError(
+                f"{other.name} and {baseline.name} ran different members, so no differences can be paired; "
+                "compare controllers on the same member ids"
+            )
+        for quantity in COMPARED:
+            gaps = np.subtract(getattr(other, quantity), getattr(baseline, quantity))
+            mean, half = mean_interval(gaps.tolist())
+            differences.append(
+                PairedDifference(other.name, baseline.name, quantity, mean, half, len(baseline.members))
+            )
+    return differences

@@ -1,0 +1,178 @@
+"""The run folder: whole or not at all, mended after a crash, and clear about what is wrong."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.errors import UserError
+from esper.telemetry import files
+from esper.telemetry.events import Event
+from esper.telemetry.jsonl import JsonLines
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import Film, FilmReel, RoundSummary
+
+
+def make(path: Path) -> RunFolder:
+    return RunFolder.create(path, config="seed: 3\n", seed=3, command=["esper", "train", "--out", "a b"])
+
+
+def summary(number: int) -> RoundSummary:
+    return RoundSummary(round=number, rounds=9, members=4, member_epochs=100 * number, seconds=2.0 * number)
+
+
+def event(number: int) -> Event:
+    return Event(round=number, step=4, member=1, kind="pruned", slot="r0c1", numbers={"contribution": -2.5})
+
+
+def reel() -> FilmReel:
+    film = Film(
+        member=2,
+        title="best",
+        slots=["r0c0"],
+        stage=[[1], [2]],
+        alpha=[[0.0], [0.0]],
+        blueprint=[[-1], [3]],
+        op=[0, 1],
+        op_slot=[0, 0],
+        succeeded=[True, True],
+        accuracy=[0.1, 0.2],
+        parameter_ratio=[1.0, 1.1],
+    )
+    names = {1: "DORMANT", 2: "GERMINATED"}
+    return FilmReel(names, {0: "WAIT", 1: "GERMINATE"}, {3: "NORM"}, [film], round=5)
+
+
+def test_a_new_folder_holds_what_made_the_run(tmp_path: Path) -> None:
+    with make(tmp_path / "run") as folder:
+        assert folder.seed == 3
+    again = RunFolder.read(tmp_path / "run")
+    assert again.config_text() == "seed: 3\n"
+    assert again.command_text() == "esper train --out 'a b'"
+    assert again.about["versions"]["python"].startswith("3.")
+    assert again.checkpoints_path.is_dir()
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
+    with make(tmp_path / "run") as folder:
+        folder.append_metrics(summary(1))
+        folder.append_events([event(1), event(1)])
+        folder.write_film(reel())
+        assert folder.metrics()[0].round == 1
+        assert folder.metrics()[0].seconds == 2.0
+        assert folder.metrics()[0].kl != folder.metrics()[0].kl, "unmeasured is NaN, not 0"
+        assert folder.events() == [event(1), event(1)]
+        assert folder.film() == reel()
+        assert folder.results() is None
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["kl"] is None
+
+
+def test_a_half_written_last_line_is_cut_off(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    with make(path) as folder:
+        folder.append_metrics(summary(1))
+        folder.append_metrics(summary(2))
+    with open(path / "metrics.jsonl", "ab") as file:
+        file.write(b'{"round":3,"roun')
+    assert [m.round for m in RunFolder.read(path).metrics()] == [1, 2]
+    with RunFolder.open(path) as folder:
+        folder.append_metrics(summary(3))
+        assert [m.round for m in folder.metrics()] == [1, 2, 3]
+
+
+@settings(deadline=None, max_examples=60)
+@given(cut=st.integers(0, 400))
+def test_any_cut_of_the_file_leaves_its_whole_lines(
+    tmp_path_factory: pytest.TempPathFactory, cut: int
+) -> None:
+    path = tmp_path_factory.mktemp("cut") / "lines.jsonl"
+    lines = JsonLines(path)
+    lines.append([{"round": n, "text": "é" * n} for n in range(12)])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
+    lines.mend()
+    assert len(list(lines)) == whole[:cut].count(b"\n")
+    assert path.read_bytes() == b"".join(whole.splitlines(keepends=True)[: whole[:cut].count(b"\n")])
+
+
+def test_resuming_forgets_later_rounds(tmp_path: Path) -> None:
+    with make(tmp_path / "run") as folder:
+        for number in (1, 2, 3):
+            folder.append_events([event(number)])
+            folder.append_metrics(summary(number))
+        folder.truncate_after(2)
+        assert [m.round for m in folder.metrics()] == [1, 2]
+        assert [e.round for e in folder.events()] == [1, 2]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+    with make(tmp_path / "run") as folder:
+        (tmp_path / "run/metrics.jsonl").write_text('{"round":1}\n{"rou\n{"round":3}\n')
+        with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
+            list(folder.metrics_file)
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    first = make(tmp_path / "run")
+    with pytest.raises(UserError, match="another process is writing"):
+        RunFolder.open(tmp_path / "run")
+    first.close()
+    RunFolder.open(tmp_path / "run").close()
+
+
+@pytest.mark.parametrize(
+    ("prepare", "says"),
+    [
+        (lambda p: None, "there is no run folder"),
+        (lambda p: p.mkdir(), "has no versions.json"),
+        (lambda p: (p.mkdir(), (p / "versions.json").write_text("{}")), "was not written by esper"),
+        (lambda p: (p.mkdir(), (p / "versions.json").write_text('{"a":')), "is not JSON"),
+        (
+            lambda p: (
+                p.mkdir(),
+                (p / "versions.json").write_text('{"format":"esper-run","format_version":9,"seed":1}'),
+            ),
+            "run format 9; this esper reads 1",
+        ),
+    ],
+)
+def test_a_foreign_folder_is_refused(tmp_path: Path, prepare: object, says: str) -> None:
+    prepare(tmp_path / "run")  # type: ignore[operator]
+    with pytest.raises(UserError, match=says):
+        RunFolder.open(tmp_path / "run")
+
+
+def test_a_folder_in_use_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(UserError, match="exists and is not an empty folder"):
+        make(tmp_path)
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_an_unwritable_place_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot create .*: a part of the path is a file"):
+        make(tmp_path / "file" / "run")
+
+
+def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "film.json"
+    files.write_atomically(path, b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(UserError, match=r"cannot write .*film\.json: the disk is full"):
+        files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert not list(tmp_path.glob(".*"))
