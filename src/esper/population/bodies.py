@@ -1,0 +1,154 @@
+"""The architecture of a population: what runs at each segment and at each slot, for any rows of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
+from esper.population.blueprints import Gate, build_blueprint
+from esper.population.config import PopulationConfig
+from esper.population.hosts import Host
+from esper.population.layout import flatten
+from esper.population.plan import Group, Plan
+from esper.population.row_module import Buffers, RowModule
+
+
+@dataclass(frozen=True)
+class SlotBodies:
+    """What can live in one slot: every blueprint at the joint's width, and the gate of GATE."""
+
+    seeds: dict[int, RowModule]  # by blueprint
+    gate: RowModule
+
+    @property
+    def gate_start(self) -> int:
+        """A seed's row holds the blueprint's parameters from 0 and the gate's from here."""
+        return max(seed.layout.total for seed in self.seeds.values())
+
+    @property
+    def width(self) -> int:
+        return self.gate_start + self.gate.layout.total
+
+
+class Bodies:
+    """Segments, slots and head, run with weights that come in as rows."""
+
+    def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
+        products = config.convolution == "product" or (config.convolution == "auto" and device.type == "cuda")
+
+        def rows(module: nn.Module) -> RowModule:
+            return RowModule(module, device, products, config.compile)
+
+        host = make_host()
+        self.host = host
+        self.make_host = make_host
+        self.device = device
+        self.membership = cache(self._membership)
+        self.segments = [rows(module) for module in (*host.segments, host.head)]
+        shared: dict[int, SlotBodies] = {}
+        for width in host.widths:
+            if width not in shared:
+                names = sorted(selectable_blueprints(host.topology))
+                shared[width] = SlotBodies(
+                    seeds={
+                        int(b): rows(build_blueprint(b, host.topology, width, host.spatial_dims))
+                        for b in names
+                    },
+                    gate=rows(Gate(width, host.topology)),
+                )
+        self.slots = [shared[width] for width in host.widths]
+        self.host_sizes = [segment.layout.total for segment in self.segments]
+        self.seed_width = max(slot.width for slot in self.slots)
+
+    @property
+    def host_width(self) -> int:
+        return sum(self.host_sizes)
+
+    def parameter_table(self) -> Tensor:
+        """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
+        table = torch.zeros(len(self.slots), NUM_BLUEPRINTS, dtype=torch.long)
+        for s, slot in enumerate(self.slots):
+            for b, seed in slot.seeds.items():
+                table[s, b] = seed.layout.total
+        return table
+
+    def gate_parameters(self) -> Tensor:
+        """Parameters of a gate by slot.  # [S]"""
+        return torch.tensor([slot.gate.layout.total for slot in self.slots])
+
+    def _membership(self, slot: int, blueprint: int) -> Tensor:
+        """Which tensor each element of a seed's row belongs to.  # [P, tensors]"""
+        return self.slots[slot].seeds[blueprint].layout.membership().to(self.device)
+
+    def initial_host(self, seed: int) -> Tensor:
+        """The flat weights of a newly made host.  # [P]"""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = self.make_host()
+        return torch.cat([flatten(module) for module in (*fresh.segments, fresh.head)])
+
+    def initial_seed(self, slot: int, blueprint: Blueprint, seed: int) -> Tensor:
+        """The flat row of a newly made seed with its gate.  # [seed_width]"""
+        width = self.host.widths[slot]
+        row = torch.zeros(self.seed_width)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            body = flatten(build_blueprint(blueprint, self.host.topology, width, self.host.spatial_dims))
+            gate = flatten(Gate(width, self.host.topology))
+        row[: body.numel()] = body
+        start = self.slots[slot].gate_start
+        row[start : start + gate.numel()] = gate
+        return row
+
+    def initial_buffers(self, rows: int) -> list[Buffers]:
+        return [segment.initial_buffers(rows, self.device) for segment in self.segments]
+
+    def forward(
+        self,
+        plan: Plan,
+        host: Tensor,
+        seeds: Sequence[Tensor],
+        x: Tensor,
+        buffers: list[Buffers],
+        training: bool,
+    ) -> Tensor:
+        """The one forward pass: training, validation, ablation and shadow rows alike.
+
+        host [R, P], seeds: the rows of each group of the plan [G, seed_width], x [R, B, ...] → [R, B, ...]
+        """
+        parts = host.split(self.host_sizes, dim=1)
+        seed_rows = iter(seeds)
+        for k, groups in enumerate(plan.groups):
+            x = self.segments[k](parts[k], x, buffers[k], training)
+            if groups:
+                deltas = [self._delta(group, next(seed_rows), x, training) for group in groups]
+                x = x.index_add(0, torch.cat([group.rows for group in groups]), torch.cat(deltas))
+        return self.segments[-1](parts[-1], x, buffers[-1], training)
+
+    def _delta(self, group: Group, rows: Tensor, x: Tensor, training: bool) -> Tensor:
+        """What the seeds of a group add to the host's activation.  # [G, B, ...]"""
+        slot = self.slots[group.slot]
+        seed = slot.seeds[group.blueprint]
+        h = x.index_select(0, group.rows)
+        s = seed(rows[:, : seed.layout.total], h, {}, training)
+        per_row = (-1, *[1] * (h.ndim - 1))
+        delta = s
+        if Blend.GATE in group.blends:
+            gate = slot.gate(rows[:, slot.gate_start : slot.width], h, {}, training)
+            delta = torch.where((group.blend == Blend.GATE).view(per_row), gate * s, delta)
+        if Blend.MULTIPLY in group.blends:
+            delta = torch.where((group.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
+        return group.alpha.view(per_row) * delta
+
+
+def seed_rows(plan: Plan, live: Tensor, held: Tensor) -> list[Tensor]:
+    """The weights of each group: its live seeds, then those it only hears.  # live [L, P], held [H, P]"""
+    groups = [group for slot in plan.groups for group in slot]
+    lives = live.split([group.live for group in groups])
+    helds = held.split([group.rows.shape[0] - group.live for group in groups])
+    return [torch.cat(pair) if pair[1].shape[0] else pair[0] for pair in zip(lives, helds, strict=True)]

@@ -1,0 +1,42 @@
+"""How the bodies train."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from esper.lifecycle.config import Config
+
+
+class PopulationConfig(Config):
+    """Training of hosts and seeds. A decision step is one epoch of `batches_per_epoch` minibatches."""
+
+    batch_size: int = Field(64, ge=1, description="samples in a minibatch of one member")
+    batches_per_epoch: int = Field(4, ge=1, description="minibatches in a decision step")
+    validation_samples: int = Field(
+        512, ge=1, description="at most this many validation samples per measurement"
+    )
+    optimiser: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
+    host_lr: float = Field(1e-2, gt=0, description="peak learning rate of the host")
+    seed_lr: float = Field(1e-2, gt=0, description="peak learning rate of a seed")
+    weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay")
+    momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum; adamw: the first beta")
+    second_beta: float = Field(0.99, ge=0, lt=1, description="adamw: the second beta")
+    clip_norm: float = Field(5.0, gt=0, description="gradient norm at most this, per member and per seed")
+    schedule: Literal["constant", "cosine", "one_cycle"] = Field(
+        "one_cycle", description="how the learning rates move over an episode"
+    )
+    warmup: float = Field(0.2, ge=0, lt=1, description="one_cycle: share of the episode spent rising")
+    measure_pairs: bool = Field(False, description="also measure how pairs of seeds interact")
+    rows_per_chunk: int = Field(
+        4096, ge=1, description="members that go through the network together: bounds memory"
+    )
+    compile: bool = Field(False, description="compile segments and seeds with torch.compile")
+    convolution: Literal["auto", "grouped", "product"] = Field(
+        "auto", description="how a convolution runs over rows: grouped on a CPU, as a matrix product on a GPU"
+    )
+    initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
+    seed_weights: int = Field(
+        64, ge=1, description="how many different initial seeds of each blueprint a run draws from"
+    )

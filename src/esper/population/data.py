@@ -1,0 +1,95 @@
+"""The data of the members: shared by all, or each member's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.streams import Stream, random_order
+
+
+@dataclass(frozen=True)
+class MemberData:
+    """One split of K tasks of the same shape, and which task each member works on."""
+
+    inputs: Tensor  # [K, n, ...]
+    targets: Tensor  # [K, n, ...]
+    task_of: Tensor  # [N] int64, which of the K
+
+    @staticmethod
+    def shared(inputs: Tensor, targets: Tensor, num_members: int) -> MemberData:
+        """All members work on one task."""
+        return MemberData.of(inputs[None], targets[None], torch.zeros(num_members, dtype=torch.long))
+
+    @staticmethod
+    def of(inputs: Tensor, targets: Tensor, task_of: Tensor) -> MemberData:
+        if inputs.shape[:2] != targets.shape[:2]:
+            raise ValueError(
+                f"inputs are {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
+                "both must begin with the same [tasks, samples]"
+            )
+        if task_of.numel() and int(task_of.max()) >= inputs.shape[0]:
+            raise ValueError(
+                f"a member asks for task {int(task_of.max())}, but there are {inputs.shape[0]} tasks"
+            )
+        return MemberData(inputs, targets, task_of.to(inputs.device))
+
+    @property
+    def num_samples(self) -> int:
+        return self.inputs.shape[1]
+
+    def to(self, device: torch.device | str) -> MemberData:
+        return MemberData(self.inputs.to(device), self.targets.to(device), self.task_of.to(device))
+
+    def members(self, start: int, stop: int) -> MemberData:
+        return MemberData(self.inputs, self.targets, self.task_of[start:stop])
+
+    def take(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen samples of each member.  # samples [N, B] → [N, B, ...], [N, B, ...]"""
+        task = self.task_of.unsqueeze(1)
+        return self.inputs[task, samples], self.targets[task, samples]
+
+    def span(self, members: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
+        """Samples start..stop for rows of the given members.  # members [R] → [R, B, ...], [R, B, ...]"""
+        if self.inputs.shape[0] == 1:
+            rows = members.shape[0]
+            inputs, targets = self.inputs[:, start:stop], self.targets[:, start:stop]
+            return inputs.expand(rows, *inputs.shape[1:]), targets.expand(rows, *targets.shape[1:])
+        task = self.task_of.index_select(0, members)
+        return self.inputs[task, start:stop], self.targets[task, start:stop]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where a run stands: which episode, which epoch of how many."""
+
+    episode: int
+    epoch: int
+    epochs: int
+
+
+class DataOrder:
+    """The order in which each member sees its samples: its own stream, whoever else is there."""
+
+    def __init__(self, seed: int, members: Tensor, num_samples: int, batch_size: int):
+        if num_samples < batch_size:
+            raise ValueError(
+                f"the training split has {num_samples} samples, fewer than one minibatch of {batch_size}; "
+                "lower population.batch_size or bring more data"
+            )
+        self.seed, self.members, self.num_samples, self.batch_size = seed, members, num_samples, batch_size
+        self._pass: tuple[int, int] | None = None
+        self._order = torch.empty(0)
+
+    def batch(self, episode: int, index: int) -> Tensor:
+        """The samples of minibatch `index` of an episode.  # [N, B]"""
+        per_pass = self.num_samples // self.batch_size
+        which = (episode, index // per_pass)
+        if which != self._pass:
+            counter = (episode << 20) + which[1]
+            self._order = random_order(self.seed, self.members, Stream.DATA_ORDER, counter, self.num_samples)
+            self._pass = which
+        start = (index % per_pass) * self.batch_size
+        return self._order[:, start : start + self.batch_size]

@@ -1,0 +1,62 @@
+"""The health of each seed's gradients, from the flat gradient rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.population.bodies import Bodies
+from esper.population.plan import Plan
+
+VANISHING_NORM = 1e-7
+EXPLODING_NORM = 10.0
+VANISHING_WEIGHT = 0.5
+EXPLODING_WEIGHT = 0.8
+_HUGE = 1e30  # stands for a square that is not finite, so that one tensor does not spoil its neighbours
+
+
+@dataclass(frozen=True)
+class SeedGradients:
+    """Of the last minibatch of an epoch, each [N, S], NaN where no seed was trained."""
+
+    norm: Tensor
+    health: Tensor
+    vanishing: Tensor  # share of the seed's tensors
+    exploding: Tensor
+    ratio: Tensor  # (|g_seed| / |g_host|) · sqrt(P_host / P_seed)
+
+    @staticmethod
+    def cat(parts: Sequence[SeedGradients]) -> SeedGradients:
+        return SeedGradients(
+            **{f.name: torch.cat([getattr(p, f.name) for p in parts]) for f in fields(SeedGradients)}
+        )
+
+
+def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
+    return (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(0.0, 1.0)
+
+
+def measure_seeds(
+    bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor, shape: tuple[int, int]
+) -> SeedGradients:
+    """Gradient statistics of every live seed.  # gradient [n·S, P], host_norm [n]"""
+    table = torch.full((4, shape[0] * shape[1]), math.nan, device=gradient.device)
+    groups = [group for slot in plan.groups for group in slot if group.live]
+    seeds = plan.live_seeds.split([group.live for group in groups])
+    for group, index in zip(groups, seeds, strict=True):
+        layout = bodies.slots[group.slot].seeds[group.blueprint].layout
+        squares = gradient.index_select(0, index)[:, : layout.total].square()
+        squares = squares.nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+        norms = (squares @ bodies.membership(group.slot, group.blueprint)).sqrt()  # [g, tensors]
+        vanishing = (norms < VANISHING_NORM).float().mean(dim=1)
+        exploding = (norms > EXPLODING_NORM).float().mean(dim=1)
+        total = norms.square().sum(dim=1).sqrt()
+        host = host_norm.index_select(0, index // shape[1])
+        ratio = total / (host + 1e-12) * math.sqrt(bodies.host_width / layout.total)
+        table[:, index] = torch.stack([total, vanishing, exploding, ratio])
+    norm, vanishing, exploding, ratio = table.view(4, *shape)
+    return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)

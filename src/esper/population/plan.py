@@ -1,0 +1,201 @@
+"""Which rows of work a step consists of, and which seeds they meet at each slot.
+
+The slot states are looked at once per epoch; from there the plan is arithmetic on the host, and every step
+of the epoch runs from the same index tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Style
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import HEARD_STAGES, Stage
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+_HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in HEARD_STAGES])
+_BLEND = np.array([int(STYLE_BLEND[style]) for style in Style])
+NO_ROW = -1
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """The slot states that shape the work, on the host.  # each [N, S]"""
+
+    alpha: Floats  # 0 where the host does not hear the slot
+    training: Bools  # a seed that trains in isolation
+    frozen: Bools  # a seed that is fading out keeps its weights
+    blueprint: Ints
+    blend: Ints
+
+    @staticmethod
+    def of(states: SlotStates) -> SlotView:
+        """One read of the device."""
+        packed = torch.stack(
+            [states.stage, states.blueprint, states.style, states.alpha_mode, states.alpha], dim=0
+        )
+        stage, blueprint, style, mode, alpha = packed.double().cpu().numpy()
+        stage = stage.astype(np.int64)
+        return SlotView(
+            alpha=np.where(_HEARD[stage], alpha, 0.0),
+            training=stage == Stage.TRAINING,
+            frozen=mode == AlphaMode.DOWN,
+            blueprint=blueprint.astype(np.int64),
+            blend=_BLEND[style.astype(np.int64)],
+        )
+
+    def members(self, start: int, stop: int) -> SlotView:
+        return SlotView(**{name: value[start:stop] for name, value in vars(self).items()})
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.alpha.shape[0], self.alpha.shape[1]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of work: a member with an alpha for each slot. Own rows come first, in member order."""
+
+    member: Ints  # [R]
+    alpha: Floats  # [R, S]
+    shadow_slot: Ints  # [R], the slot whose seed this row trains in isolation, or -1
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows that meet one blueprint at one slot."""
+
+    slot: int
+    blueprint: int
+    rows: Tensor  # [G], live seeds first
+    alpha: Tensor  # [G]
+    blend: Tensor  # [G]
+    live: int  # how many learn here; the rest are heard with their weights held fixed
+    blends: frozenset[Blend]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Index tensors for `forward`, on the device."""
+
+    members: Tensor  # [R]
+    own: int  # rows 0..own are the members themselves
+    live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
+    held_seeds: Tensor  # [H] seeds that rows hear but do not train, in the order of the groups
+    groups: tuple[tuple[Group, ...], ...]  # by slot
+
+    @property
+    def num_rows(self) -> int:
+        return self.members.shape[0]
+
+
+def training_rows(view: SlotView) -> Rows:
+    """Every member as it is, then one shadow per isolated seed with that seed's alpha at 1."""
+    num_members = view.shape[0]
+    member, slot = np.nonzero(view.training)
+    shadow = view.alpha[member]
+    shadow[np.arange(len(member)), slot] = 1.0
+    return Rows(
+        member=np.concatenate([np.arange(num_members), member]),
+        alpha=np.concatenate([view.alpha, shadow]),
+        shadow_slot=np.concatenate([np.full(num_members, NO_ROW), slot]),
+    )
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The rows of a validation, each distinct subset of seeds once, and where each answer is found."""
+
+    rows: Rows
+    without: Ints  # [N, S] row with that heard slot off, or -1
+    shadow: Ints  # [N, S] row with that isolated seed on, or -1
+    without_pair: Ints  # [N, S, S] row with both slots off, or -1
+
+
+def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -> Measurement:
+    """Own rows, leave-one-out rows, shadow rows and, where asked, leave-two-out rows."""
+    num_members, num_slots = view.shape
+    bit = 1 << np.arange(num_slots, dtype=np.int64)
+    heard = (view.alpha > 0) & ablate
+    subset = ((view.alpha > 0) * bit).sum(1)  # [N]
+    both = heard[:, :, None] & heard[:, None, :] & (bit[:, None] != bit) & pairs
+    wanted = [
+        (subset, np.ones(num_members, dtype=bool)),
+        (subset[:, None] & ~bit, heard),
+        (subset[:, None] | bit, view.training & ablate),
+        (subset[:, None, None] & ~(bit[:, None] | bit), both),
+    ]
+    keys, position = _distinct(wanted, num_slots)
+    member = keys >> num_slots
+    active = (keys[:, None] & bit) > 0
+    alpha = np.where(active, np.where(view.training[member], 1.0, view.alpha[member]), 0.0)
+    rows = Rows(member=member, alpha=alpha, shadow_slot=np.full(len(member), NO_ROW))
+    return Measurement(rows, *position[1:])
+
+
+def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
+    """Distinct (member, subset) keys, own rows first, and the row of every request (-1 where not wanted)."""
+    keyed = []
+    for subset, asked in wanted:
+        member = np.arange(len(subset)).reshape(-1, *[1] * (subset.ndim - 1))
+        key = np.broadcast_to((member << num_slots) | subset, asked.shape)
+        keyed.append((key, asked))
+    own = keyed[0][0]
+    others = np.setdiff1d(np.concatenate([key[asked] for key, asked in keyed[1:]]), own)
+    keys = np.concatenate([own, others])
+    order = np.argsort(keys)
+    position = [
+        np.where(asked, order[np.searchsorted(keys, key, sorter=order).clip(max=len(keys) - 1)], NO_ROW)
+        for key, asked in keyed
+    ]
+    return keys, position
+
+
+def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
+    """Group the (row, slot) pairs that meet a seed by slot and blueprint, live ones first."""
+    num_members, num_slots = view.shape
+    row, slot = np.nonzero(rows.alpha > 0)
+    member = rows.member[row]
+    blueprint = view.blueprint[member, slot]
+    shadow = rows.shadow_slot[row]
+    held = (shadow != NO_ROW) & (shadow != slot)
+    order = np.lexsort((held, blueprint, slot))
+    row, slot, member, blueprint, held = (a[order] for a in (row, slot, member, blueprint, held))
+    seed = member * num_slots + slot
+    alpha = rows.alpha[row, slot]
+    blend = view.blend[member, slot]
+
+    integers = _ship([rows.member, row, blend, seed[~held], seed[held]], torch.long, device)
+    alphas = _ship([alpha], torch.float32, device)[0]
+    keys, starts = np.unique(slot * 1000 + blueprint, return_index=True)
+    stops = np.append(starts, len(slot))[1:]
+    groups: list[list[Group]] = [[] for _ in range(num_slots)]
+    for key, start, stop in zip(keys.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        groups[key // 1000].append(
+            Group(
+                slot=key // 1000,
+                blueprint=key % 1000,
+                rows=integers[1][start:stop],
+                alpha=alphas[start:stop],
+                blend=integers[2][start:stop],
+                live=int((~held[start:stop]).sum()),
+                blends=frozenset(Blend(b) for b in np.unique(blend[start:stop])),
+            )
+        )
+    return Plan(integers[0], num_members, integers[3], integers[4], tuple(tuple(g) for g in groups))
+
+
+def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Send several arrays to the device in one copy."""
+    packed = torch.as_tensor(np.concatenate(arrays), dtype=dtype)
+    if device.type == "cuda":
+        packed = packed.pin_memory().to(device, non_blocking=True)
+    return list(packed.split([len(a) for a in arrays]))
