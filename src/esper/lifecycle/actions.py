@@ -153,7 +153,14 @@ TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
     "cnn": frozenset(Blueprint(i) for i in range(8)),
     "transformer": frozenset(Blueprint(i) for i in (0, 2, 3, 8, 9, 10, 11, 12)),
     "mlp": frozenset(
-        {Blueprint.NOOP, Blueprint.NORM, Blueprint.LORA, Blueprint.LORA_LARGE, Blueprint.MLP_SMALL, Blueprint.MLP}
+        {
+            Blueprint.NOOP,
+            Blueprint.NORM,
+            Blueprint.LORA,
+            Blueprint.LORA_LARGE,
+            Blueprint.MLP_SMALL,
+            Blueprint.MLP,
+        }
     ),
 }
 
@@ -188,7 +195,8 @@ class Actions:
     def __post_init__(self) -> None:
         if self.choices.ndim != 2 or self.choices.shape[1] != NUM_HEADS:
             raise ValueError(
-                f"actions have shape {tuple(self.choices.shape)}; expected [members, {NUM_HEADS}], a column per head"
+                f"actions have shape {tuple(self.choices.shape)}; "
+                f"expected [members, {NUM_HEADS}], a column per head"
             )
 
     def __getitem__(self, head: Head) -> Tensor:

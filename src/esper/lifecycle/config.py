@@ -16,21 +16,35 @@ class Config(BaseModel):
 class GateConfig(Config):
     """When a seed may move on. A refused gate changes nothing but costs the step."""
 
-    mode: Literal["permissive", "strict"] = Field("permissive", description="which column of the gate table holds")
-    training_epochs: int = Field(10, ge=0, description="G2: epochs in TRAINING before BLENDING")
-    min_health: float = Field(0.7, ge=0, le=1, description="G2 permissive: gradient health at least this")
-    min_shadow_gain: float = Field(0.5, description="G2 strict: points of shadow improvement at least this")
-    min_gradient_ratio: float = Field(0.10, ge=0, description="G2 strict: seed-to-host gradient ratio at least this")
-    blending_epochs: int = Field(10, ge=0, description="G3 strict: epochs in BLENDING before HOLDING")
-    min_contribution: float = Field(1.0, description="G5 strict: points of contribution at least this")
+    mode: Literal["permissive", "strict"] = Field(
+        default="permissive", description="which column of the gate table holds"
+    )
+    training_epochs: int = Field(default=10, ge=0, description="G2: epochs in TRAINING before BLENDING")
+    min_health: float = Field(
+        default=0.7, ge=0, le=1, description="G2 permissive: gradient health at least this"
+    )
+    min_shadow_gain: float = Field(
+        default=0.5, description="G2 strict: points of shadow improvement at least this"
+    )
+    min_gradient_ratio: float = Field(
+        default=0.10, ge=0, description="G2 strict: seed-to-host gradient ratio at least this"
+    )
+    blending_epochs: int = Field(default=10, ge=0, description="G3 strict: epochs in BLENDING before HOLDING")
+    min_contribution: float = Field(
+        default=1.0, description="G5 strict: points of contribution at least this"
+    )
 
 
 class LifecycleConfig(Config):
     """What is legal, and how long things take."""
 
-    max_seeds: int = Field(0, ge=0, description="live and fossilised seeds per member; 0 means no limit")
-    min_prune_age: int = Field(5, ge=0, description="a seed younger than this many ticks cannot be pruned")
-    embargo_ticks: int = Field(5, ge=1, description="ticks a slot stays EMBARGOED")
-    resetting_ticks: int = Field(1, ge=1, description="ticks a slot stays RESETTING")
-    allow_advance: bool = Field(True, description="whether ADVANCE is ever legal")
+    max_seeds: int = Field(
+        default=0, ge=0, description="live and fossilised seeds per member; 0 means no limit"
+    )
+    min_prune_age: int = Field(
+        default=5, ge=0, description="a seed younger than this many ticks cannot be pruned"
+    )
+    embargo_ticks: int = Field(default=5, ge=1, description="ticks a slot stays EMBARGOED")
+    resetting_ticks: int = Field(default=1, ge=1, description="ticks a slot stays RESETTING")
+    allow_advance: bool = Field(default=True, description="whether ADVANCE is ever legal")
     gates: GateConfig = Field(default_factory=lambda: GateConfig())

@@ -46,4 +46,6 @@ class SlotConfig:
         try:
             return self.slot_ids.index(slot_id)
         except ValueError:
-            raise ValueError(f"slot {slot_id!r} is unknown; this host has {', '.join(self.slot_ids)}") from None
+            raise ValueError(
+                f"slot {slot_id!r} is unknown; this host has {', '.join(self.slot_ids)}"
+            ) from None

@@ -106,12 +106,16 @@ class SlotStates:
         """One row of records per member; None is an empty slot."""
         widths = {len(row) for row in rows}
         if len(widths) != 1 or 0 in widths:
-            raise ValueError(f"members have {sorted(widths)} slots; every member needs the same number, at least 1")
+            raise ValueError(
+                f"members have {sorted(widths)} slots; every member needs the same number, at least 1"
+            )
         blank = SlotRecord()
         filled = [[record or blank for record in row] for row in rows]
         return SlotStates(
             **{
-                name: torch.tensor([[getattr(r, name) for r in row] for row in filled], dtype=dtype, device=device)
+                name: torch.tensor(
+                    [[getattr(r, name) for r in row] for row in filled], dtype=dtype, device=device
+                )
                 for name, dtype in _FIELD_DTYPE.items()
             }
         )
@@ -152,7 +156,9 @@ class SlotStates:
         missing = sorted(set(_FIELD_DTYPE) - set(tensors))
         unknown = sorted(set(tensors) - set(_FIELD_DTYPE))
         if missing or unknown:
-            raise ValueError(f"slot states lack {missing or 'nothing'} and have unknown {unknown or 'nothing'}")
+            raise ValueError(
+                f"slot states lack {missing or 'nothing'} and have unknown {unknown or 'nothing'}"
+            )
         shapes = {name: tuple(t.shape) for name, t in tensors.items()}
         if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
             raise ValueError(f"slot states must share one shape [members, slots]; given {shapes}")

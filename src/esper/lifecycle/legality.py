@@ -1,0 +1,89 @@
+"""Which op is legal on which slot. Masks and the executor both ask here, so they cannot disagree."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import NUM_OPS, Op
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import (
+    ADVANCEABLE_STAGES,
+    FOSSILIZABLE_STAGES,
+    GERMINATION_BLOCKERS,
+    HEARD_STAGES,
+    PRUNABLE_STAGES,
+    SEED_STAGES,
+    STAGE_TABLE_SIZE,
+    Stage,
+    stage_table,
+)
+from esper.lifecycle.tables import device_table
+
+LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
+    Op.WAIT: frozenset(Stage),
+    Op.GERMINATE: frozenset({Stage.DORMANT}),
+    Op.SET_ALPHA_TARGET: HEARD_STAGES & PRUNABLE_STAGES,  # heard, and not yet for good
+    Op.PRUNE: PRUNABLE_STAGES,
+    Op.FOSSILIZE: FOSSILIZABLE_STAGES,
+    Op.ADVANCE: ADVANCEABLE_STAGES,
+}
+
+
+@device_table
+def _legal_stage_table(allow_advance: bool) -> Tensor:
+    """True where a stage admits an op.  # [stages, ops]"""
+    table = torch.zeros(STAGE_TABLE_SIZE, NUM_OPS, dtype=torch.bool)
+    for op, stages in LEGAL_STAGES.items():
+        if op is not Op.ADVANCE or allow_advance:
+            table[:, op] = stage_table(stages)
+    return table
+
+
+@device_table
+def _blocker_table() -> Tensor:
+    return stage_table(GERMINATION_BLOCKERS)
+
+
+@device_table
+def _seed_table() -> Tensor:
+    return stage_table(SEED_STAGES)
+
+
+def holds_seed(states: SlotStates) -> Tensor:
+    """Where a seed exists.  # [N, S] bool"""
+    return _seed_table(states.device)[states.stage]
+
+
+def may_germinate(states: SlotStates, config: LifecycleConfig) -> Tensor:
+    """Whether a member has room for another seed: none is being raised or cooling down in an enabled
+    slot, and the seed limit, over all slots, is not reached.  # [N, 1] bool
+    """
+    blocked = _blocker_table(states.device)[states.stage] & states.enabled
+    room = ~blocked.any(dim=1, keepdim=True)
+    if config.max_seeds == 0:
+        return room
+    return room & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)
+
+
+def legal_slots_by_op(
+    states: SlotStates, config: LifecycleConfig, governor_override: Tensor | None = None
+) -> Tensor:
+    """True where an op is legal on a slot.  # [N, ops, S] bool
+
+    `governor_override` [N] bool lifts the rest condition of PRUNE for the members where it is True.
+    """
+    enabled = states.enabled
+    at_rest = states.alpha_mode == AlphaMode.HOLD
+    prunable = at_rest if governor_override is None else at_rest | governor_override.unsqueeze(1)
+    conditions: dict[Op, Tensor] = {
+        Op.WAIT: enabled,
+        Op.GERMINATE: enabled & may_germinate(states, config),
+        Op.SET_ALPHA_TARGET: enabled & at_rest,
+        Op.PRUNE: enabled & prunable & (states.age >= config.min_prune_age),
+        Op.FOSSILIZE: enabled,
+        Op.ADVANCE: enabled,
+    }
+    by_stage = _legal_stage_table(states.device, config.allow_advance)[states.stage]  # [N, S, ops]
+    return torch.stack([conditions[op] for op in Op], dim=1) & by_stage.movedim(2, 1)

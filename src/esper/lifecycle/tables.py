@@ -1,0 +1,28 @@
+"""Small constant tables that live on each device once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, wraps
+from typing import Concatenate, ParamSpec
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+
+
+def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.device, P], Tensor]:
+    """Turn `build(*key) -> CPU tensor` into `table(device, *key)`, built once per device and key.
+
+    The copy does not wait for the device, and the table is an ordinary tensor even when the first call
+    comes from inside inference mode, so that a later backward pass may keep it.
+    """
+
+    @lru_cache(maxsize=None, typed=True)  # typed: members of two IntEnums may be equal
+    @wraps(build)
+    def table(device: torch.device, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        with torch.inference_mode(False):
+            return build(*args, **kwargs).to(device, non_blocking=True)
+
+    return table  # type: ignore[return-value]

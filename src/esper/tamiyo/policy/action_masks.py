@@ -1,0 +1,193 @@
+"""Which choices of each head are legal, for all members at once.
+
+A fixed number of tensor operations, whatever the number of members and slots. The rules themselves live
+in `esper.lifecycle.legality`, where the executor finds them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import (
+    HEAD_CHOICES,
+    AlphaMode,
+    AlphaTarget,
+    Blueprint,
+    Head,
+    LifecycleConfig,
+    Op,
+    SlotConfig,
+    SlotRecord,
+    SlotStates,
+    Stage,
+    Style,
+    device_table,
+    legal_slots_by_op,
+)
+from esper.lifecycle.gates import blueprint_table
+from esper.lifecycle.stages import SEED_STAGES, check_stage
+
+DEFAULT_RULES = LifecycleConfig()
+
+
+@dataclass(frozen=True)
+class ActionMasks:
+    """True = legal. The mask of a head that does not depend on the state may be an expanded view."""
+
+    slot: Tensor  # [N, S]: the enabled slots
+    blueprint: Tensor  # [N, 13]
+    style: Tensor  # [N, 4]
+    tempo: Tensor  # [N, 3]
+    alpha_target: Tensor  # [N, 3]
+    alpha_speed: Tensor  # [N, 4]
+    alpha_curve: Tensor  # [N, 5]
+    op: Tensor  # [N, 6]
+    slot_by_op: Tensor  # [N, 6, S]: the slots on which each op is legal
+
+    def head(self, head: Head) -> Tensor:
+        """The mask of one head.  # [N, choices]"""
+        mask: Tensor = getattr(self, head.name.lower())
+        return mask
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def check(self) -> None:
+        """Raise if a member has a head, or a legal op, with no legal choice. Reads values back."""
+        for head in Head:
+            _refuse_empty_rows(self.head(head), f"head {head.name.lower()}")
+        for op in Op:
+            _refuse_empty_rows(self.slot_by_op[:, op] | ~self.op[:, op, None], f"slot of op {op.name}")
+
+
+def _refuse_empty_rows(mask: Tensor, what: str) -> None:
+    empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(
+            f"member {empty[0]} has no legal choice for {what}; every row needs at least one True"
+        )
+
+
+@dataclass(frozen=True)
+class SlotMaskState:
+    """What the masks need to know about one slot of one member, in plain Python; None is an empty slot."""
+
+    stage: int = Stage.DORMANT
+    seed_age_epochs: int = 0
+    alpha_mode: int = AlphaMode.HOLD
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        check_stage(self.stage, "the stage of a slot mask state")
+        if self.seed_age_epochs < 0:
+            raise ValueError(f"seed_age_epochs is {self.seed_age_epochs}; it counts ticks and starts at 0")
+        if self.alpha_mode not in tuple(AlphaMode):
+            allowed = ", ".join(f"{m.name} {m.value}" for m in AlphaMode)
+            raise ValueError(f"alpha_mode is {self.alpha_mode}; allowed are {allowed}")
+
+    def record(self) -> SlotRecord:
+        """The slot record with the same answers to every question of legality."""
+        return SlotRecord(
+            stage=self.stage,
+            blueprint=Blueprint.NOOP if self.stage in SEED_STAGES else -1,
+            age=self.seed_age_epochs,
+            alpha_mode=self.alpha_mode,
+            enabled=self.enabled,
+        )
+
+
+def states_from_mask_states(
+    batch_slot_states: Sequence[Sequence[SlotMaskState | None]], device: torch.device | str = "cpu"
+) -> SlotStates:
+    """Per-slot Python objects, a list per member, as one struct of arrays."""
+    rows = [[None if s is None else s.record() for s in slots] for slots in batch_slot_states]
+    return SlotStates.from_records(rows, device=device)
+
+
+@device_table
+def _all_open(head: Head) -> Tensor:
+    return torch.ones(len(HEAD_CHOICES[head]), dtype=torch.bool)
+
+
+@device_table
+def _only(choice: Style | AlphaTarget) -> Tensor:
+    """The mask that leaves one choice.  # [choices]"""
+    return torch.tensor([other is choice for other in type(choice)])
+
+
+def compute_batch_masks(
+    batch_slot_states: SlotStates | Sequence[Sequence[SlotMaskState | None]],
+    slot_config: SlotConfig | None = None,
+    config: LifecycleConfig = DEFAULT_RULES,
+    topology: str = "cnn",
+    device: torch.device | str | None = None,
+    governor_override: Tensor | None = None,
+) -> ActionMasks:
+    """The masks of every member.
+
+    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order.
+    `governor_override` [N] bool lets PRUNE through while alpha moves.
+    """
+    states = _states(batch_slot_states, device)
+    _check(states, slot_config, governor_override)
+    n, device = states.num_members, states.device
+    slot_by_op = legal_slots_by_op(states, config, governor_override)  # [N, ops, S]
+    op = slot_by_op.any(dim=2)
+    shapes_alpha = (op[:, Op.GERMINATE] | op[:, Op.SET_ALPHA_TARGET]).unsqueeze(1)  # [N, 1]
+    return ActionMasks(
+        slot=states.enabled,
+        blueprint=blueprint_table(device, topology).expand(n, -1),
+        style=shapes_alpha | _only(device, Style.SIGMOID_ADD),
+        tempo=_all_open(device, Head.TEMPO).expand(n, -1),
+        alpha_target=shapes_alpha | _only(device, AlphaTarget.FULL),
+        alpha_speed=_all_open(device, Head.ALPHA_SPEED).expand(n, -1),
+        alpha_curve=_all_open(device, Head.ALPHA_CURVE).expand(n, -1),
+        op=op,
+        slot_by_op=slot_by_op,
+    )
+
+
+def compute_action_masks(
+    slot_states: SlotStates | Sequence[SlotMaskState | None],
+    slot_config: SlotConfig | None = None,
+    config: LifecycleConfig = DEFAULT_RULES,
+    topology: str = "cnn",
+    device: torch.device | str | None = None,
+    governor_override: bool = False,
+) -> ActionMasks:
+    """The masks of one member, as a batch of one."""
+    if isinstance(slot_states, SlotStates) and slot_states.num_members != 1:
+        raise ValueError(
+            f"slot_states has {slot_states.num_members} members; give one, or call compute_batch_masks"
+        )
+    batch = slot_states if isinstance(slot_states, SlotStates) else [slot_states]
+    states = _states(batch, device)
+    override = torch.ones(1, dtype=torch.bool, device=states.device) if governor_override else None
+    return compute_batch_masks(states, slot_config, config, topology, governor_override=override)
+
+
+def _states(
+    batch_slot_states: SlotStates | Sequence[Sequence[SlotMaskState | None]],
+    device: torch.device | str | None,
+) -> SlotStates:
+    if not isinstance(batch_slot_states, SlotStates):
+        return states_from_mask_states(batch_slot_states, device=device or "cpu")
+    return batch_slot_states if device is None else batch_slot_states.to(device)
+
+
+def _check(states: SlotStates, slot_config: SlotConfig | None, governor_override: Tensor | None) -> None:
+    """Shapes only: nothing here reads a value."""
+    if slot_config is not None and slot_config.num_slots != states.num_slots:
+        raise ValueError(
+            f"the states have {states.num_slots} slots and slot_config has {slot_config.num_slots} "
+            f"({', '.join(slot_config.slot_ids)}); give the slot_config of this host"
+        )
+    if governor_override is not None and governor_override.shape != (states.num_members,):
+        raise ValueError(
+            f"governor_override has shape {tuple(governor_override.shape)}; "
+            f"expected [{states.num_members}], one flag per member"
+        )

@@ -1,0 +1,310 @@
+"""What Tamiyo sees, as numbers: one named table of columns, one pass over all members and slots.
+
+`COLUMNS` is the single source of the layout, the ranges, the sentinels, the docs and the checkpoint
+contract. A column's value is `extract(...) / divisor`, clamped to [low, high]; what was never measured is
+NaN on the way in and the column's own sentinel, outside [low, high], on the way out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import (
+    AlphaMode,
+    Op,
+    SlotConfig,
+    SlotEvidence,
+    SlotStates,
+    Stage,
+    Style,
+    device_table,
+    holds_seed,
+)
+from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS
+from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
+
+LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
+GRADIENT_SCALE = 7.0
+RATIO_SCALE = 4.0  # ln of a network 55 times its host
+POINTS_SCALE = math.asinh(100.0)  # percentage points end at 100
+CLOCK_SCALE = math.log1p(150.0)  # ticks of a long episode
+RAMP_SCALE = float(max(*TEMPO_TICKS.values(), *SPEED_TICKS.values()))  # ticks of the longest ramp
+FRESHNESS_DECAY = 0.995  # per tick since the measurement
+SHARED_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+
+NAN = float("nan")
+Block = Literal["base", "slot"]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """An observation with what several columns need, worked out once."""
+
+    observation: Observation
+    occupied: Tensor  # [N, S] bool
+    ticks_left: Tensor  # [N, S] int64: of the ramp under way, 0 at rest
+
+    @staticmethod
+    def of(observation: Observation) -> Seen:
+        slots = observation.slots
+        moving = slots.alpha_mode != AlphaMode.HOLD
+        return Seen(
+            observation, holds_seed(slots), (slots.alpha_steps_total - slots.alpha_steps_done) * moving
+        )
+
+    @property
+    def slots(self) -> SlotStates:
+        return self.observation.slots
+
+    @property
+    def evidence(self) -> SlotEvidence:
+        return self.observation.evidence
+
+    def of_seed(self, value: Tensor) -> Tensor:
+        """Unknown where there is no seed."""
+        return torch.where(self.occupied, value, NAN)
+
+
+Extract = Callable[[Seen], Tensor]
+
+
+@dataclass(frozen=True)
+class Column:
+    """One named quantity: what it is, where it may lie, and how "unknown" reads."""
+
+    name: str
+    block: Block
+    formula: str  # the numerator, in words
+    extract: Extract  # [N] or [N, S], with a trailing width where width > 1
+    low: float = 0.0  # the least measured value
+    high: float = 1.0
+    unknown: float | None = -1.0  # None: always known
+    divisor: float = 1.0
+    width: int = 1
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """Where every value lies, the sentinel included."""
+        return (self.low, self.high) if self.unknown is None else (min(self.low, self.unknown), self.high)
+
+    def contract(self) -> dict[str, str | int | float | None]:
+        """Everything that a trained policy relies on, as plain values."""
+        return {
+            "name": self.name,
+            "block": self.block,
+            "width": self.width,
+            "formula": self.formula if self.divisor == 1.0 else f"{self.formula} / {self.divisor:.4g}",
+            "low": self.low,
+            "high": self.high,
+            "unknown": self.unknown,
+        }
+
+
+def _symlog(x: Tensor) -> Tensor:
+    return x.sign() * x.abs().log1p()
+
+
+@device_table
+def _stage_values() -> Tensor:
+    return torch.tensor([int(s) for s in Stage])
+
+
+@device_table
+def _shared_stage_values() -> Tensor:
+    return torch.tensor([int(s) for s in SHARED_STAGES])
+
+
+@device_table
+def _style_values() -> Tensor:
+    return torch.tensor([int(s) for s in Style])
+
+
+@device_table
+def _op_values() -> Tensor:
+    return torch.tensor([int(o) for o in Op])
+
+
+@device_table
+def _tempo_ticks() -> Tensor:
+    return torch.tensor([float(t) for t in TEMPO_TICKS.values()])
+
+
+@device_table
+def _mode_signs() -> Tensor:
+    return torch.tensor(
+        [{AlphaMode.HOLD: 0.0, AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}[m] for m in AlphaMode]
+    )
+
+
+def _stage_shares(seen: Seen) -> Tensor:
+    """# [N, 4]"""
+    slots = seen.slots
+    stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
+    counts = (stage.unsqueeze(2) == _shared_stage_values(slots.device)).sum(dim=1)
+    return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def _alpha_velocity(seen: Seen) -> Tensor:
+    """The mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
+    way = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
+    return way * (seen.ticks_left > 0)
+
+
+def _algorithm(seen: Seen) -> Tensor:
+    """# [N, S, 4]"""
+    style = torch.where(seen.occupied, seen.slots.style, -1)
+    return style.unsqueeze(2) == _style_values(style.device)
+
+
+def _signed(
+    name: str, block: Block, formula: str, extract: Extract, divisor: float = 1.0, width: int = 1
+) -> Column:
+    """A column from -1 to 1: its sentinel is -2, since -1 may have been measured."""
+    return Column(name, block, formula, extract, -1.0, 1.0, -2.0, divisor, width)
+
+
+BASE_COLUMNS: tuple[Column, ...] = (
+    Column("progress", "base", "share of the episode that is over", lambda s: s.observation.progress),
+    _signed("val_loss", "base", "symlog(validation loss)", lambda s: _symlog(s.observation.val_loss),
+            divisor=LOSS_SCALE),
+    Column("val_accuracy", "base", "validation accuracy", lambda s: s.observation.val_accuracy),
+    _signed("loss_history", "base", "symlog(the last 5 validation losses, oldest first)",
+            lambda s: _symlog(s.observation.loss_history), divisor=LOSS_SCALE, width=HISTORY_LENGTH),
+    Column("accuracy_history", "base", "the last 5 validation accuracies, oldest first",
+           lambda s: s.observation.accuracy_history, width=HISTORY_LENGTH),
+    Column("stage_shares", "base", "shares of enabled slots in " + ", ".join(s.name for s in SHARED_STAGES),
+           _stage_shares, unknown=None, width=len(SHARED_STAGES)),
+    Column("parameter_ratio", "base", "ln(all parameters / host parameters)",
+           lambda s: s.observation.parameter_ratio.log(), divisor=RATIO_SCALE),
+    Column("last_succeeded", "base", "1 if the last action succeeded",
+           lambda s: s.observation.last_succeeded, unknown=None),
+    Column("last_op", "base", "one-hot of the last op, all 0 before the first",
+           lambda s: s.observation.last_op.unsqueeze(1) == _op_values(s.slots.device),
+           unknown=None, width=len(Op)),
+)  # fmt: skip
+
+SLOT_COLUMNS: tuple[Column, ...] = (
+    Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
+    Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
+           lambda s: s.slots.stage.unsqueeze(2) == _stage_values(s.slots.device),
+           unknown=None, width=len(Stage)),
+    Column("alpha", "slot", "alpha", lambda s: s.slots.alpha),
+    _signed("contribution", "slot", "asinh(contribution in points)",
+            lambda s: s.evidence.contribution.asinh(), divisor=POINTS_SCALE),
+    _signed("contribution_velocity", "slot", "asinh(average change in points, .7 old + .3 new)",
+            lambda s: s.evidence.contribution_velocity.asinh(), divisor=POINTS_SCALE),
+    Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
+           lambda s: torch.pow(FRESHNESS_DECAY, s.evidence.contribution_age)),
+    Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
+           lambda s: s.of_seed(_tempo_ticks(s.slots.device)[s.slots.tempo]), divisor=RAMP_SCALE),
+    Column("alpha_target", "slot", "alpha target; unknown without a seed",
+           lambda s: s.of_seed(s.slots.alpha_target)),
+    Column("alpha_mode", "slot", "1 alpha rises, 0 rests, -1 falls",
+           lambda s: _mode_signs(s.slots.device)[s.slots.alpha_mode], low=-1.0, unknown=None),
+    Column("alpha_steps_total", "slot", "ticks of the latest ramp",
+           lambda s: s.slots.alpha_steps_total, unknown=None, divisor=RAMP_SCALE),
+    Column("alpha_steps_done", "slot", "ticks of it that are over",
+           lambda s: s.slots.alpha_steps_done, unknown=None, divisor=RAMP_SCALE),
+    Column("time_to_target", "slot", "ticks left of the ramp under way, 0 at rest",
+           lambda s: s.ticks_left, unknown=None, divisor=RAMP_SCALE),
+    _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest", _alpha_velocity),
+    Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
+           _algorithm, unknown=None, width=len(Style)),
+    _signed("interaction", "slot", "asinh(interaction in points)",
+            lambda s: s.evidence.interaction.asinh(), divisor=POINTS_SCALE),
+    _signed("shadow_gain", "slot", "asinh(shadow gain in points)",
+            lambda s: s.evidence.shadow_gain.asinh(), divisor=POINTS_SCALE),
+    Column("gradient_norm", "slot", "ln(1 + gradient norm)",
+           lambda s: s.evidence.gradient_norm.log1p(), divisor=GRADIENT_SCALE),
+    Column("gradient_health", "slot", "gradient health", lambda s: s.evidence.gradient_health),
+    Column("vanishing", "slot", "share of tensors whose gradient vanishes", lambda s: s.evidence.vanishing),
+    Column("exploding", "slot", "share of tensors whose gradient explodes", lambda s: s.evidence.exploding),
+    Column("previous_health", "slot", "the health before the latest one",
+           lambda s: s.evidence.previous_health),
+    Column("epochs_in_stage", "slot", "ln(1 + ticks in this stage)",
+           lambda s: s.slots.epochs_in_stage.log1p(), unknown=None, divisor=CLOCK_SCALE),
+    Column("age", "slot", "ln(1 + ticks since germination); unknown without a seed",
+           lambda s: s.of_seed(s.slots.age.log1p()), divisor=CLOCK_SCALE),
+)  # fmt: skip
+
+COLUMNS: tuple[Column, ...] = BASE_COLUMNS + SLOT_COLUMNS
+BASE_FEATURE_SIZE = sum(c.width for c in BASE_COLUMNS)
+SLOT_FEATURE_SIZE = sum(c.width for c in SLOT_COLUMNS)
+
+
+def get_feature_size(slots: int | SlotConfig) -> int:
+    """The width of the feature vector of a host with these slots."""
+    num_slots = slots.num_slots if isinstance(slots, SlotConfig) else slots
+    if num_slots < 1:
+        raise ValueError(f"{num_slots} slots; a host has at least 1")
+    return BASE_FEATURE_SIZE + SLOT_FEATURE_SIZE * num_slots
+
+
+def column_slice(name: str) -> slice:
+    """Where a column lies inside its block."""
+    for block in (BASE_COLUMNS, SLOT_COLUMNS):
+        start = 0
+        for column in block:
+            if column.name == name:
+                return slice(start, start + column.width)
+            start += column.width
+    raise ValueError(f"column {name!r} is unknown; there are {', '.join(c.name for c in COLUMNS)}")
+
+
+def schema_rows() -> list[dict[str, str | int | float | None]]:
+    """The schema as plain rows, in the order of the layout; `offset` counts inside the column's block."""
+    return [{"offset": column_slice(c.name).start, **c.contract()} for c in COLUMNS]
+
+
+def schema_hash() -> str:
+    """A fingerprint of the layout and meaning of the features: part of every checkpoint."""
+    text = json.dumps([c.contract() for c in COLUMNS], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def batch_obs_to_features(
+    observation: Observation, device: torch.device | str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Features float32 [N, base + slot·S] and blueprint indices int64 [N, S], -1 where there is no seed.
+
+    The base block comes first, then the blocks of the slots one after another.
+    """
+    seen = Seen.of(observation)
+    base = _finish(BASE_COLUMNS, seen)  # [N, base]
+    slots = _finish(SLOT_COLUMNS, seen)  # [N, S, slot]
+    features = torch.cat([base, slots.flatten(1)], dim=1)
+    blueprints = observation.slots.blueprint
+    if device is None:
+        return features, blueprints
+    return features.to(device), blueprints.to(device)
+
+
+@device_table
+def _limits(block: tuple[Column, ...]) -> Tensor:
+    """Divisor, low, high and sentinel of every feature of a block.  # [4, width]"""
+    rows = [
+        (c.divisor, c.low, c.high, c.low if c.unknown is None else c.unknown)
+        for c in block
+        for _ in range(c.width)
+    ]
+    return torch.tensor(rows).T.contiguous()
+
+
+def _finish(block: tuple[Column, ...], seen: Seen) -> Tensor:
+    """All columns of a block side by side, scaled, clamped, and with sentinels for what is unknown."""
+    parts: list[Tensor] = []
+    for column in block:
+        value = column.extract(seen)
+        parts.extend((value,) if column.width == 1 else value.unbind(-1))
+    raw = torch.stack(parts, dim=-1)
+    divisor, low, high, unknown = _limits(raw.device, block).unbind(0)
+    value = raw / divisor
+    return torch.where(value.isnan(), unknown, value.clamp(low, high))

@@ -1,0 +1,57 @@
+"""What Tamiyo is shown at a decision step, for all members at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from esper.lifecycle import SlotEvidence, SlotStates
+
+HISTORY_LENGTH = 5
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One decision step of N members. NaN stands for what has not been measured."""
+
+    progress: Tensor  # [N] float: share of the episode that is over, 0..1
+    val_loss: Tensor  # [N] float
+    val_accuracy: Tensor  # [N] float: a fraction, 0..1
+    loss_history: Tensor  # [N, 5] float: the last losses, oldest first
+    accuracy_history: Tensor  # [N, 5] float: the last accuracies, oldest first
+    parameter_ratio: Tensor  # [N] float: all parameters over the host's own, at least 1
+    last_succeeded: Tensor  # [N] bool
+    last_op: Tensor  # [N] int64: -1 before the first action
+    slots: SlotStates
+    evidence: SlotEvidence
+
+    def __post_init__(self) -> None:
+        members, slots = self.slots.stage.shape
+        expected = {
+            "progress": (members,),
+            "val_loss": (members,),
+            "val_accuracy": (members,),
+            "loss_history": (members, HISTORY_LENGTH),
+            "accuracy_history": (members, HISTORY_LENGTH),
+            "parameter_ratio": (members,),
+            "last_succeeded": (members,),
+            "last_op": (members,),
+        }
+        for name, shape in expected.items():
+            given = getattr(self, name).shape
+            if given != shape:
+                raise ValueError(f"{name} has shape {tuple(given)}; expected {shape} for {members} members")
+        if self.evidence.contribution.shape != (members, slots):
+            raise ValueError(
+                f"evidence has shape {tuple(self.evidence.contribution.shape)}; expected {(members, slots)}, "
+                "one value per slot of the states"
+            )
+
+    @property
+    def num_members(self) -> int:
+        return self.slots.num_members
+
+    @property
+    def num_slots(self) -> int:
+        return self.slots.num_slots
