@@ -223,7 +223,7 @@ class SqueezeExcite(nn.Module):
 class _LowRank(nn.Sequential):
     """Down to a rank and up again, with SiLU between.
 
-    A purely linear pair at a joint would be absorbed by the layer that follows it: the host would gain nothing.
+    A purely linear pair at a joint would be absorbed by the layer that follows it and teach the host nothing.
     """
 
     def __init__(self, width: int, rank: int) -> None:

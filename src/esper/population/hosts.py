@@ -4,8 +4,8 @@
     host.validate(images[:2])
 
 Any `nn.Module` may be a segment as long as it is a pure function of its input and its parameters: members run
-under `vmap`, so there is no in-place arithmetic and no branch on a tensor's value. GroupNorm and LayerNorm keep
-samples apart; BatchNorm does not.
+under `vmap`, so there is no in-place arithmetic and no branch on a tensor's value. GroupNorm and LayerNorm
+keep samples apart; BatchNorm does not.
 """
 
 from __future__ import annotations
@@ -110,8 +110,8 @@ class Host(nn.Module):
             )
         if x.shape[channel_axis] != self.widths[index]:
             raise ValueError(
-                f"segment {index} gives shape {list(x.shape)}, which is {x.shape[channel_axis]} wide; the host "
-                f"declares width {self.widths[index]} there: change the segment or the width"
+                f"segment {index} gives shape {list(x.shape)}, which is {x.shape[channel_axis]} wide; the "
+                f"host declares width {self.widths[index]} there: change the segment or the width"
             )
 
 

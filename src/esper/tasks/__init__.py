@@ -1,1 +1,36 @@
-"""Data sets that need no network, split once and for all."""
+"""Data sets that need no network, each with a host that is deliberately too small for it."""
+
+from esper.tasks import images, signals, spirals, tables, text
+from esper.tasks.registry import (
+    Splits,
+    TaskEntry,
+    TaskRow,
+    build_task,
+    load_task,
+    random_splits,
+    register,
+    task_names,
+    task_table,
+)
+from esper.tasks.task import HostSpec, Split, Task, TestSplit
+
+__all__ = [
+    "HostSpec",
+    "Split",
+    "Splits",
+    "Task",
+    "TaskEntry",
+    "TaskRow",
+    "TestSplit",
+    "build_task",
+    "images",
+    "load_task",
+    "random_splits",
+    "register",
+    "signals",
+    "spirals",
+    "tables",
+    "task_names",
+    "task_table",
+    "text",
+]
