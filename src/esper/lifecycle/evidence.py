@@ -48,4 +48,15 @@ class SlotEvidence:
 
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> SlotEvidence:
+        """The inverse of `tensors`, checked: this is where a stranger's file comes in."""
+        names = {f.name for f in fields(SlotEvidence)}
+        missing, unknown = sorted(names - set(tensors)), sorted(set(tensors) - names)
+        if missing or unknown:
+            raise ValueError(f"evidence lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")
+        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
+        if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+            raise ValueError(f"evidence must share one shape [members, slots]; given {shapes}")
+        bad_dtype = {n: str(t.dtype) for n, t in tensors.items() if t.dtype != torch.float32}
+        if bad_dtype:
+            raise ValueError(f"evidence has wrong types {bad_dtype}; expected torch.float32")
         return SlotEvidence(**dict(tensors))

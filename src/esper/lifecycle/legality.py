@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from esper.lifecycle.actions import NUM_OPS, Op
 from esper.lifecycle.config import LifecycleConfig
@@ -53,14 +54,14 @@ def _seed_table() -> Tensor:
 
 def holds_seed(states: SlotStates) -> Tensor:
     """Where a seed exists.  # [N, S] bool"""
-    return _seed_table(states.device)[states.stage]
+    return _seed_table(states.device).take(states.stage)
 
 
 def may_germinate(states: SlotStates, config: LifecycleConfig) -> Tensor:
     """Whether a member has room for another seed: none is being raised or cooling down in an enabled
     slot, and the seed limit, over all slots, is not reached.  # [N, 1] bool
     """
-    blocked = _blocker_table(states.device)[states.stage] & states.enabled
+    blocked = _blocker_table(states.device).take(states.stage) & states.enabled
     room = ~blocked.any(dim=1, keepdim=True)
     if config.max_seeds == 0:
         return room
@@ -85,5 +86,6 @@ def legal_slots_by_op(
         Op.FOSSILIZE: enabled,
         Op.ADVANCE: enabled,
     }
-    by_stage = _legal_stage_table(states.device, config.allow_advance)[states.stage]  # [N, S, ops]
+    table = _legal_stage_table(states.device, config.allow_advance)
+    by_stage = embedding(states.stage, table)  # [N, S, ops]
     return torch.stack([conditions[op] for op in Op], dim=1) & by_stage.movedim(2, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
@@ -46,6 +47,8 @@ class SlotRecord:
 
     def __post_init__(self) -> None:
         stage = check_stage(self.stage, "the stage of a slot record")
+        for name, (low, high) in _LIMITS.items():
+            _check_limits(name, getattr(self, name), getattr(self, name), low, high)
         if stage in SEED_STAGES:
             if self.blueprint not in tuple(Blueprint):
                 raise ValueError(
@@ -53,6 +56,30 @@ class SlotRecord:
                 )
         elif self.blueprint != NO_BLUEPRINT:
             raise ValueError(f"a slot in {stage.name} holds no seed, but its blueprint is {self.blueprint}")
+
+
+# The least and greatest value of each field; stages have gaps and are checked by `check_stages`.
+_LIMITS: dict[str, tuple[float, float]] = {
+    "blueprint": (NO_BLUEPRINT, max(Blueprint)),
+    "style": (0, max(Style)),
+    "tempo": (0, max(Tempo)),
+    "alpha": (0, 1),
+    "alpha_start": (0, 1),
+    "alpha_target": (0, 1),
+    "alpha_mode": (0, max(AlphaMode)),
+    "alpha_curve": (0, max(AlphaCurve)),
+    "alpha_steps_total": (0, math.inf),
+    "alpha_steps_done": (0, math.inf),
+    "age": (0, math.inf),
+    "epochs_in_stage": (0, math.inf),
+}
+
+
+def _check_limits(name: str, least: float, greatest: float, low: float, high: float) -> None:
+    """Refuse values outside [low, high]; NaN is outside."""
+    for value in (least, greatest):
+        if not low <= value <= high:
+            raise ValueError(f"{name} is {value}; allowed is {low} to {high}")
 
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -165,8 +192,28 @@ class SlotStates:
         bad_dtype = {n: str(t.dtype) for n, t in tensors.items() if t.dtype != _FIELD_DTYPE[n]}
         if bad_dtype:
             raise ValueError(f"slot states have wrong types {bad_dtype}; expected {_FIELD_DTYPE}")
-        check_stages(tensors["stage"])
-        return SlotStates(**{name: tensors[name] for name in _FIELD_DTYPE})
+        states = SlotStates(**{name: tensors[name] for name in _FIELD_DTYPE})
+        states.check()
+        return states
+
+    def check(self) -> None:
+        """Refuse values that no rule can produce. Reads the tensors back: for entrances, not for steps."""
+        check_stages(self.stage)
+        for name, (low, high) in _LIMITS.items():
+            least, greatest = getattr(self, name).aminmax()
+            _check_limits(name, least.item(), greatest.item(), low, high)
+        seeds = torch.isin(self.stage, torch.tensor([int(s) for s in SEED_STAGES], device=self.device))
+        odd = (seeds != (self.blueprint != NO_BLUEPRINT)).nonzero().tolist()
+        if odd:
+            member, slot = odd[0]
+            raise ValueError(
+                f"member {member}, slot {slot} is in stage {int(self.stage[member, slot])} with "
+                f"blueprint {int(self.blueprint[member, slot])}; a seed has one of 0..{max(Blueprint)}, "
+                f"a slot with no seed has {NO_BLUEPRINT}"
+            )
+        shut = (~self.enabled.any(dim=1)).nonzero().flatten().tolist()
+        if shut:
+            raise ValueError(f"member {shut[0]} has no enabled slot; every member needs at least one")
 
 
 def check_stages(stage: Tensor) -> None:

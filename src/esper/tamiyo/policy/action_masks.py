@@ -6,14 +6,16 @@ in `esper.lifecycle.legality`, where the executor finds them too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esper.lifecycle import (
     HEAD_CHOICES,
+    NO_BLUEPRINT,
     AlphaMode,
     AlphaTarget,
     Blueprint,
@@ -21,7 +23,6 @@ from esper.lifecycle import (
     LifecycleConfig,
     Op,
     SlotConfig,
-    SlotRecord,
     SlotStates,
     Stage,
     Style,
@@ -89,23 +90,37 @@ class SlotMaskState:
             allowed = ", ".join(f"{m.name} {m.value}" for m in AlphaMode)
             raise ValueError(f"alpha_mode is {self.alpha_mode}; allowed are {allowed}")
 
-    def record(self) -> SlotRecord:
-        """The slot record with the same answers to every question of legality."""
-        return SlotRecord(
-            stage=self.stage,
-            blueprint=Blueprint.NOOP if self.stage in SEED_STAGES else -1,
-            age=self.seed_age_epochs,
-            alpha_mode=self.alpha_mode,
-            enabled=self.enabled,
-        )
+
+EMPTY_SLOT = SlotMaskState()
 
 
 def states_from_mask_states(
     batch_slot_states: Sequence[Sequence[SlotMaskState | None]], device: torch.device | str = "cpu"
 ) -> SlotStates:
     """Per-slot Python objects, a list per member, as one struct of arrays."""
-    rows = [[None if s is None else s.record() for s in slots] for slots in batch_slot_states]
-    return SlotStates.from_records(rows, device=device)
+    widths = {len(slots) for slots in batch_slot_states}
+    if len(widths) != 1 or 0 in widths:
+        raise ValueError(
+            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, "
+            "with None for an empty slot"
+        )
+    flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
+    shape = (len(batch_slot_states), widths.pop())
+
+    def array(values: Iterable[int], dtype: type) -> Tensor:
+        return torch.from_numpy(np.fromiter(values, dtype, len(flat))).view(shape)
+
+    stage = array((s.stage for s in flat), np.int64)
+    grown = torch.isin(stage, torch.tensor(sorted(SEED_STAGES)))
+    states = SlotStates.empty(*shape).replace(
+        stage=stage,
+        blueprint=torch.where(grown, int(Blueprint.NOOP), NO_BLUEPRINT),  # masks do not ask which
+        age=array((s.seed_age_epochs for s in flat), np.int64),
+        alpha_mode=array((s.alpha_mode for s in flat), np.int64),
+        enabled=array((s.enabled for s in flat), np.bool_),
+    )
+    states.check()
+    return states.to(device)
 
 
 @device_table

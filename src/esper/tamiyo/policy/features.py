@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from esper.lifecycle import (
     AlphaMode,
@@ -29,6 +30,7 @@ from esper.lifecycle import (
     holds_seed,
 )
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS
+from esper.lifecycle.stages import stage_index_table
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
@@ -90,10 +92,17 @@ class Column:
     divisor: float = 1.0
     width: int = 1
 
+    def __post_init__(self) -> None:
+        if self.unknown is not None and self.unknown >= self.low:
+            raise ValueError(
+                f"column {self.name!r} reads unknown as {self.unknown}, which could be a measurement; "
+                f"give a sentinel below {self.low}"
+            )
+
     @property
     def range(self) -> tuple[float, float]:
         """Where every value lies, the sentinel included."""
-        return (self.low, self.high) if self.unknown is None else (min(self.low, self.unknown), self.high)
+        return (self.low if self.unknown is None else self.unknown, self.high)
 
     def contract(self) -> dict[str, str | int | float | None]:
         """Everything that a trained policy relies on, as plain values."""
@@ -113,22 +122,25 @@ def _symlog(x: Tensor) -> Tensor:
 
 
 @device_table
-def _stage_values() -> Tensor:
-    return torch.tensor([int(s) for s in Stage])
+def _stage_one_hot() -> Tensor:
+    """A row per stage value: 1 at its rank among the stages.  # [11, 10]"""
+    ranks = stage_index_table()
+    return torch.eye(len(Stage))[ranks] * (ranks >= 0).unsqueeze(1)
 
 
 @device_table
-def _shared_stage_values() -> Tensor:
+def _style_one_hot() -> Tensor:
+    """A row per style, and a last one of zeros for a slot with no seed.  # [5, 4]"""
+    return torch.eye(len(Style) + 1, len(Style))
+
+
+@device_table
+def _shared_stages() -> Tensor:
     return torch.tensor([int(s) for s in SHARED_STAGES])
 
 
 @device_table
-def _style_values() -> Tensor:
-    return torch.tensor([int(s) for s in Style])
-
-
-@device_table
-def _op_values() -> Tensor:
+def _ops() -> Tensor:
     return torch.tensor([int(o) for o in Op])
 
 
@@ -139,16 +151,15 @@ def _tempo_ticks() -> Tensor:
 
 @device_table
 def _mode_signs() -> Tensor:
-    return torch.tensor(
-        [{AlphaMode.HOLD: 0.0, AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}[m] for m in AlphaMode]
-    )
+    signs = {AlphaMode.HOLD: 0.0, AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}
+    return torch.tensor([signs[mode] for mode in AlphaMode])
 
 
 def _stage_shares(seen: Seen) -> Tensor:
     """# [N, 4]"""
     slots = seen.slots
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
-    counts = (stage.unsqueeze(2) == _shared_stage_values(slots.device)).sum(dim=1)
+    counts = (stage.unsqueeze(2) == _shared_stages(slots.device)).sum(dim=1)
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -158,10 +169,20 @@ def _alpha_velocity(seen: Seen) -> Tensor:
     return way * (seen.ticks_left > 0)
 
 
+def _stage(seen: Seen) -> Tensor:
+    """# [N, S, 10]"""
+    return embedding(seen.slots.stage, _stage_one_hot(seen.slots.device))
+
+
 def _algorithm(seen: Seen) -> Tensor:
     """# [N, S, 4]"""
-    style = torch.where(seen.occupied, seen.slots.style, -1)
-    return style.unsqueeze(2) == _style_values(style.device)
+    style = torch.where(seen.occupied, seen.slots.style, len(Style))
+    return embedding(style, _style_one_hot(style.device))
+
+
+def _last_op(seen: Seen) -> Tensor:
+    """# [N, 6]"""
+    return seen.observation.last_op.unsqueeze(1) == _ops(seen.slots.device)
 
 
 def _signed(
@@ -171,31 +192,28 @@ def _signed(
     return Column(name, block, formula, extract, -1.0, 1.0, -2.0, divisor, width)
 
 
+# In the order of the layout: inside a block the single columns come first, then the wide ones.
 BASE_COLUMNS: tuple[Column, ...] = (
     Column("progress", "base", "share of the episode that is over", lambda s: s.observation.progress),
     _signed("val_loss", "base", "symlog(validation loss)", lambda s: _symlog(s.observation.val_loss),
             divisor=LOSS_SCALE),
     Column("val_accuracy", "base", "validation accuracy", lambda s: s.observation.val_accuracy),
+    Column("parameter_ratio", "base", "ln(all parameters / host parameters)",
+           lambda s: s.observation.parameter_ratio.log(), divisor=RATIO_SCALE),
+    Column("last_succeeded", "base", "1 if the last action succeeded",
+           lambda s: s.observation.last_succeeded, unknown=None),
     _signed("loss_history", "base", "symlog(the last 5 validation losses, oldest first)",
             lambda s: _symlog(s.observation.loss_history), divisor=LOSS_SCALE, width=HISTORY_LENGTH),
     Column("accuracy_history", "base", "the last 5 validation accuracies, oldest first",
            lambda s: s.observation.accuracy_history, width=HISTORY_LENGTH),
     Column("stage_shares", "base", "shares of enabled slots in " + ", ".join(s.name for s in SHARED_STAGES),
            _stage_shares, unknown=None, width=len(SHARED_STAGES)),
-    Column("parameter_ratio", "base", "ln(all parameters / host parameters)",
-           lambda s: s.observation.parameter_ratio.log(), divisor=RATIO_SCALE),
-    Column("last_succeeded", "base", "1 if the last action succeeded",
-           lambda s: s.observation.last_succeeded, unknown=None),
     Column("last_op", "base", "one-hot of the last op, all 0 before the first",
-           lambda s: s.observation.last_op.unsqueeze(1) == _op_values(s.slots.device),
-           unknown=None, width=len(Op)),
+           _last_op, unknown=None, width=len(Op)),
 )  # fmt: skip
 
 SLOT_COLUMNS: tuple[Column, ...] = (
     Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
-    Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
-           lambda s: s.slots.stage.unsqueeze(2) == _stage_values(s.slots.device),
-           unknown=None, width=len(Stage)),
     Column("alpha", "slot", "alpha", lambda s: s.slots.alpha),
     _signed("contribution", "slot", "asinh(contribution in points)",
             lambda s: s.evidence.contribution.asinh(), divisor=POINTS_SCALE),
@@ -204,11 +222,11 @@ SLOT_COLUMNS: tuple[Column, ...] = (
     Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
            lambda s: torch.pow(FRESHNESS_DECAY, s.evidence.contribution_age)),
     Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
-           lambda s: s.of_seed(_tempo_ticks(s.slots.device)[s.slots.tempo]), divisor=RAMP_SCALE),
+           lambda s: s.of_seed(_tempo_ticks(s.slots.device).take(s.slots.tempo)), divisor=RAMP_SCALE),
     Column("alpha_target", "slot", "alpha target; unknown without a seed",
            lambda s: s.of_seed(s.slots.alpha_target)),
     Column("alpha_mode", "slot", "1 alpha rises, 0 rests, -1 falls",
-           lambda s: _mode_signs(s.slots.device)[s.slots.alpha_mode], low=-1.0, unknown=None),
+           lambda s: _mode_signs(s.slots.device).take(s.slots.alpha_mode), low=-1.0, unknown=None),
     Column("alpha_steps_total", "slot", "ticks of the latest ramp",
            lambda s: s.slots.alpha_steps_total, unknown=None, divisor=RAMP_SCALE),
     Column("alpha_steps_done", "slot", "ticks of it that are over",
@@ -216,8 +234,6 @@ SLOT_COLUMNS: tuple[Column, ...] = (
     Column("time_to_target", "slot", "ticks left of the ramp under way, 0 at rest",
            lambda s: s.ticks_left, unknown=None, divisor=RAMP_SCALE),
     _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest", _alpha_velocity),
-    Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
-           _algorithm, unknown=None, width=len(Style)),
     _signed("interaction", "slot", "asinh(interaction in points)",
             lambda s: s.evidence.interaction.asinh(), divisor=POINTS_SCALE),
     _signed("shadow_gain", "slot", "asinh(shadow gain in points)",
@@ -233,6 +249,10 @@ SLOT_COLUMNS: tuple[Column, ...] = (
            lambda s: s.slots.epochs_in_stage.log1p(), unknown=None, divisor=CLOCK_SCALE),
     Column("age", "slot", "ln(1 + ticks since germination); unknown without a seed",
            lambda s: s.of_seed(s.slots.age.log1p()), divisor=CLOCK_SCALE),
+    Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
+           _stage, unknown=None, width=len(Stage)),
+    Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
+           _algorithm, unknown=None, width=len(Style)),
 )  # fmt: skip
 
 COLUMNS: tuple[Column, ...] = BASE_COLUMNS + SLOT_COLUMNS
@@ -278,8 +298,8 @@ def batch_obs_to_features(
     The base block comes first, then the blocks of the slots one after another.
     """
     seen = Seen.of(observation)
-    base = _finish(BASE_COLUMNS, seen)  # [N, base]
-    slots = _finish(SLOT_COLUMNS, seen)  # [N, S, slot]
+    base = _finish(BASE_COLUMNS, _extract(BASE_COLUMNS, seen))  # [N, base]
+    slots = _finish(SLOT_COLUMNS, _extract(SLOT_COLUMNS, seen))  # [N, S, slot]
     features = torch.cat([base, slots.flatten(1)], dim=1)
     blueprints = observation.slots.blueprint
     if device is None:
@@ -289,22 +309,29 @@ def batch_obs_to_features(
 
 @device_table
 def _limits(block: tuple[Column, ...]) -> Tensor:
-    """Divisor, low, high and sentinel of every feature of a block.  # [4, width]"""
-    rows = [
-        (c.divisor, c.low, c.high, c.low if c.unknown is None else c.unknown)
-        for c in block
-        for _ in range(c.width)
-    ]
+    """Divisor, low, high and the lower end of the range of every feature of a block.  # [4, width]"""
+    rows = [(c.divisor, c.low, c.high, c.range[0]) for c in block for _ in range(c.width)]
     return torch.tensor(rows).T.contiguous()
 
 
-def _finish(block: tuple[Column, ...], seen: Seen) -> Tensor:
-    """All columns of a block side by side, scaled, clamped, and with sentinels for what is unknown."""
-    parts: list[Tensor] = []
-    for column in block:
-        value = column.extract(seen)
-        parts.extend((value,) if column.width == 1 else value.unbind(-1))
-    raw = torch.stack(parts, dim=-1)
-    divisor, low, high, unknown = _limits(raw.device, block).unbind(0)
-    value = raw / divisor
-    return torch.where(value.isnan(), unknown, value.clamp(low, high))
+def _extract(block: tuple[Column, ...], seen: Seen) -> Tensor:
+    """All columns of a block side by side, as they come.  # [..., width]"""
+    values = [column.extract(seen).float() for column in block]
+    singles = [value for column, value in zip(block, values, strict=True) if column.width == 1]
+    return torch.cat([torch.stack(singles).movedim(0, -1), *values[len(singles) :]], dim=-1)
+
+
+def _finish(block: tuple[Column, ...], raw: Tensor) -> Tensor:
+    """Scaled, clamped, and with the sentinel for what is unknown.
+
+    A NaN survives the clamp, drops below every range and is lifted to the lower end of its column's own,
+    which is the sentinel.
+    """
+    divisor, low, high, bottom = _limits(raw.device, block).unbind(0)
+    return (raw / divisor).clamp_(low, high).nan_to_num_(nan=BELOW_ALL).clamp_(min=bottom)
+
+
+# A block is a stack of single columns followed by wide ones, and a sentinel is the lowest of its column.
+BELOW_ALL = min(column.range[0] for column in COLUMNS)
+for _block in (BASE_COLUMNS, SLOT_COLUMNS):
+    assert [c.width > 1 for c in _block] == sorted(c.width > 1 for c in _block)
