@@ -1,0 +1,126 @@
+"""Generalised advantage estimation over ragged rows, with terminals and truncations anywhere.
+
+    δ_t = r_t + γ·v'_t·(1 − terminated_t) − v_t
+    A_t = δ_t + γλ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1}        R_t = A_t + v_t
+
+Index convention: everything at t belongs to the transition t → t+1. `next_values[t]` is v' of that
+transition: V(s_{t+1}) inside an episode, the bootstrap value at a truncation; at a terminal it is not
+read. Steps at or beyond a row's step count are padding: they are not read, and come out as 0.
+
+One definition, several kernels; `tests/simic/test_gae.py` holds each of them to a scalar float64 loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rows(NamedTuple):
+    """The inputs of a kernel, checked."""
+
+    rewards: Tensor  # [N, T] float32
+    values: Tensor  # [N, T] float32
+    next_values: Tensor  # [N, T] float32
+    terminated: Tensor  # [N, T] bool
+    truncated: Tensor  # [N, T] bool
+    step_counts: Tensor  # [N] int64
+
+
+Advantages = tuple[Tensor, Tensor]  # advantages and returns, [N, T] float32 each
+Kernel = Callable[[Rows, float, float], Advantages]  # (rows, γ, λ)
+
+
+def compute_gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    step_counts: Tensor,
+    gamma: float,
+    lam: float,
+) -> Advantages:
+    """Advantages and returns, both [N, T] float32.
+
+    rewards, values, next_values [N, T] float32; terminated, truncated [N, T] bool; step_counts [N] int64.
+    """
+    rows = Rows(rewards, values, next_values, terminated, truncated, step_counts)
+    _check(rows)
+    return fastest_kernel(rewards.device.type)(rows, gamma, lam)
+
+
+@functools.cache
+def fastest_kernel(device_type: str) -> Kernel:
+    """The fastest kernel that is installed (benchmarks/gae.py has the figures)."""
+    if device_type == "cuda" and importlib.util.find_spec("triton"):
+        from esper.simic.agent.gae_triton import triton_kernel
+
+        return triton_kernel
+    if device_type == "cpu" and importlib.util.find_spec("numba"):
+        from esper.simic.agent.gae_numba import numba_kernel
+
+        return numba_kernel
+    return loop_kernel if device_type == "cpu" else scan_kernel
+
+
+def loop_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+    """Backwards in time with everything hoisted: one in-place operation per step."""
+    delta, decay = _delta_and_decay(rows, gamma, lam)
+    advantages, decay = delta.T.contiguous(), decay.T.contiguous()  # [T, N]: a step is one block of memory
+    steps, decays = advantages.unbind(0), decay.unbind(0)
+    for t in range(len(steps) - 2, -1, -1):
+        steps[t].addcmul_(decays[t], steps[t + 1])
+    advantages = advantages.T.contiguous()
+    return advantages, _returns(advantages, rows)
+
+
+def scan_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+    """A doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
+    advantages, decay = _delta_and_decay(rows, gamma, lam)
+    stride = 1
+    while stride < advantages.shape[1]:
+        ahead, ahead_decay = advantages[:, stride:], decay[:, stride:]
+        here, here_decay = advantages[:, :-stride], decay[:, :-stride]
+        advantages = torch.cat((torch.addcmul(here, here_decay, ahead), advantages[:, -stride:]), dim=1)
+        decay = torch.cat((here_decay * ahead_decay, decay[:, -stride:]), dim=1)
+        stride *= 2
+    return advantages, _returns(advantages, rows)
+
+
+def _delta_and_decay(rows: Rows, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
+    valid = valid_steps(rows.step_counts, rows.rewards.shape[1])
+    delta = rows.rewards - rows.values + gamma * rows.next_values.masked_fill(rows.terminated, 0.0)
+    goes_on = valid & ~(rows.terminated | rows.truncated)
+    return torch.where(valid, delta, 0.0), goes_on * (gamma * lam)
+
+
+def _returns(advantages: Tensor, rows: Rows) -> Tensor:
+    valid = valid_steps(rows.step_counts, rows.values.shape[1])
+    return torch.where(valid, advantages + rows.values, 0.0)
+
+
+def valid_steps(step_counts: Tensor, horizon: int) -> Tensor:
+    """True where a step was recorded.  # step_counts [N] → [N, T]"""
+    return torch.arange(horizon, device=step_counts.device) < step_counts.unsqueeze(1)
+
+
+def _check(rows: Rows) -> None:
+    """Shapes and types; no value is read."""
+    shape = rows.rewards.shape
+    for name, tensor in rows._asdict().items():
+        kind = {"terminated": torch.bool, "truncated": torch.bool, "step_counts": torch.long}.get(
+            name, torch.float32
+        )
+        expected = shape[:1] if name == "step_counts" else shape
+        if len(shape) != 2 or tensor.shape != expected or tensor.dtype != kind:
+            raise ValueError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; expected {kind} of shape "
+                f"{tuple(expected)}, since rewards [members, steps] have shape {tuple(shape)}"
+            )

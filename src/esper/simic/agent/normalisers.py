@@ -1,0 +1,75 @@
+"""Running mean and scale of what flows through the learner, kept on the device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class RunningNormaliser(nn.Module):
+    """Mean and variance of all rows seen so far, by the parallel form of Welford's method.
+
+    Rows that hold anything non-finite are left out. Nothing here reads the device, and a call of `update`
+    is the only thing that changes the scale: call it once per rollout.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, size: int = 1, epsilon: float = 1e-4, clip: float | None = None) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.clip = clip
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+
+    def scale(self) -> Tensor:
+        """Standard deviation, never 0.  # [size] float32"""
+        return self.variance.sqrt().clamp(min=self.epsilon).float()
+
+    def normalise(self, rows: Tensor) -> Tensor:
+        """Zero mean, unit scale.  # rows [..., size]"""
+        normal = (rows - self.mean.float()) / self.scale()
+        return normal if self.clip is None else normal.clamp(-self.clip, self.clip)
+
+    def denormalise(self, rows: Tensor) -> Tensor:
+        """The inverse of `normalise`, but for its clip.  # rows [..., size]"""
+        return rows * self.scale() + self.mean.float()
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, valid: Tensor) -> None:
+        """Take in the valid, finite rows.  # rows [..., size], valid [...]"""
+        rows = rows.reshape(-1, rows.shape[-1]).double()
+        seen = valid.reshape(-1, 1) & rows.isfinite().all(-1, keepdim=True)  # [M, 1]
+        rows = torch.where(seen, rows, 0.0)
+        new = seen.sum()
+        new_mean = rows.sum(0) / new.clamp(min=1)
+        new_squares = torch.where(seen, rows - new_mean, 0.0).square().sum(0)
+        total = self.count + new
+        delta = new_mean - self.mean
+        share = new / total.clamp(min=1)
+        squares = self.variance * self.count + new_squares + delta.square() * self.count * share
+        self.variance.copy_(torch.where(total > 0, squares / total.clamp(min=1), self.variance))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+
+class ValueNormaliser(RunningNormaliser):
+    """Returns in, units of the value head out; a change of units leaves what V says unchanged."""
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        super().__init__(size=1, epsilon=epsilon)
+
+    @torch.no_grad()
+    def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> None:
+        """Take in a rollout's returns and rewrite the last layer of V: denormalise(V) stays what it was.
+
+        returns, valid [N, T]
+        """
+        old_mean, old_scale = self.mean.float().clone(), self.scale()
+        self.update(returns.unsqueeze(-1), valid)
+        scale = self.scale()
+        value_head.weight.mul_(old_scale / scale)
+        value_head.bias.mul_(old_scale).add_(old_mean - self.mean.float()).div_(scale)

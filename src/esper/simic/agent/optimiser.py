@@ -1,0 +1,47 @@
+"""Adam whose steps can be refused on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+class VetoAdam:
+    """torch's fused Adam, with its state spelled out as plain tensors by parameter name.
+
+    The fused kernel takes a `found_inf` number, made for loss scaling: at 1 it leaves weights, moments and
+    step count untouched. That is a veto which never waits for the device.
+    """
+
+    def __init__(self, module: nn.Module, learning_rate: float, epsilon: float) -> None:
+        self._parameters = dict(module.named_parameters())
+        self._adam = torch.optim.Adam(self._parameters.values(), lr=learning_rate, eps=epsilon, fused=True)
+        for parameter in self._parameters.values():
+            self._adam.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def zero_grad(self) -> None:
+        self._adam.zero_grad(set_to_none=True)
+
+    def step(self, vetoed: Tensor) -> None:
+        """One step of Adam, or none at all where vetoed [] is True."""
+        self._adam.found_inf = vetoed.float()  # type: ignore[attr-defined]
+        self._adam.step()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{moment}": self._adam.state[parameter][moment]
+            for name, parameter in self._parameters.items()
+            for moment in MOMENTS
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, own in self.state_dict().items():
+            own.copy_(tensors[name])

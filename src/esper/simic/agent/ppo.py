@@ -1,0 +1,363 @@
+"""Masked, recurrent, factored PPO over any `Policy`.
+
+Nothing in `act` or inside `update` waits for the device. The early stop and the refusal of non-finite
+gradients turn optimiser steps into no-ops there; faults and metrics come back in one transfer at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from esper.lifecycle.config import Config
+from esper.lifecycle.streams import Stream, random_order
+from esper.simic.agent.losses import LossTerms, LossWeights, explained_variance, ppo_loss, standardise
+from esper.simic.agent.metrics import Tally, UpdateMetrics, read_back
+from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
+from esper.simic.agent.optimiser import VetoAdam
+from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
+from esper.tamiyo.policy.distribution import describe_fault
+from esper.tamiyo.policy.protocol import HasFeatures, Policy, map_tensors
+
+
+class PPOConfig(Config):
+    """How Simic learns."""
+
+    gamma: float = Field(
+        default=0.995, ge=0, le=1, description="discount; a shaped reward must use the same one"
+    )
+    lam: float = Field(default=0.98, ge=0, le=1, description="λ of the advantages")
+    clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
+    learning_rate: float = Field(default=3e-4, gt=0, description="of Adam")
+    adam_epsilon: float = Field(default=1e-5, gt=0, description="of Adam")
+    epochs: int = Field(default=4, ge=1, description="passes over a rollout")
+    minibatches: int = Field(
+        default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
+    )
+    target_kl: float | None = Field(
+        default=0.015, gt=0, description="KL per step to aim at; none never stops early"
+    )
+    kl_stop: float = Field(
+        default=1.5, gt=0, description="stop learning from a rollout at this multiple of target_kl"
+    )
+    entropy_start: float = Field(default=0.05, ge=0, description="entropy coefficient of the first update")
+    entropy_end: float = Field(
+        default=0.01, ge=0, description="entropy coefficient after entropy_updates updates"
+    )
+    entropy_updates: int = Field(
+        default=200, ge=1, description="updates over which the entropy coefficient moves"
+    )
+    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
+    value_clip: float | None = Field(
+        default=None, gt=0, description="how far V may move per update; none does not clip"
+    )
+    max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
+    normalise_values: bool = Field(
+        default=True, description="whether V is learned in units of the returns' scale"
+    )
+    normalise_observations: bool = Field(
+        default=False, description="whether features are standardised; ours are bounded"
+    )
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the agent decides for N members at one step."""
+
+    actions: Tensor  # [N, H] int64
+    log_prob: Tensor  # [N, H]
+    entropy: Tensor  # [N, H]
+    relevant: Tensor  # [N, H] bool
+    forced: Tensor  # [N] bool
+    fault: Tensor  # [N, H] int8
+    value: Tensor  # [N] in units of reward
+    state: Tensor  # [N, state] the memory after this step
+
+    def transition(
+        self,
+        observation: HasFeatures,
+        masks: Any,
+        reset: Tensor,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor | None = None,
+        bootstrap_value: Tensor | None = None,
+        causal: Tensor | None = None,
+    ) -> Transition:
+        """What the buffer stores of this decision; by default the sampled action was executed."""
+        return Transition(
+            observation=observation,
+            masks=masks,
+            actions=self.actions,
+            log_prob=self.log_prob,
+            causal=self.relevant if causal is None else causal,
+            forced=self.forced,
+            value=self.value,
+            reward=reward,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated) if truncated is None else truncated,
+            bootstrap_value=torch.zeros_like(reward) if bootstrap_value is None else bootstrap_value,
+            reset=reset,
+        )
+
+
+class PPOAgent:
+    """Acts, and learns from a rollout buffer. The memory of the members stays with the caller."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        config: PPOConfig | None = None,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        self.config = config or PPOConfig()
+        self.device = torch.device(device)
+        self.seed = seed
+        self.policy = policy.to(self.device)
+        self.optimiser = VetoAdam(policy, self.config.learning_rate, self.config.adam_epsilon)
+        self.value_normaliser = ValueNormaliser().to(self.device)
+        self.feature_normaliser: RunningNormaliser | None = None  # made when the first features are seen
+        self.updates = 0
+        self._fault = torch.zeros((), dtype=torch.long, device=self.device)
+
+    def initial_state(self, num_members: int) -> Tensor:
+        """The memory of fresh episodes.  # [N, state]"""
+        return self.policy.initial_state(num_members, self.device)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observation: HasFeatures,
+        masks: Any,
+        state: Tensor,
+        resets: Tensor,
+        uniforms: Tensor | None = None,
+    ) -> Decision:
+        """One step: sample by uniforms [N, H] in [0, 1), or take the likeliest choices if there are none.
+
+        observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
+        """
+        output = self.policy.sequence(
+            map_tensors(_as_sequence, self._normalised(observation)),
+            map_tensors(_as_sequence, masks),
+            state,
+            _as_sequence(resets),
+            uniforms=None if uniforms is None else _as_sequence(uniforms),
+        )
+        self._note_faults(output.fault, None)
+        step = {f.name: getattr(output, f.name)[:, 0] for f in fields(output) if f.name != "state"}
+        return Decision(**{**step, "value": self._in_reward_units(step["value"])}, state=output.state)
+
+    @torch.no_grad()
+    def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
+        """V(s) in units of reward, for a bootstrap; draws no random number and changes no memory.  # [N]"""
+        step = map_tensors(_as_sequence, self._normalised(observation))
+        return self._in_reward_units(self.policy.value(step, state, _as_sequence(resets))[:, 0])
+
+    def update(self, buffer: TamiyoRolloutBuffer, bootstrap_values: Tensor | None = None) -> UpdateMetrics:
+        """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns."""
+        config = self.config
+        buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
+        rollout = buffer.get_batched_sequences()
+        batch, summary = self._prepare(rollout)
+        weights = LossWeights(
+            config.clip, config.value_clip, config.value_coefficient, self.entropy_coefficient
+        )
+        limit = float("inf") if config.target_kl is None else config.kl_stop * config.target_kl
+
+        tally = Tally(len(self.policy.head_names), self.device)
+        stopped = torch.zeros((), dtype=torch.bool, device=self.device)
+        for rows in self._minibatches(buffer.num_members):
+            part = _choose_rows(batch, rows)
+            terms = self._evaluate(part, rows, weights)
+            live = ~stopped
+            stopped = stopped | (terms.kl > limit)
+            self.optimiser.zero_grad()
+            terms.loss.backward()
+            grad_norm = clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+            vetoed = stopped | ~grad_norm.isfinite() | (self._fault + buffer.fault() > 0)
+            self.optimiser.step(vetoed)
+            tally.add(terms, grad_norm, live, vetoed)
+            if self.device.type == "cpu" and bool(stopped):  # looking costs nothing here; the rest are no-ops
+                break
+
+        if self.feature_normaliser is not None:
+            self.feature_normaliser.update(rollout.steps.observation.features, rollout.valid)
+        faults = torch.stack((buffer.fault(), self._fault)).double()
+        numbers = read_back(torch.cat((faults, stopped.double().unsqueeze(0), summary, tally.pack())))
+        buffer.check(int(numbers[0]))
+        self._raise_fault(int(numbers[1]))
+        metrics = self._metrics(numbers[2:], buffer.num_members)
+        self.updates += 1
+        return metrics
+
+    @property
+    def entropy_coefficient(self) -> float:
+        """Where the entropy coefficient stands after the updates made so far."""
+        config = self.config
+        progress = min(self.updates / config.entropy_updates, 1.0)
+        return config.entropy_start + (config.entropy_end - config.entropy_start) * progress
+
+    def check(self) -> None:
+        """Raise if a head that was read had no legal choice since the last look. Reads the device once."""
+        self._raise_fault(int(read_back(self._fault.unsqueeze(0))[0]))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that learning changed, as plain tensors."""
+        groups = {
+            "policy": self.policy.state_dict(),
+            "optimiser": self.optimiser.state_dict(),
+            "value_normaliser": self.value_normaliser.state_dict(),
+            "feature_normaliser": self.feature_normaliser.state_dict() if self.feature_normaliser else {},
+        }
+        tensors = {
+            f"{group}.{name}": t.detach().clone()
+            for group, named in groups.items()
+            for name, t in named.items()
+        }
+        return tensors | {"updates": torch.tensor(self.updates), "seed": torch.tensor(self.seed)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
+        if "feature_normaliser.mean" in tensors:
+            self._make_feature_normaliser(tensors["feature_normaliser.mean"].shape[0])
+        _check_state(self.state_dict(), tensors)
+
+        def group(prefix: str) -> dict[str, Tensor]:
+            return {
+                name.removeprefix(f"{prefix}."): t
+                for name, t in tensors.items()
+                if name.startswith(f"{prefix}.")
+            }
+
+        self.policy.load_state_dict(group("policy"))
+        self.optimiser.load_state_dict(group("optimiser"))
+        self.value_normaliser.load_state_dict(group("value_normaliser"))
+        if self.feature_normaliser is not None:
+            self.feature_normaliser.load_state_dict(group("feature_normaliser"))
+        self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
+
+    def _prepare(self, rollout: Sequences) -> tuple[Sequences, Tensor]:
+        """The rollout in the network's units, and [explained variance, steps learned, steps dropped]."""
+        steps = rollout.steps
+        finite = rollout.returns.isfinite() & rollout.advantages.isfinite()
+        learned = rollout.valid & finite
+        returns = torch.where(learned, rollout.returns, 0.0)
+        advantages = torch.where(learned, rollout.advantages, 0.0)
+        variance = explained_variance(steps.value, returns, learned)
+        if self.config.normalise_values:
+            self.value_normaliser.update_returns(returns, learned, self.policy.value_head)
+        batch = replace(
+            rollout,
+            steps=replace(
+                steps,
+                observation=self._normalised(steps.observation),
+                value=self._in_network_units(steps.value),
+            ),
+            valid=learned,
+            advantages=standardise(advantages, learned & ~steps.forced),
+            returns=self._in_network_units(returns),
+        )
+        return batch, torch.stack((variance, learned.sum(), (rollout.valid & ~finite).sum())).double()
+
+    def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
+        """Row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
+        parts = self._parts(num_members)
+        nobody = torch.full((1,), -1, device=self.device)  # the learner's own stream: no member has this id
+        for epoch in range(self.config.epochs):
+            if parts == 1:
+                yield None
+                continue
+            draw = self.updates * self.config.epochs + epoch
+            yield from random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)[0].chunk(parts)
+
+    def _parts(self, num_members: int) -> int:
+        return min(self.config.minibatches, num_members)
+
+    def _evaluate(self, part: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
+        """The loss of some rows under the present weights."""
+        steps = part.steps
+        output = self.policy.sequence(
+            steps.observation, steps.masks, part.initial_state, steps.reset, actions=steps.actions
+        )
+        self._note_faults(output.fault * part.valid.unsqueeze(-1), rows)
+        return ppo_loss(output, part, weights)
+
+    def _metrics(self, numbers: Sequence[float], num_members: int) -> UpdateMetrics:
+        stopped, variance, learned, dropped = numbers[:4]
+        named: dict[str, Any] = Tally.unpack(numbers[4:], self.policy.head_names)
+        return UpdateMetrics(
+            epochs_done=named.pop("steps_taken") / self._parts(num_members),
+            steps_vetoed=int(named.pop("steps_vetoed")),
+            stopped_early=stopped > 0,
+            explained_variance=variance,
+            entropy_coefficient=self.entropy_coefficient,
+            steps_learned=int(learned),
+            steps_dropped=int(dropped),
+            **named,
+        )
+
+    def _normalised(self, observation: HasFeatures) -> HasFeatures:
+        if not self.config.normalise_observations:
+            return observation
+        normaliser = self._make_feature_normaliser(observation.features.shape[-1])
+        return replace(observation, features=normaliser.normalise(observation.features))  # type: ignore[type-var]
+
+    def _make_feature_normaliser(self, size: int) -> RunningNormaliser:
+        if self.feature_normaliser is None:
+            self.feature_normaliser = RunningNormaliser(size, clip=10.0).to(self.device)
+        return self.feature_normaliser
+
+    def _in_reward_units(self, values: Tensor) -> Tensor:
+        return self.value_normaliser.denormalise(values) if self.config.normalise_values else values
+
+    def _in_network_units(self, values: Tensor) -> Tensor:
+        return self.value_normaliser.normalise(values) if self.config.normalise_values else values
+
+    def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
+        """Remember the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
+        worst = fault.amax(1).long()  # [n, H]
+        members = torch.arange(len(worst), device=self.device) if rows is None else rows
+        heads = torch.arange(worst.shape[1], device=self.device)
+        code = 2 * (members.unsqueeze(1) * worst.shape[1] + heads) + worst
+        self._fault = torch.maximum(self._fault, torch.where(worst > 0, code, 0).amax())
+
+    def _raise_fault(self, code: int) -> None:
+        if code:
+            self._fault.zero_()
+            place, kind = divmod(code - 1, 2)
+            member, head = divmod(place, len(self.policy.head_names))
+            raise ValueError(describe_fault(kind + 1, member, head, self.policy.head_names))
+
+
+def _as_sequence(step: Tensor) -> Tensor:
+    """[N, ...] → [N, 1, ...]: a step is a sequence of length 1."""
+    return step.unsqueeze(1)
+
+
+def _choose_rows(batch: Sequences, rows: Tensor | None) -> Sequences:
+    """Some rows of a batch, or all of it.  # rows [n]"""
+    return batch if rows is None else map_tensors(partial(torch.index_select, dim=0, index=rows), batch)
+
+
+def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
+    """Refuse a state of another network before anything is overwritten."""
+    missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
+    if missing or unknown:
+        raise ValueError(
+            f"the agent's state lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}"
+        )
+    for name, tensor in own.items():
+        if given[name].shape != tensor.shape:
+            raise ValueError(
+                f"{name} has shape {tuple(given[name].shape)}; this agent's is {tuple(tensor.shape)}: "
+                "build the policy with the config it was trained with"
+            )

@@ -1,0 +1,206 @@
+"""The rollout: preallocated [N, T] tensors on one device, a column written for all members at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.simic.agent.gae import compute_gae, valid_steps
+from esper.tamiyo.policy.protocol import map_tensors, tensors_of
+
+
+@dataclass(frozen=True)
+class Transition:
+    """One step of N members: all that is ever stored about it."""
+
+    observation: Any  # a record of [N, ...]
+    masks: Any  # a record of [N, ...]
+    actions: Tensor  # [N, H] int64, as sampled
+    log_prob: Tensor  # [N, H] float32, of the sampled action
+    causal: Tensor  # [N, H] bool: the heads that the executed op reads (a failed action counts as WAIT)
+    forced: Tensor  # [N] bool: there was nothing to choose
+    value: Tensor  # [N] float32, in units of reward
+    reward: Tensor  # [N] float32
+    terminated: Tensor  # [N] bool: the episode ended here
+    truncated: Tensor  # [N] bool: it was cut here
+    bootstrap_value: Tensor  # [N] float32: V of the state after a cut; read at truncations alone
+    reset: Tensor  # [N] bool: the memory was cleared before this step
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """A rollout as whole rows, ready to learn from. Views into the buffer."""
+
+    steps: Transition  # [N, T, ...]
+    valid: Tensor  # [N, T] bool
+    advantages: Tensor  # [N, T]
+    returns: Tensor  # [N, T]
+    initial_state: Tensor  # [N, state] the memory before the first step
+
+
+class BufferFault(IntEnum):
+    """What can be wrong with a row."""
+
+    OVERFLOW = 1
+    UNFINISHED = 2
+
+
+class TamiyoRolloutBuffer:
+    """N rows of up to T transitions.
+
+    A row that sits a step out writes into a spare row that nobody reads, so that no operation depends on
+    how many rows are active. Steps that were never written are 0, after a reset too.
+    """
+
+    def __init__(
+        self,
+        num_members: int,
+        horizon: int,
+        example: Transition,
+        initial_state: Tensor,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """`example` and `initial_state` fix names, shapes and types; their first axis is the members."""
+        if num_members < 1 or horizon < 1:
+            raise ValueError(f"{num_members} members with {horizon} steps; both must be at least 1")
+        self.num_members = num_members
+        self.horizon = horizon
+        self.device = torch.device(device)
+
+        def allocate(tensor: Tensor) -> Tensor:
+            shape = (num_members + 1, horizon, *tensor.shape[1:])
+            return torch.zeros(shape, dtype=tensor.dtype, device=self.device)
+
+        self._storage = map_tensors(allocate, example)
+        self._tensors = tensors_of(self._storage)
+        self._steps = map_tensors(lambda tensor: tensor[:num_members], self._storage)
+        self._rows = torch.arange(num_members, device=self.device)
+        self._everyone = torch.ones(num_members, dtype=torch.bool, device=self.device)
+        self.step_counts = torch.zeros(num_members, dtype=torch.long, device=self.device)
+        self.advantages = torch.zeros(num_members, horizon, device=self.device)
+        self.returns = torch.zeros(num_members, horizon, device=self.device)
+        self.initial_state = torch.zeros_like(initial_state[:1]).repeat(num_members, 1).to(self.device)
+        self._fault = torch.zeros(num_members, dtype=torch.long, device=self.device)
+        self._columns = 0  # no row is longer than this
+        self._even = True  # every row has exactly that many steps
+
+    @property
+    def valid_mask(self) -> Tensor:
+        """True where a transition is stored.  # [N, T]"""
+        return valid_steps(self.step_counts, self.horizon)
+
+    def reset(self, initial_state: Tensor | None = None) -> None:
+        """Forget everything; the next rollout begins with this memory (a fresh one if none is given)."""
+        for tensor in (*self._tensors.values(), self.step_counts, self._fault, self.advantages, self.returns):
+            tensor.zero_()
+        if initial_state is None:
+            self.initial_state.zero_()
+        else:
+            self.initial_state.copy_(initial_state)
+        self._columns, self._even = 0, True
+
+    @torch.no_grad()
+    def add(self, transition: Transition, active: Tensor | None = None) -> None:
+        """Append one transition to every row, or to the active ones.  # active [N] bool"""
+        if active is None and self._even:
+            if self._columns == self.horizon:
+                raise ValueError(
+                    f"the buffer holds {self.horizon} steps and is full; call reset() or give more room"
+                )
+            for name, tensor in tensors_of(transition).items():
+                self._tensors[name][:-1, self._columns] = tensor
+            self.step_counts += 1
+        else:
+            self._scatter(transition, self._everyone if active is None else active)
+            self._even = False
+        self._columns = min(self._columns + 1, self.horizon)
+
+    def _scatter(self, transition: Transition, active: Tensor) -> None:
+        """Write each active row's own next column."""
+        full = self.step_counts == self.horizon
+        row = torch.where(active & ~full, self._rows, self.num_members)
+        column = self.step_counts.clamp(max=self.horizon - 1)
+        for name, tensor in tensors_of(transition).items():
+            self._tensors[name][row, column] = tensor
+        self._fault = torch.where(active & full, BufferFault.OVERFLOW, self._fault)
+        self.step_counts += active & ~full
+
+    @torch.no_grad()
+    def penalise(self, rows: Tensor, amount: Tensor) -> None:
+        """Add to the reward of the last stored transition of the given rows; a row that has none ignores it.
+
+        The governor sees the damage one step later than the action that did it: this is how its penalty
+        reaches the transition that caused it.  # rows [N] bool, amount [N]
+        """
+        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
+        owed = torch.where(rows & (self.step_counts > 0), amount, 0.0)
+        self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
+
+    @torch.no_grad()
+    def compute_advantages_and_returns(
+        self, gamma: float, lam: float, bootstrap_values: Tensor | None = None
+    ) -> None:
+        """GAE over every row.
+
+        bootstrap_values [N]: V after the last stored step, for rows that end in neither a terminal nor a
+        truncation. Without it such a row is a fault, which `check` reports.
+        """
+        steps = self._steps
+        if bootstrap_values is None:
+            after = torch.zeros_like(steps.value[:, :1])
+            self._fault = torch.where(self._unfinished(), BufferFault.UNFINISHED, self._fault)
+        else:
+            after = bootstrap_values.to(steps.value.dtype).unsqueeze(1)
+        following = torch.cat((steps.value[:, 1:], after), dim=1)
+        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
+        following = following.scatter(1, last, after)
+        self.advantages, self.returns = compute_gae(
+            steps.reward,
+            steps.value,
+            torch.where(steps.truncated, steps.bootstrap_value, following),
+            steps.terminated,
+            steps.truncated,
+            self.step_counts,
+            gamma,
+            lam,
+        )
+
+    def _unfinished(self) -> Tensor:
+        """Rows whose last step ends nothing.  # [N]"""
+        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
+        ended = (self._steps.terminated | self._steps.truncated).gather(1, last).squeeze(1)
+        return ~ended & (self.step_counts > 0)
+
+    def get_batched_sequences(self) -> Sequences:
+        """The rollout as views: no copy, and no column that no row has reached."""
+        columns = max(self._columns, 1)
+        return Sequences(
+            steps=map_tensors(lambda tensor: tensor[:, :columns], self._steps),
+            valid=self.valid_mask[:, :columns],
+            advantages=self.advantages[:, :columns],
+            returns=self.returns[:, :columns],
+            initial_state=self.initial_state,
+        )
+
+    def fault(self) -> Tensor:
+        """One number on the device: 0, or 2·member + kind for the last member at fault.  # []"""
+        code = 2 * self._rows + self._fault
+        return torch.where(self._fault > 0, code, 0).amax()
+
+    def check(self, code: int | None = None) -> None:
+        """Raise if a row is at fault. Reads the device once, unless the caller has already read `fault()`."""
+        code = int(self.fault()) if code is None else code
+        if code == 0:
+            return
+        member, kind = divmod(code - 1, 2)
+        message = {
+            BufferFault.OVERFLOW: f"was given more than the {self.horizon} steps that the buffer holds; "
+            "call reset() between rollouts or give a longer horizon",
+            BufferFault.UNFINISHED: "ends in neither a terminal nor a truncation; pass bootstrap_values "
+            "[members] or mark the end of the episode",
+        }[BufferFault(kind + 1)]
+        raise ValueError(f"the row of member {member} {message}")

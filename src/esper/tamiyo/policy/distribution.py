@@ -1,0 +1,129 @@
+"""One masked distribution for all heads: the same function samples, stores, updates and reports.
+
+Heads with different numbers of choices are padded to C; padding is never legal. Everything is FP32,
+whatever the precision of the network that made the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.tables import device_table
+
+ILLEGAL_LOG_PROB = torch.finfo(torch.float32).min  # finite, so that no 0·inf makes a NaN
+
+
+class Fault(IntEnum):
+    """What can be wrong with a head that is read."""
+
+    NONE = 0
+    ILLEGAL_ACTION = 1  # a choice was given that the mask forbids
+    NOTHING_LEGAL = 2  # the mask forbids every choice
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What the heads say about given actions; all [..., H]."""
+
+    log_prob: Tensor  # float32, 0 where the head is not read
+    entropy: Tensor  # divided by ln(legal choices): 0..1; 0 where the head is not read
+    fault: Tensor  # int8, values of Fault
+
+
+class MaskedHeads:
+    """H categorical heads over the legal among C padded choices.
+
+    With a floor the distribution is the mixture (1 − n·floor)·p + floor over the n legal choices: none
+    falls below the floor, and unlike a clamp it leaves every gradient alive.
+    """
+
+    def __init__(self, logits: Tensor, legal: Tensor, floor: float = 0.0) -> None:
+        """logits, legal [..., H, C]; legal is boolean."""
+        if logits.shape != legal.shape or legal.dtype != torch.bool:
+            raise ValueError(
+                f"logits have shape {tuple(logits.shape)}, legal {tuple(legal.shape)} of {legal.dtype}; "
+                "both must be [..., heads, choices] and legal boolean"
+            )
+        check_floor(floor, logits.shape[-1])
+        self.legal = legal
+        self.illegal = ~legal
+        self.num_legal = legal.sum(-1)  # [..., H]
+        log_probs = logits.float().masked_fill(self.illegal, ILLEGAL_LOG_PROB).log_softmax(-1)
+        if floor > 0:
+            mixed = (1 - floor * self.num_legal.unsqueeze(-1)) * log_probs.exp() + floor
+            log_probs = mixed.log().masked_fill(self.illegal, ILLEGAL_LOG_PROB)
+        self.log_probs = log_probs  # [..., H, C]
+        self.probs = log_probs.exp()
+
+    def sample(self, uniforms: Tensor) -> Tensor:
+        """Inverse-CDF sampling from uniforms [..., H] in [0, 1); a legal choice whatever the rounding.
+
+        The first legal choice whose cumulated probability exceeds u; the last legal one if rounding leaves
+        none; 0 if nothing is legal.  # [..., H] int64
+        """
+        cumulated = self.probs.cumsum(-1)
+        beyond = cumulated > uniforms.unsqueeze(-1) * cumulated[..., -1:]
+        first, last = _search_keys(self.legal.device, self.legal.shape[-1])
+        return (torch.where(beyond, first, last) * self.legal).argmax(-1)
+
+    def mode(self) -> Tensor:
+        """The likeliest legal choice; 0 if nothing is legal.  # [..., H] int64"""
+        return self.log_probs.argmax(-1)
+
+    def evaluate(self, actions: Tensor, relevant: Tensor) -> Evaluation:
+        """Log-prob and entropy of the heads that are read.  # actions, relevant [..., H]"""
+        index = actions.unsqueeze(-1)
+        illegal_action = self.illegal.gather(-1, index).squeeze(-1)
+        counted = relevant & ~illegal_action
+        log_prob = self.log_probs.gather(-1, index).squeeze(-1)
+        zero = log_prob.new_zeros(())
+        return Evaluation(
+            log_prob=torch.where(counted, log_prob, zero),
+            entropy=torch.where(relevant, self.entropy(), zero),
+            fault=(relevant & illegal_action).to(torch.int8) + (relevant & (self.num_legal == 0)),
+        )
+
+    def entropy(self) -> Tensor:
+        """Shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
+        nats = -(self.probs * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)
+        return nats / self.num_legal.clamp(min=2).log()
+
+
+@device_table
+def _search_keys(choices: int) -> Tensor:
+    """Keys whose largest legal one marks the sample.
+
+    A choice beyond u has key 2C − i, so that the first of them wins; one before u has i + 1, so that the
+    last of them wins, and only when none is beyond.  # [2, C]
+    """
+    index = torch.arange(choices, dtype=torch.float32)
+    return torch.stack((2 * choices - index, index + 1))
+
+
+def check_floor(floor: float, choices: int) -> None:
+    if not 0 <= floor * choices < 1:
+        raise ValueError(
+            f"the probability floor is {floor}, which {choices} choices cannot all have; "
+            f"give at least 0 and less than 1/{choices}"
+        )
+
+
+def describe_fault(fault: int, member: int, head: int, head_names: Sequence[str]) -> str:
+    """The sentence that a fault deserves."""
+    what = {
+        Fault.ILLEGAL_ACTION: "was given an action that its mask forbids; pass the mask it was sampled under",
+        Fault.NOTHING_LEGAL: "has no legal choice; an op is only legal if each head that it reads has one",
+    }[Fault(fault)]
+    return f"member {member}, head {head_names[head]!r} {what}"
+
+
+def check_faults(fault: Tensor, head_names: Sequence[str]) -> None:
+    """Raise if any head is at fault, naming member and head. Reads the device once.  # fault [N, ..., H]"""
+    worst = fault.reshape(fault.shape[0], -1, fault.shape[-1]).amax(1).cpu()  # [N, H]
+    for member, head in worst.nonzero().tolist():
+        raise ValueError(describe_fault(int(worst[member, head]), member, head, head_names))

@@ -1,0 +1,111 @@
+"""A plain policy for Discrete and MultiDiscrete actions: a vector in, independent heads out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from esper.lifecycle.config import Config
+from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
+from esper.tamiyo.policy.layers import linear
+from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput
+from esper.tamiyo.policy.recurrent import RecurrentCore
+
+
+class FlatPolicyConfig(Config):
+    """The shape of a FlatPolicy."""
+
+    width: int = Field(default=64, ge=1, description="width of the encoder's layers and of the memory")
+    depth: int = Field(default=2, ge=1, description="layers of the encoder")
+    recurrent: bool = Field(default=False, description="whether the policy has a memory")
+    floor: float = Field(default=0.0, ge=0, lt=1, description="least probability of a legal choice; 0 is off")
+
+
+@dataclass(frozen=True)
+class FlatObservation:
+    """A vector per row."""
+
+    features: Tensor  # [..., F] float32
+
+
+@dataclass(frozen=True)
+class FlatMasks:
+    """The legal choices of every head, padded with False to the widest head."""
+
+    legal: Tensor  # [..., H, C] bool
+
+
+def padded_choices(head_sizes: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+    """Everything legal: True where head h really has choice c.  # [H, C]"""
+    sizes = torch.tensor(list(head_sizes), device=device)
+    return torch.arange(max(head_sizes), device=device) < sizes.unsqueeze(-1)
+
+
+class FlatPolicy(Policy):
+    """An MLP encoder, an optional recurrent core, and one linear layer for all heads.
+
+    Every head is read at every step; a step is forced when each head has a single legal choice.
+    """
+
+    def __init__(
+        self, num_features: int, head_sizes: Sequence[int], config: FlatPolicyConfig | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config or FlatPolicyConfig()
+        self.head_sizes = tuple(head_sizes)
+        self.head_names = tuple(f"head {i}" for i in range(len(self.head_sizes)))
+        self.choices = max(self.head_sizes)
+        check_floor(self.config.floor, self.choices)
+        width = self.config.width
+        widths = [num_features] + [width] * self.config.depth
+        layers = [layer for i, o in pairwise(widths) for layer in (linear(i, o), nn.Tanh())]
+        self.encoder = nn.Sequential(*layers)
+        self.core = RecurrentCore(width, width) if self.config.recurrent else None
+        self.heads = linear(width, len(self.head_sizes) * self.choices, gain=0.01)
+        self.value_head = linear(width, 1, gain=1.0)
+
+    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        size = self.core.state_size if self.core is not None else 0
+        return torch.zeros(num_rows, size, device=on)
+
+    def sequence(
+        self,
+        observation: HasFeatures,
+        masks: FlatMasks,
+        state: Tensor,
+        resets: Tensor,
+        actions: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyOutput:
+        memory, state = self._remember(observation, state, resets)
+        logits = self.heads(memory).unflatten(-1, (len(self.head_sizes), self.choices))
+        heads = MaskedHeads(logits, masks.legal, self.config.floor)
+        if actions is None:
+            actions = heads.mode() if uniforms is None else heads.sample(uniforms)
+        relevant = torch.ones_like(actions, dtype=torch.bool)
+        judged = heads.evaluate(actions, relevant)
+        return PolicyOutput(
+            actions=actions,
+            log_prob=judged.log_prob,
+            entropy=judged.entropy,
+            relevant=relevant,
+            forced=(heads.num_legal == 1).all(-1),
+            fault=judged.fault,
+            value=self.value_head(memory).squeeze(-1),
+            state=state,
+        )
+
+    def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
+        memory, _ = self._remember(observation, state, resets)
+        values: Tensor = self.value_head(memory).squeeze(-1)
+        return values
+
+    def _remember(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
+        """What the policy knows after each step.  # [N, T, width]"""
+        encoded = self.encoder(observation.features)
+        return (encoded, state) if self.core is None else self.core(encoded, state, resets)

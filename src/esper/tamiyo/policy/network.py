@@ -1,0 +1,203 @@
+"""Tamiyo's network: slots are a set, so that weights trained with 3 slots run with 9 or 25.
+
+One encoder reads every slot; the pooled set and the base features feed the recurrent core. The action is
+drawn op first, then the slot under that op by a pointer over the slot encodings, then the other heads
+given op and slot. V(s) is read from the core alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance_table
+from esper.lifecycle.config import Config
+from esper.lifecycle.tables import device_table
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.distribution import MaskedHeads
+from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
+from esper.tamiyo.policy.layers import linear
+from esper.tamiyo.policy.protocol import Policy, PolicyOutput
+from esper.tamiyo.policy.recurrent import RecurrentCore
+
+# The heads between slot and op, in head order: those that are drawn last.
+DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))
+DETAIL_CHOICES = max(len(HEAD_CHOICES[head]) for head in DETAIL_HEADS)
+
+
+class TamiyoNetConfig(Config):
+    """The shape of Tamiyo's network."""
+
+    width: int = Field(default=128, ge=8, description="width of the encoders and of the memory")
+    embedding: int = Field(default=16, ge=1, description="width of the blueprint and op embeddings")
+    floor: float = Field(
+        default=0.0, ge=0, lt=1 / DETAIL_CHOICES, description="least probability of a legal choice; 0 is off"
+    )
+    bf16: bool = Field(
+        default=False, description="whether encoders and memory multiply in bfloat16; heads never do"
+    )
+
+
+@dataclass(frozen=True)
+class TamiyoInputs:
+    """What batch_obs_to_features returns: the numbers and the blueprint of every slot."""
+
+    features: Tensor  # [..., BASE + SLOT·S] float32
+    blueprints: Tensor  # [..., S] int64, -1 where the slot is empty
+
+
+class _Seen(NamedTuple):
+    memory: Tensor  # [N, T, W]
+    slots: Tensor  # [N, T, S, W]
+    state: Tensor  # [N, 2W]
+
+
+class TamiyoNet(Policy):
+    """Slot encoder, recurrent core, pointer over slots, and op → slot → details."""
+
+    head_names = tuple(head.name.lower() for head in Head)
+
+    def __init__(self, config: TamiyoNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or TamiyoNetConfig()
+        width, embedding = self.config.width, self.config.embedding
+        self.blueprint_embedding = nn.Embedding(NUM_BLUEPRINTS + 1, embedding)  # row 0: an empty slot
+        self.op_embedding = nn.Embedding(NUM_OPS, embedding)
+        self.slot_encoder = nn.Sequential(
+            linear(SLOT_FEATURE_SIZE + embedding, width), nn.SiLU(), linear(width, width), nn.SiLU()
+        )
+        self.base_encoder = nn.Sequential(linear(BASE_FEATURE_SIZE + 2 * width, width), nn.SiLU())
+        self.core = RecurrentCore(width, width)
+        self.op_head = linear(width, NUM_OPS, gain=0.01)
+        self.slot_query = linear(width + embedding, width, gain=1.0)
+        self.slot_key = linear(width, width, gain=1.0)
+        self.detail_encoder = nn.Sequential(linear(2 * width + embedding, width), nn.SiLU())
+        self.detail_heads = linear(width, len(DETAIL_HEADS) * DETAIL_CHOICES, gain=0.01)
+        self.value_encoder = nn.Sequential(linear(width, width), nn.SiLU())
+        self.value_head = linear(width, 1, gain=1.0)
+
+    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        return torch.zeros(num_rows, self.core.state_size, device=on)
+
+    def sequence(
+        self,
+        observation: TamiyoInputs,
+        masks: ActionMasks,
+        state: Tensor,
+        resets: Tensor,
+        actions: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyOutput:
+        seen = self._see(observation, state, resets)
+        legal_details = pad_masks(masks)  # [N, T, 6, 13]
+
+        def choose(heads: slice, logits: Tensor, legal: Tensor) -> Tensor:
+            """The given choices of these heads, or new ones.  # [N, T, heads]"""
+            if actions is not None:
+                return actions[..., heads]
+            distribution = MaskedHeads(logits, legal, self.config.floor)
+            return distribution.mode() if uniforms is None else distribution.sample(uniforms[..., heads])
+
+        op_logits = self.op_head(seen.memory).unsqueeze(-2)  # [N, T, 1, ops]
+        op = choose(slice(Head.OP, Head.OP + 1), op_logits, masks.op.unsqueeze(-2))
+        relevant = relevance(op.squeeze(-1))  # [N, T, H]
+        op_embedded = self.op_embedding(op.squeeze(-1))  # [N, T, E]
+
+        slot_logits = self._slot_logits(seen, op_embedded)  # [N, T, 1, S]
+        slot_index = op.unsqueeze(-1).expand(*op.shape, slot_logits.shape[-1])
+        slot_legal = masks.slot_by_op.gather(-2, slot_index)  # [N, T, 1, S]
+        slot = choose(slice(Head.SLOT, Head.SLOT + 1), slot_logits, slot_legal)
+        slot = slot * relevant[..., Head.SLOT, None]
+
+        detail_logits = self._detail_logits(seen, op_embedded, slot, relevant[..., Head.SLOT, None])
+        details = choose(slice(Head.SLOT + 1, Head.OP), detail_logits, legal_details)
+
+        chosen = torch.cat((slot, details, op), dim=-1) * relevant
+        heads = MaskedHeads(
+            stack_heads(slot_logits, detail_logits, op_logits),
+            stack_heads(slot_legal, legal_details, masks.op.unsqueeze(-2)),
+            self.config.floor,
+        )
+        judged = heads.evaluate(chosen, relevant)
+        return PolicyOutput(
+            actions=chosen,
+            log_prob=judged.log_prob,
+            entropy=judged.entropy,
+            relevant=relevant,
+            forced=heads.num_legal[..., Head.OP] == 1,
+            fault=judged.fault,
+            value=self._value(seen.memory),
+            state=seen.state,
+        )
+
+    def value(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> Tensor:
+        return self._value(self._see(observation, state, resets).memory)
+
+    def _see(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Seen:
+        """Encode every slot, pool them, and remember."""
+        base, slots = observation.features.split(
+            (BASE_FEATURE_SIZE, observation.features.shape[-1] - BASE_FEATURE_SIZE), dim=-1
+        )
+        blueprints = self.blueprint_embedding(observation.blueprints + 1)  # [N, T, S, E]
+        slots = slots.unflatten(-1, (-1, SLOT_FEATURE_SIZE))  # [N, T, S, F]
+        with torch.autocast(slots.device.type, torch.bfloat16, enabled=self.config.bf16):
+            encoded = self.slot_encoder(torch.cat((slots, blueprints), dim=-1))  # [N, T, S, W]
+            pooled = torch.cat((base, encoded.mean(-2), encoded.amax(-2)), dim=-1)
+            memory, state = self.core(self.base_encoder(pooled), state, resets)
+        return _Seen(memory.float(), encoded.float(), state)
+
+    def _slot_logits(self, seen: _Seen, op_embedded: Tensor) -> Tensor:
+        """A pointer: how well each slot answers what memory and op ask for.  # [N, T, 1, S]"""
+        query = self.slot_query(torch.cat((seen.memory, op_embedded), dim=-1)).unsqueeze(-2)
+        logits: Tensor = query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
+        return logits
+
+    def _detail_logits(self, seen: _Seen, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor) -> Tensor:
+        """The heads between slot and op, given both.  # slot, reads_slot [N, T, 1] → [N, T, 6, 13]"""
+        index = slot.unsqueeze(-1).expand(*slot.shape, seen.slots.shape[-1])
+        chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
+        context = self.detail_encoder(torch.cat((seen.memory, op_embedded, chosen_slot), dim=-1))
+        logits: Tensor = self.detail_heads(context).unflatten(-1, (len(DETAIL_HEADS), DETAIL_CHOICES))
+        return logits
+
+    def _value(self, memory: Tensor) -> Tensor:
+        values: Tensor = self.value_head(self.value_encoder(memory)).squeeze(-1)
+        return values
+
+
+def relevance(op: Tensor) -> Tensor:
+    """Which heads each op reads; given the executed op, the causal mask.  # op [...] → [..., H] bool"""
+    return _relevance(op.device)[op]
+
+
+def pad_masks(masks: ActionMasks) -> Tensor:
+    """The masks of the detail heads, padded with False.  # [..., 6, 13]"""
+    flat = torch.cat([masks.head(head) for head in DETAIL_HEADS], dim=-1)
+    return pad(flat, (0, 1))[..., _padding_index(flat.device)]
+
+
+def stack_heads(slot: Tensor, details: Tensor, op: Tensor) -> Tensor:
+    """The three groups of heads in head order, padded with 0 to the widest.  # [..., H, C]"""
+    choices = max(slot.shape[-1], DETAIL_CHOICES)
+    return torch.cat([pad(group, (0, choices - group.shape[-1])) for group in (slot, details, op)], dim=-2)
+
+
+_relevance = device_table(relevance_table)
+
+
+@device_table
+def _padding_index() -> Tensor:
+    """Where each padded choice lies in the row of all masks; one past the end is False.  # [6, 13]"""
+    sizes = [len(HEAD_CHOICES[head]) for head in DETAIL_HEADS]
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    rows = [
+        [start + c if c < size else sum(sizes) for c in range(DETAIL_CHOICES)]
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+    return torch.tensor(rows)
