@@ -101,7 +101,7 @@ class Noop(nn.Module):
         return torch.zeros_like(h)
 
 
-class _NormMix(nn.Module):
+class NormMix(nn.Module):
     """s = tanh(scale)·(norm(h) − h)."""
 
     def __init__(self, norm: nn.Module) -> None:
@@ -115,7 +115,7 @@ class _NormMix(nn.Module):
 
 
 @blueprint(Blueprint.NORM, topologies={"cnn"}, parameters=lambda c, d: 2 * c + 1)
-class ChannelNormMix(_NormMix):
+class ChannelNormMix(NormMix):
     """A learned mix of h and its normalisation over channels and space."""
 
     def __init__(self, width: int, spatial_dims: int) -> None:
@@ -123,7 +123,7 @@ class ChannelNormMix(_NormMix):
 
 
 @blueprint(Blueprint.NORM, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * c + 1)
-class LayerNormMix(_NormMix):
+class LayerNormMix(NormMix):
     """A learned mix of h and its layer normalisation."""
 
     def __init__(self, width: int, spatial_dims: int) -> None:

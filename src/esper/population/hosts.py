@@ -10,6 +10,7 @@ keep samples apart; BatchNorm does not.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -89,9 +90,7 @@ class Host(nn.Module):
         expected_axes = 3 if self.topology == "transformer" else 2
         if logits.ndim != expected_axes or num_classes not in (None, logits.shape[-1]):
             classes = "classes" if num_classes is None else num_classes
-            layout = (
-                f"[{len(sample)}, time, {classes}]" if expected_axes == 3 else f"[{len(sample)}, {classes}]"
-            )
+            layout = f"[batch, time, {classes}]" if expected_axes == 3 else f"[batch, {classes}]"
             raise ValueError(
                 f"the head gives shape {list(logits.shape)}; a {self.topology} host needs {layout}: "
                 "end it with a Linear layer that has one output per class"
@@ -277,11 +276,15 @@ def build_host(name: str, input_shape: Sequence[int], num_classes: int, **option
     """A preset host, checked on a blank sample: `build_host("cnn", (1, 8, 8), 10, width=8, depth=3)`."""
     if name not in HOST_PRESETS:
         raise ValueError(f"host preset is {name!r}; allowed are {', '.join(HOST_PRESETS)}")
-    small = {key: value for key, value in options.items() if value < 1}
-    if small or num_classes < 2:
-        raise ValueError(
-            f"{name} host with {small or f'num_classes {num_classes}'}; options are at least 1, classes 2"
-        )
-    host = HOST_PRESETS[name](input_shape, num_classes, **options)
-    dtype = torch.long if name == "gpt" else torch.float32
+    preset = HOST_PRESETS[name]
+    allowed = list(inspect.signature(preset).parameters)[2:]
+    for option, value in options.items():
+        if option not in allowed:
+            raise ValueError(f"the {name} host has no option {option!r}; allowed are {', '.join(allowed)}")
+        if value < 1:
+            raise ValueError(f"{option} is {value} for the {name} host; it must be at least 1")
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; a host needs at least 2 classes")
+    host = preset(input_shape, num_classes, **options)
+    dtype = torch.long if host.topology == "transformer" else torch.float32
     return host.validate(torch.zeros(2, *input_shape, dtype=dtype), num_classes)

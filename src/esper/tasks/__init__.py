@@ -1,6 +1,6 @@
 """Data sets that need no network, each with a host that is deliberately too small for it."""
 
-from esper.tasks import images, signals, spirals, tables, text
+from esper.tasks import images, signals, spirals, synthetic, tables, text, variants
 from esper.tasks.registry import (
     Splits,
     TaskEntry,
@@ -12,6 +12,7 @@ from esper.tasks.registry import (
     task_names,
     task_table,
 )
+from esper.tasks.synthetic import synthetic_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
 __all__ = [
@@ -29,8 +30,11 @@ __all__ = [
     "register",
     "signals",
     "spirals",
+    "synthetic",
+    "synthetic_task",
     "tables",
     "task_names",
     "task_table",
     "text",
+    "variants",
 ]

@@ -58,10 +58,8 @@ def _reordered(split: Split, order: NDArray[np.int64]) -> Split:
 def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
     """The splits in their natural order, and the published shuffle of the 40 samples."""
     train_size, validation_size, test_size = MNIST1D.sizes
-    inputs, targets, order = _generate(PUBLISHED_SEED + seed, train_size + test_size)
-    extra_inputs, extra_targets, _ = _generate(
-        PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size
-    )
+    inputs, targets, order = generate(PUBLISHED_SEED + seed, train_size + test_size)
+    extra_inputs, extra_targets, _ = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
     splits = Splits(
         as_split(inputs[:train_size], targets[:train_size]),
         as_split(extra_inputs, extra_targets),
@@ -70,7 +68,7 @@ def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
     return splits, order
 
 
-def _generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """The package's own recipe and order of draws, without its scaling by statistics of the test data."""
     data = require("mnist1d.data", MNIST1D.name)
     arguments = data.get_dataset_args()

@@ -94,7 +94,7 @@ class Task:
             if split.targets.numel() < needed:
                 raise ValueError(
                     f"task {self.name} has {split.targets.numel()} {name} samples for "
-                    f"{self.num_classes} classes; at least {needed} are needed: give more data or fewer classes"
+                    f"{self.num_classes} classes; at least {needed} are needed: give more data"
                 )
             if tuple(split.inputs.shape[1:]) != self.input_shape:
                 raise ValueError(

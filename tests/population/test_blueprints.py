@@ -1,0 +1,293 @@
+"""Blueprints: sizes by formula, shapes kept, silent at birth and alive in every parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from esper.lifecycle.actions import (
+    STYLE_BLEND,
+    TOPOLOGY_BLUEPRINTS,
+    Blend,
+    Blueprint,
+    Style,
+    selectable_blueprints,
+)
+from esper.population.blueprints import (
+    AlibiAttention,
+    Gate,
+    attention_heads,
+    blueprint,
+    blueprint_entry,
+    blueprint_table,
+    build_blueprint,
+    gate_parameter_count,
+    parameter_count,
+)
+from esper.population.hosts import build_host
+from esper.population.reference import ReferenceMember, ReferenceSeed, gradients, loss_of
+
+# (topology, spatial_dims, the shape of a sample at a joint of width C)
+PLACES = [("cnn", 1), ("cnn", 2), ("mlp", 0), ("transformer", 0)]
+CASES = [(t, d, b) for t, d in PLACES for b in sorted(selectable_blueprints(t))]
+
+
+def activations(topology: str, dims: int, width: int, batch: int = 4) -> Tensor:
+    shape = {"cnn": (batch, width, *[6] * dims), "mlp": (batch, width), "transformer": (batch, 7, width)}[
+        topology
+    ]
+    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+
+
+def awakened(seed: nn.Module) -> nn.Module:
+    """The same seed with every parameter moved away from where it was born."""
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return seed
+
+
+def test_every_selectable_blueprint_of_every_topology_is_registered() -> None:
+    for topology, names in TOPOLOGY_BLUEPRINTS.items():
+        assert {row.name for row in blueprint_table(topology=topology)} == {b.name for b in names}
+
+
+@pytest.mark.parametrize(("topology", "dims"), PLACES)
+def test_the_formula_counts_what_the_module_has(topology: str, dims: int) -> None:
+    for name in TOPOLOGY_BLUEPRINTS[topology]:
+        for width in range(4, 65):
+            built = sum(p.numel() for p in blueprint_entry(name, topology).factory(width, dims).parameters())
+            assert parameter_count(name, topology, width, dims) == built, (name, width)
+
+
+def test_the_sizes_of_the_rules() -> None:
+    c = 16
+    expected = {
+        Blueprint.NORM: 2 * c + 1,
+        Blueprint.CONV_SMALL: c * c + 2 * c,
+        Blueprint.DEPTHWISE: c * c + 11 * c,
+        Blueprint.CONV_LIGHT: 9 * c * c + 2 * c,
+        Blueprint.CONV_HEAVY: 2 * (9 * c * c + 2 * c),
+    }
+    assert {name: parameter_count(name, "cnn", c, 2) for name in expected} == expected
+    assert parameter_count(Blueprint.LORA, "transformer", c) == 2 * 8 * c
+    assert parameter_count(Blueprint.LORA_LARGE, "transformer", c) == 2 * 32 * c
+
+
+@pytest.mark.parametrize(("topology", "dims", "name"), CASES)
+def test_a_seed_keeps_the_shape_and_is_silent_at_birth(topology: str, dims: int, name: Blueprint) -> None:
+    for width in (3, 4, 6, 8, 13):
+        h = activations(topology, dims, width)
+        s = build_blueprint(name, topology, width, dims)(h)
+        assert s.shape == h.shape
+        assert torch.equal(s, torch.zeros_like(h))
+        assert awakened(build_blueprint(name, topology, width, dims))(h).abs().max() > 1e-3
+
+
+def small_host_sample(topology: str, dims: int) -> tuple[ReferenceMember, Tensor, Tensor]:
+    shape = {"cnn": (1, *[8] * dims), "mlp": (6,), "transformer": (8,)}[topology]
+    preset = {"cnn": "cnn", "mlp": "mlp", "transformer": "gpt"}[topology]
+    host = build_host(preset, shape, 5, width=8, depth=2)
+    if topology == "transformer":
+        return ReferenceMember(host), torch.randint(5, (32, 8)), torch.randint(5, (32, 8))
+    return ReferenceMember(host), torch.randn(32, *shape), torch.randint(5, (32,))
+
+
+@pytest.mark.parametrize("style", list(Style))
+@pytest.mark.parametrize(("topology", "dims", "name"), CASES)
+def test_trap_33_every_parameter_is_alive_within_two_steps(
+    topology: str, dims: int, name: Blueprint, style: Style
+) -> None:
+    """The gate of GATE is among them (trap 35)."""
+    torch.manual_seed(11)
+    member, inputs, targets = small_host_sample(topology, dims)
+    seed = member.germinate(0, name, STYLE_BLEND[style])
+    optimiser = torch.optim.SGD(seed.parameters(), lr=0.1)
+    alive: set[str] = set()
+    for _ in range(2):
+        found = gradients(member, inputs, targets, member.shadow(0), of=seed)
+        alive |= {n for n, g in found.items() if float(g.norm()) > 1e-7}
+        for parameter, gradient in zip(seed.parameters(), found.values(), strict=True):
+            parameter.grad = gradient
+        optimiser.step()
+    assert alive == {n for n, _ in seed.named_parameters()}
+
+
+@pytest.mark.parametrize(("topology", "dims"), PLACES)
+def test_trap_34_at_alpha_one_host_and_upstream_seeds_still_learn(topology: str, dims: int) -> None:
+    torch.manual_seed(12)
+    for blend in Blend:
+        member, inputs, targets = small_host_sample(topology, dims)
+        for slot in (0, 1):
+            awakened(member.germinate(slot, max(selectable_blueprints(topology)), blend, alpha=1.0))
+        loss_of(member(inputs), targets).backward()
+        dead = [n for n, p in member.named_parameters() if p.grad is None or float(p.grad.norm()) < 1e-9]
+        assert dead == []
+
+
+@pytest.mark.parametrize(("topology", "dims", "name"), CASES)
+def test_seeds_under_vmap_equal_one_after_another(topology: str, dims: int, name: Blueprint) -> None:
+    """The gradients of stacked seeds are those of plain modules, in float64 to 1e-12."""
+    torch.manual_seed(0)
+    seeds = [awakened(build_blueprint(name, topology, 8, dims)).double() for _ in range(3)]
+    h = activations(topology, dims, 8).double()
+    stacked, _ = stack_module_state(seeds)
+
+    def energy(weights: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(seeds[0], weights, (x,)).square().sum()
+
+    found = vmap(grad(energy), in_dims=(0, None))(stacked, h)
+    for index, seed in enumerate(seeds):
+        seed(h).square().sum().backward()
+        for key, parameter in seed.named_parameters():
+            assert parameter.grad is not None
+            torch.testing.assert_close(found[key][index], parameter.grad, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", sorted(selectable_blueprints("transformer")))
+def test_a_transformer_seed_and_its_gate_do_not_hear_the_future(name: Blueprint) -> None:
+    seed = ReferenceSeed(
+        awakened(build_blueprint(name, "transformer", 8)).double(),
+        Blend.GATE,
+        awakened(Gate(8, "transformer")).double(),  # type: ignore[arg-type]
+    )
+    h = activations("transformer", 0, 8).double()
+    changed = h.clone()
+    changed[:, 4:] += 1.0
+    torch.testing.assert_close(seed(h, 1.0)[:, :4], seed(changed, 1.0)[:, :4], atol=1e-12, rtol=0)
+
+
+def test_alibi_attention_equals_a_loop_over_positions() -> None:
+    """Each head: softmax of q·k/√d − slope·distance over the past; one key and one value for all heads."""
+    seed = awakened(AlibiAttention(8, 0)).double().requires_grad_(False)
+    h = activations("transformer", 0, 8, batch=2).double()
+    unit = nn.functional.layer_norm(h, (8,))
+    heads, size = 4, 2
+    expected = torch.zeros_like(h)
+    for b in range(2):
+        query = (unit[b] @ seed.query.weight.T).reshape(7, heads, size)  # type: ignore[union-attr,operator]
+        key, value = (unit[b] @ seed.key_value.weight.T).split(size, dim=1)  # type: ignore[union-attr,operator]
+        for t in range(7):
+            parts = []
+            for head in range(heads):
+                slope = 2.0 ** (-8.0 * (head + 1) / heads)
+                score = [float(query[t, head] @ key[u]) / size**0.5 - slope * (t - u) for u in range(t + 1)]
+                weights = torch.softmax(torch.tensor(score, dtype=torch.float64), dim=0)
+                parts.append(weights @ value[: t + 1])
+            expected[b, t] = torch.cat(parts) @ seed.out.weight.T  # type: ignore[union-attr,operator]
+    torch.testing.assert_close(seed(h), expected)
+
+
+def test_norm_is_a_mix_of_the_input_and_its_normalisation() -> None:
+    seed = build_blueprint(Blueprint.NORM, "mlp", 6)
+    h = activations("mlp", 0, 6)
+    with torch.no_grad():
+        seed.scale.fill_(100.0)  # type: ignore[union-attr,operator]
+    torch.testing.assert_close(h + seed(h), nn.functional.layer_norm(h, (6,)))
+
+
+@pytest.mark.parametrize(("topology", "dims"), PLACES)
+def test_a_gate_is_one_half_at_birth_and_has_one_parameter_per_channel_and_one(
+    topology: str, dims: int
+) -> None:
+    h = activations(topology, dims, 8)
+    gate = Gate(8, topology)
+    assert sum(p.numel() for p in gate.parameters()) == gate_parameter_count(8)
+    assert torch.equal(gate(h), torch.full_like(gate(h), 0.5))
+    assert (gate(h) * h).shape == h.shape
+    once = gate(h).numel()
+    assert once == (len(h) * 7 if topology == "transformer" else len(h))
+
+
+def test_heads_are_the_largest_divisor_up_to_four() -> None:
+    assert [attention_heads(w) for w in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] == [1, 2, 3, 4, 1, 3, 1, 4, 3, 2]
+
+
+def test_blends_are_those_of_the_rules() -> None:
+    h = activations("mlp", 0, 6)
+    body = awakened(build_blueprint(Blueprint.MLP, "mlp", 6))
+    gate = awakened(Gate(6, "mlp"))
+    assert isinstance(gate, Gate)
+    s = body(h)
+    torch.testing.assert_close(ReferenceSeed(body, Blend.ADD)(h, 0.3), h + 0.3 * s)
+    torch.testing.assert_close(ReferenceSeed(body, Blend.MULTIPLY)(h, 0.3), h * (1 + 0.3 * torch.tanh(s)))
+    torch.testing.assert_close(ReferenceSeed(body, Blend.GATE, gate)(h, 0.3), h + 0.3 * gate(h) * s)
+    with pytest.raises(ValueError, match="GATE needs a gate"):
+        ReferenceSeed(body, Blend.GATE)
+
+
+def test_a_member_without_seeds_is_its_host() -> None:
+    member, inputs, _ = small_host_sample("cnn", 2)
+    seed = member.germinate(1, Blueprint.CONV_LIGHT)
+    awakened(seed)
+    assert torch.equal(member(inputs), member.host(inputs))
+    assert not torch.equal(member(inputs, member.shadow(1)), member.host(inputs))
+    member.alphas = [0.0, 1.0]
+    assert torch.equal(member(inputs, member.without(1)), member.host(inputs))
+    member.prune(1)
+    assert torch.equal(member(inputs), member.host(inputs))
+
+
+@pytest.fixture
+def restored_entry() -> Iterator[None]:
+    """CONV_LIGHT as it was, whatever a test registers."""
+    entry = blueprint_entry(Blueprint.CONV_LIGHT, "cnn")
+    yield
+    blueprint(Blueprint.CONV_LIGHT, {"cnn"}, entry.parameters)(entry.factory)  # type: ignore[type-var]
+
+
+@pytest.mark.usefixtures("restored_entry")
+def test_one_decorated_class_replaces_a_body() -> None:
+    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: c)
+    class Scale(nn.Module):
+        """A scale per channel."""
+
+        def __init__(self, width: int, spatial_dims: int) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.zeros(width))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h * self.scale.reshape(-1, *[1] * (h.ndim - 2))
+
+    assert isinstance(build_blueprint(Blueprint.CONV_LIGHT, "cnn", 6, 2), Scale)
+    rows = {row.name: row for row in blueprint_table(6, topology="cnn")}
+    assert (rows["CONV_LIGHT"].parameters, rows["CONV_LIGHT"].summary) == (6, "A scale per channel.")
+
+
+@pytest.mark.usefixtures("restored_entry")
+def test_a_body_that_changes_the_shape_is_refused() -> None:
+    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3 * c * c)
+    class Shrinking(nn.Conv1d):
+        def __init__(self, width: int, spatial_dims: int) -> None:
+            super().__init__(width, width, 3, bias=False)
+
+    message = r"CONV_LIGHT \(Shrinking\) turns shape \[2, 4, 5\] into \[2, 4, 3\]; a seed keeps the shape"
+    with pytest.raises(ValueError, match=message):
+        build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((Blueprint.LORA, "cnn", 8, 2), r"LORA is not for cnn hosts; allowed are NOOP, CONV_LIGHT"),
+        ((99, "mlp", 8, 0), r"blueprint 99 is not for mlp hosts"),
+        ((Blueprint.NORM, "rnn", 8, 0), r"topology is 'rnn'; allowed are cnn, transformer, mlp"),
+        ((Blueprint.NORM, "mlp", 0, 0), r"width is 0; a seed needs a width of at least 1"),
+        ((Blueprint.CONV_LIGHT, "cnn", 8, 3), r"spatial_dims is 3; cnn blueprints exist for 1"),
+    ],
+)
+def test_bad_requests_say_what_is_allowed(arguments: tuple[int, str, int, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_blueprint(*arguments)
+
+
+def test_a_class_for_the_wrong_topology_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"Linear registers CONV_LIGHT for topology 'mlp'; CONV_LIGHT exists for cnn"
+    ):
+        blueprint(Blueprint.CONV_LIGHT, {"mlp"}, lambda c, d: 0)(nn.Linear)
