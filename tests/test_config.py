@@ -1,0 +1,192 @@
+"""Configuration: what is written is what is run, and every mistake is named."""
+
+from __future__ import annotations
+
+import random
+import string
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.config import RunConfig, load_config, preset_names
+from esper.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
+from esper.errors import UserError
+
+KEYS = list(keys_of(RunConfig))
+WRONG_TYPE = {
+    "a whole number": ["three", 1.5, True, None, [1]],
+    "a number": ["three", True, None, [1]],
+    "true or false": ["maybe", 1, None],
+    "one of": ["nonsense", 3, None],
+    "a text": [3, True, None],
+    "a list": [3, "tensorboard", ["nonsense"]],
+}
+
+
+def nested(path: str, value: object) -> dict[str, object]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    assert isinstance(value, dict)
+    return value
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
+def test_trap_43_a_wrong_type_names_key_value_and_what_is_allowed(key: object) -> None:
+    wrong = next(values for kind, values in WRONG_TYPE.items() if key.allowed.startswith(kind))  # type: ignore[attr-defined]
+    for value in wrong:
+        if value is None and "null" in key.allowed:  # type: ignore[attr-defined]
+            continue
+        with pytest.raises(UserError) as caught:
+            build(RunConfig, nested(key.path, value))  # type: ignore[attr-defined]
+        said = str(caught.value)
+        assert key.path in said  # type: ignore[attr-defined]
+        assert repr(value) in said or isinstance(value, list)
+        assert key.allowed in said  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "key", [k for k in KEYS if "at least" in k.allowed or "above" in k.allowed], ids=lambda k: k.path
+)
+def test_trap_43_out_of_range_names_key_value_and_bounds(key: object) -> None:
+    with pytest.raises(UserError) as caught:
+        build(RunConfig, nested(key.path, -7))  # type: ignore[attr-defined]
+    assert f"{key.path} is -7; allowed is {key.allowed}" in str(caught.value)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
+def test_trap_43_an_unknown_key_is_refused_with_the_nearest_one(key: object) -> None:
+    path = key.path + "x"  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="is not a setting") as caught:
+        build(RunConfig, nested(path, 1))
+    assert str(caught.value).startswith(path)
+    assert repr(key.path.split(".")[-1]) in str(caught.value)  # type: ignore[attr-defined]
+
+
+def test_a_key_that_resembles_nothing_lists_what_is_known() -> None:
+    with pytest.raises(UserError, match=r"zzz is not a setting; known here are seed, device, task"):
+        load_config(overrides=["zzz=1"])
+
+
+def test_every_key_says_what_it_means() -> None:
+    assert [key.path for key in KEYS if not key.meaning] == []
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("members: 5\nlifecycle:\n  gates: {mode: strict}\n")
+    config = load_config(file, "demo", ["lifecycle.gates.min_health=3e-1", "telemetry.sinks=[wandb]"])
+    assert config.seed == 7, "from the preset"
+    assert config.members == 5, "from the file"
+    assert config.lifecycle.gates.mode == "strict"
+    assert config.lifecycle.gates.training_epochs == 4, "a file lies on a preset key by key"
+    assert config.lifecycle.gates.min_health == 0.3, "3e-1 is a number"
+    assert config.telemetry.sinks == ("wandb",)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
+    config = load_config(preset=name)
+    assert build(RunConfig, parse_yaml(dump(config), "dump")) == config
+
+
+def test_there_is_no_such_preset() -> None:
+    with pytest.raises(UserError, match=r"preset is 'fancy'; allowed are .*demo"):
+        load_config(preset="fancy")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("members", "expected key=value"),
+        ("=3", "expected key=value"),
+        ("a..b=3", "expected key=value"),
+        ("members=[1", "not valid YAML"),
+        ("members=2020-01-01", "is a date"),
+        ("ppo.gamma=.nan", "only finite numbers"),
+        ("ppo.gamma=.inf", "only finite numbers"),
+        ("members.deep=3", "members is {'deep': 3}; allowed is a whole number at least 1"),
+        ("lifecycle=3", "lifecycle is 3; allowed is the keys max_seeds"),
+    ],
+)
+def test_bad_overrides_are_one_sentence(text: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(overrides=[text])
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (b"\xff\xfe\x00", "is not a text file"),
+        (b"- 1\n- 2\n", "expected keys and values"),
+        (b"a: 1\na: 2\n", "line 1: the key 'a' is written twice"),
+        (b"a: [1,\n", "not valid YAML in line"),
+        (b"a: !!python/object:os.system x\n", "not valid YAML in line 1"),
+        (b"3: 4\n", "keys are texts"),
+        (b"? [1]\n: 2\n", "not valid YAML"),
+    ],
+)
+def test_bad_files_are_one_sentence(tmp_path: Path, data: bytes, says: str) -> None:
+    (tmp_path / "c.yaml").write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        load_config(tmp_path / "c.yaml")
+    assert says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").write_text("# nothing\n")
+    assert read_yaml(tmp_path / "c.yaml") == {}
+    with pytest.raises(UserError, match=r"cannot read .*no such file"):
+        read_yaml(tmp_path / "d.yaml")
+
+
+def test_a_thousand_random_files_never_surprise() -> None:
+    """Noise, and valid configurations with a few characters changed: a config, or our one sentence."""
+    draw = random.Random(0)
+    whole = dump(RunConfig())
+    letters = string.printable + "é\x00:-[]{}&*!|>'\"%@`"
+    accepted = 0
+    for _ in range(1000):
+        text = list(whole) if draw.random() < 0.3 else draw.choices(letters, k=draw.randrange(80))
+        for _ in range(draw.randrange(1, 5)):
+            at = draw.randrange(len(text) + 1)
+            text[at : at + draw.randrange(3)] = draw.choices(letters, k=draw.randrange(3))
+        try:
+            data = parse_yaml("".join(text), "noise")
+            accepted += isinstance(
+                build(RunConfig, data if isinstance(data, dict) else {"noise": data}), RunConfig
+            )
+        except UserError as error:
+            accepted += "\n" in str(error)  # never: it would spoil the count below
+    assert accepted < 500
+
+
+def test_deep_nesting_and_alias_bombs_are_refused() -> None:
+    laughs = "".join(f"l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 9)}]\n" for i in range(1, 12))
+    for text in ("[" * 2000, "a: " + "{b: " * 1000, "l0: &l0 lol\n" + laughs):
+        with pytest.raises(UserError):
+            build(RunConfig, {"members": parse_yaml(text, "bomb")})
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.dictionaries(
+        st.sampled_from("abc"),
+        st.none() | st.integers() | st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3),
+        max_size=3,
+    )
+)
+def test_merging_onto_nothing_and_nothing_onto_it(data: dict[str, object]) -> None:
+    assert merged({}, data) == data == merged(data, {}) == merged(data, data)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none())
+def test_an_override_reads_what_yaml_writes(value: object) -> None:
+    written = yaml.safe_dump(value).split("\n")[0]
+    assert parse_override(f"a.b={written}") == {"a": {"b": value}}
