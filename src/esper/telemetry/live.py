@@ -1,0 +1,194 @@
+"""What a person sees while a run goes on: a live view, plain lines, JSON lines for machines, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from esper.telemetry.palette import MUTED, OP_COLOURS, STAGE_COLOURS
+from esper.telemetry.schema import FilmReel, RoundSummary, to_json
+from esper.telemetry.strips import FilmStrip
+
+_SPARKS = "▁▂▃▄▅▆▇█"
+_BAR = 24  # columns of a full bar of op shares
+_HISTORY = 40  # rounds in the sparkline
+_STRIPS = 2  # members whose slots are shown
+_ANOMALIES = 3  # the latest ones
+_SHORTEST_SCREEN = 24  # lines; below that the strips are left out
+
+
+class QuietView:
+    """Shows nothing; the other views are this one with something to say."""
+
+    def progress(self, rounds_done: float) -> None:
+        """How far the run is, in rounds: 3.5 is half-way through the fourth."""
+
+    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+        """A round is over; `reel` shows what happened in some members' slots."""
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class JsonView(QuietView):
+    """One JSON object per round, the line that metrics.jsonl gets."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+        self._console.file.write(to_json(summary) + "\n")
+        self._console.file.flush()
+
+
+class PlainView(QuietView):
+    """One line per round, for logs and pipes."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+        lines = [plain_line(summary), *(f"  ! {anomaly}" for anomaly in summary.anomalies)]
+        self._console.file.write("\n".join(lines) + "\n")
+        self._console.file.flush()
+
+
+class LiveView(QuietView):
+    """The whole picture, redrawn in place."""
+
+    def __init__(self, console: Console, title: str, rounds: int) -> None:
+        self._console = console
+        self._title = title
+        self._returns: deque[float] = deque(maxlen=_HISTORY)
+        self._anomalies: deque[str] = deque(maxlen=_ANOMALIES)
+        self._bar = ProgressBar(total=rounds, completed=0, complete_style=STAGE_COLOURS["HOLDING"])
+        self._body: list[RenderableType] = [Text("the first round is under way", MUTED)]
+        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
+        self._live.start()
+
+    def progress(self, rounds_done: float) -> None:
+        self._bar.completed = rounds_done
+
+    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+        self._returns.append(summary.return_mean)
+        self._anomalies.extend(f"round {summary.round}: {told}" for told in summary.anomalies)
+        self._bar.completed = summary.round
+        self._body = [self._figures(summary), Text(), _op_bars(summary)]
+        if reel is not None and self._console.height >= _SHORTEST_SCREEN:
+            self._body += [part for film in reel.films[:_STRIPS] for part in (Text(), FilmStrip(film, reel))]
+        if self._anomalies:
+            self._body += [Text(), *(Text(f"! {told}", "bold red") for told in self._anomalies)]
+        self._live.refresh()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> RenderableType:
+        return Panel(Group(self._bar, Text(), *self._body), title=self._title, title_align="left")
+
+    def _figures(self, summary: RoundSummary) -> Table:
+        table = Table.grid(padding=(0, 3))
+        table.add_row(
+            _figure("round", f"{summary.round} of {summary.rounds}"),
+            _figure("time left", duration(summary.seconds_left)),
+            _figure("member-epochs/s", _number(summary.member_epochs_per_second, ",.0f")),
+            _figure("parameters", f"× {_number(summary.parameter_ratio_mean, '.2f')}"),
+        )
+        table.add_row(
+            _figure("return", interval(summary.return_mean, summary.return_ci, "+.3f")),
+            Text(sparkline(self._returns), STAGE_COLOURS["BLENDING"]),
+            _figure(
+                "accuracy", interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, ".1f") + " %"
+            ),
+            _figure("entropy", _number(summary.entropy, ".2f")),
+        )
+        return table
+
+
+def open_view(
+    console: Console, title: str, rounds: int, *, quiet: bool = False, json_lines: bool = False
+) -> QuietView:
+    """The view that was asked for, or the one that this terminal can show."""
+    if json_lines:
+        return JsonView(console)
+    if quiet:
+        return QuietView()
+    return LiveView(console, title, rounds) if console.is_terminal else PlainView(console)
+
+
+def plain_line(summary: RoundSummary) -> str:
+    """A round in one line."""
+    shares = sorted(summary.op_shares.items(), key=lambda item: -item[1])
+    parts = [
+        f"round {summary.round}/{summary.rounds}",
+        f"return {interval(summary.return_mean, summary.return_ci, '+.3f')}",
+        f"accuracy {interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, '.1f')} %",
+        f"parameters x {_number(summary.parameter_ratio_mean, '.2f')}",
+        f"{_number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
+        f"{duration(summary.seconds_left)} left",
+        " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def interval(mean: float, half: float, form: str) -> str:
+    """'0.13 ± 0.02', or the mean alone where there is no interval."""
+    if not math.isfinite(half):
+        return _number(mean, form)
+    return f"{_number(mean, form)} ± {_number(half, form.lstrip('+'))}"
+
+
+def duration(seconds: float) -> str:
+    """Hours, minutes and seconds as 1:02:03 or 2:03."""
+    if not math.isfinite(seconds):
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def sparkline(values: Sequence[float] | deque[float]) -> str:
+    """The course of a value in one line of blocks; what is not finite leaves a gap."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    top = len(_SPARKS) - 1
+    return "".join(_SPARKS[round((v - low) / span * top)] if math.isfinite(v) else " " for v in values)
+
+
+def _number(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def _figure(name: str, value: str) -> Text:
+    return Text.assemble((f"{name} ", MUTED), (value, "bold"))
+
+
+def _op_bars(summary: RoundSummary) -> Table:
+    table = Table.grid(padding=(0, 1))
+    for op, share in summary.op_shares.items():
+        colour = OP_COLOURS.get(op, MUTED)
+        bar = "█" * round(share * _BAR) or ("▏" if share > 0 else "")
+        table.add_row(
+            Text(op.lower().replace("_", " "), MUTED), Text(bar.ljust(_BAR), colour), f"{share:.1%}"
+        )
+    return table
