@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.population.layout import Layout
-from esper.population.products import as_products
+from esper.population.row_layers import row_form
 
 Buffers = dict[str, Tensor]
+Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 
 
 class RowModule:
@@ -23,22 +24,20 @@ class RowModule:
     ):
         self.layout = Layout.of(module)
         self.module = module
-        self.buffer_names = [name for name, _ in module.named_buffers()]
-        runnable = as_products(module) if products else module
-        self._runs = {mode: self._runner(runnable, mode, device, compiled) for mode in (True, False)}
+        self._runs = {mode: self._runner(mode, device, products, compiled) for mode in (True, False)}
 
-    @staticmethod
-    def _runner(
-        module: nn.Module, training: bool, device: torch.device, compiled: bool
-    ) -> Callable[[dict[str, Tensor], Tensor], Tensor]:
-        template = copy.deepcopy(module).to(device).train(training)
+    def _runner(self, training: bool, device: torch.device, products: bool, compiled: bool) -> Run:
+        """The module in its row form where it has one, else under vmap."""
+        template = copy.deepcopy(self.module).to(device).train(training)
+        rows = row_form(template, products)
 
-        def one_row(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-            result: Tensor = functional_call(template, tensors, (x,))
+        def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+            result: Tensor = functional_call(rows or template, tensors, (x,))
             return result
 
-        rows = vmap(one_row, randomness="different")
-        return torch.compile(rows, dynamic=True) if compiled else rows
+        if rows is None:
+            return vmap(run, randomness="different")
+        return torch.compile(run, dynamic=True) if compiled else run
 
     def initial_buffers(self, rows: int, device: torch.device) -> Buffers:
         """The module's buffers, one copy per row.  # {name: [R, *shape]}"""

@@ -1,0 +1,222 @@
+"""One-after-another modules against the population: the same arithmetic, one run, one table.
+
+python -m benchmarks.population --members 4 16 --device cpu
+python -m benchmarks.population --members 128 512 2048 --device cuda --compile --plot population.png
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from esper.lifecycle.actions import Blueprint, Style
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
+from esper.population.config import PopulationConfig
+from esper.population.data import Clock, MemberData
+from esper.population.extract import extract
+from esper.population.hosts import build_host
+from esper.population.population import Population
+
+BLUEPRINTS = (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL)
+SHADOW_SHARE = 0.3
+BATCH = 64
+LOOPED_MEMBERS = 64  # one-after-another time is linear in members: at most these are run, the rest is scaled
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table. `baseline_ms` is one module after another."""
+
+    work: str
+    n: int
+    slots: int
+    ours_ms: float
+    baseline_ms: float
+    ratio: float
+    member_epochs_per_s: float
+    kilobytes_per_member: float
+    activations_mb: float
+    compiled: bool
+
+
+def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
+    """Slots filled at random; three members in ten raise an isolated seed in their first slot."""
+    generator = torch.Generator().manual_seed(0)
+
+    def record(member: int, slot: int) -> SlotRecord | None:
+        draw = torch.rand(3, generator=generator).tolist()
+        isolated = slot == 0 and member % 10 < SHADOW_SHARE * 10
+        if not seeds:
+            return None
+        stage = Stage.TRAINING if isolated else Stage.HOLDING
+        blueprint = BLUEPRINTS[int(draw[1] * len(BLUEPRINTS))]
+        alpha = 0.0 if isolated else 1.0
+        style = Style.SIGMOID_ADD
+        return SlotRecord(stage=stage, blueprint=blueprint, style=style, alpha=alpha, alpha_target=1.0)
+
+    return SlotStates.from_records([[record(i, s) for s in range(num_slots)] for i in range(num_members)])
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Median wall time of a call after a warm-up."""
+    call()
+    times = []
+    for _ in range(repeats):
+        synchronise(device)
+        start = time.perf_counter()
+        call()
+        synchronise(device)
+        times.append(time.perf_counter() - start)
+    return sorted(times)[len(times) // 2] * 1e3
+
+
+class OneAfterAnother:
+    """The members as plain modules, each with its own optimiser; an isolated seed has a pass of its own."""
+
+    def __init__(self, population: Population, states: SlotStates, count: int):
+        device = population.device
+        raised = states.replace(
+            stage=torch.where(states.stage == Stage.TRAINING, int(Stage.HOLDING), states.stage),
+            alpha=torch.where(states.stage == Stage.TRAINING, 1.0, states.alpha),
+        )
+        self.own = [extract(population, states, i).to(device).train() for i in range(count)]
+        self.optimisers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in self.own]
+        isolated = (states.stage == Stage.TRAINING).any(1)[:count].nonzero().flatten().tolist()
+        self.shadows = [extract(population, raised, i).to(device).train() for i in isolated]
+        self.shadow_optimisers = []
+        for shadow in self.shadows:
+            shadow.requires_grad_(False)
+            seed = shadow[1].requires_grad_(True)  # the graft behind the first segment
+            self.shadow_optimisers.append(torch.optim.AdamW(seed.parameters(), lr=1e-3))
+
+    def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+        pairs = [*zip(self.own, self.optimisers, strict=True)]
+        pairs += zip(self.shadows, self.shadow_optimisers, strict=True)
+        for module, optimiser in pairs:
+            self._learn(module, optimiser, inputs, targets)
+
+    @staticmethod
+    def _learn(module: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimiser.zero_grad(set_to_none=True)
+        F.cross_entropy(module(x), y).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 5.0)
+        optimiser.step()
+
+
+def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
+    device = torch.device(args.device)
+    batches = 4
+    config = PopulationConfig(batch_size=BATCH, batches_per_epoch=batches, compile=compiled)
+    shape = (args.channels, args.side, args.side)
+
+    def make_host() -> object:
+        return build_host("cnn", shape, 10, width=args.width, stride=1)
+
+    population = Population(make_host, config, torch.arange(num_members), device=device)  # type: ignore[arg-type]
+    states = random_states(num_members, population.num_slots, seeds).to(device)
+    population.germinate(states.blueprint >= 0, states.blueprint)
+    inputs, targets = torch.randn(1024, *shape, device=device), torch.randint(0, 10, (1024,), device=device)
+    data = MemberData.shared(inputs, targets, num_members).to(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        base = torch.cuda.memory_allocated()
+    clock = Clock(0, 0, 10)
+    ours = milliseconds(lambda: population.train_epoch(states, data, clock), device, args.repeats) / batches
+    activations = (torch.cuda.max_memory_allocated() - base) / 2**20 if device.type == "cuda" else 0.0
+    stored = sum(t.numel() * t.element_size() for t in population.tensors().values()) / num_members / 1024
+
+    looped = min(num_members, LOOPED_MEMBERS)
+    loop = OneAfterAnother(population, states, looped)
+    baseline = milliseconds(
+        lambda: loop.step(inputs[:BATCH], targets[:BATCH]), device, max(args.repeats // 2, 2)
+    )
+    baseline *= num_members / looped
+    return Result(
+        work="train step with seeds" if seeds else "train step",
+        n=num_members,
+        slots=population.num_slots,
+        ours_ms=round(ours, 3),
+        baseline_ms=round(baseline, 1),
+        ratio=round(baseline / ours, 2),
+        member_epochs_per_s=round(num_members / (ours * batches) * 1e3, 1),
+        kilobytes_per_member=round(stored, 1),
+        activations_mb=round(activations, 1),
+        compiled=compiled,
+    )
+
+
+def show(results: list[Result], machine: str) -> None:
+    table = Table(title=f"One after another against the population ({machine})")
+    for name in asdict(results[0]):
+        table.add_column(name, justify="right")
+    for result in results:
+        table.add_row(*[str(value) for value in asdict(result).values()])
+    Console(width=160).print(table)
+
+
+def plot(results: list[Result], path: Path, machine: str) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    kinds = sorted({(r.work, r.compiled) for r in results})
+    for work, compiled in kinds:
+        line = [r for r in results if (r.work, r.compiled) == (work, compiled)]
+        label = f"{work}, {'compiled' if compiled else 'eager'}"
+        axes.plot([r.n for r in line], [r.ours_ms for r in line], marker="o", label=f"population: {label}")
+    line = [r for r in results if r.work == kinds[-1][0] and r.compiled == kinds[0][1]]
+    axes.plot(
+        [r.n for r in line], [r.baseline_ms for r in line], "k--", marker="x", label="one after another"
+    )
+    axes.set(xscale="log", yscale="log", xlabel="members", ylabel="ms per training step", title=machine)
+    axes.legend(fontsize=8)
+    axes.grid(alpha=0.3, which="both")
+    figure.savefig(path, dpi=140)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--members", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--width", type=int, default=16)
+    parser.add_argument("--side", type=int, default=8)
+    parser.add_argument("--channels", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="measure the compiled population too")
+    parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
+    parser.add_argument("--plot", type=Path, help="write a picture here")
+    args = parser.parse_args()
+    results = []
+    for compiled in (False, True) if args.compile else (False,):
+        for seeds in (False, True):
+            for num_members in args.members:
+                results.append(measure(args, num_members, seeds, compiled))
+                if args.json:
+                    print(json.dumps(asdict(results[-1])), flush=True)
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {platform.machine()}"
+    if not args.json:
+        show(results, machine)
+    if args.plot:
+        plot(results, args.plot, machine)
+
+
+if __name__ == "__main__":
+    main()
