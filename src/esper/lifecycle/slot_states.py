@@ -138,14 +138,9 @@ class SlotStates:
             )
         blank = SlotRecord()
         filled = [[record or blank for record in row] for row in rows]
-        return SlotStates(
-            **{
-                name: torch.tensor(
-                    [[getattr(r, name) for r in row] for row in filled], dtype=dtype, device=device
-                )
-                for name, dtype in _FIELD_DTYPE.items()
-            }
-        )
+        values = {name: [[getattr(r, name) for r in row] for row in filled] for name in _FIELD_DTYPE}
+        tensors = {n: torch.tensor(values[n], dtype=dtype) for n, dtype in _FIELD_DTYPE.items()}
+        return SlotStates.from_tensors(tensors).to(device)
 
     @property
     def num_members(self) -> int:

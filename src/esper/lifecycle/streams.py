@@ -47,12 +47,24 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ _shift(x, 31)
 
 
+def _mix_number(value: int) -> int:
+    """The same finaliser over a plain number.
+
+    Seed and stream pass through it before a member's id is added: a sum of plain multiples would make
+    member 1 of seed 0 the twin of member 0 of seed 1.
+    """
+    word = (value + 1) * 0x9E3779B97F4A7C15 & (1 << 64) - 1
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & (1 << 64) - 1
+    word = (word ^ word >> 27) * 0x94D049BB133111EB & (1 << 64) - 1
+    return word ^ word >> 31
+
+
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """`count` independent 64-bit words for each member.
 
     members [N] int64; counter a number or [N]; → [N, count] int64
     """
-    start = _signed(seed * 0x9E3779B97F4A7C15 + int(stream) * 0xD1B54A32D192ED03)
+    start = _signed(_mix_number(_mix_number(seed) + int(stream)))
     offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
     key = _mix(_mix(members * _GOLDEN + start) + offset)
     steps = torch.arange(1, count + 1, device=members.device, dtype=torch.long)

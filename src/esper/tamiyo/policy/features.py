@@ -192,8 +192,12 @@ def _signed(
     return Column(name, block, formula, extract, -1.0, 1.0, -2.0, divisor, width)
 
 
-# In the order of the layout: inside a block the single columns come first, then the wide ones.
-BASE_COLUMNS: tuple[Column, ...] = (
+def _laid_out(*columns: Column) -> tuple[Column, ...]:
+    """The columns of a block in the order of the layout: single ones first, so that one stack takes them."""
+    return tuple(sorted(columns, key=lambda column: column.width > 1))
+
+
+BASE_COLUMNS = _laid_out(
     Column("progress", "base", "share of the episode that is over", lambda s: s.observation.progress),
     _signed("val_loss", "base", "symlog(validation loss)", lambda s: _symlog(s.observation.val_loss),
             divisor=LOSS_SCALE),
@@ -212,8 +216,10 @@ BASE_COLUMNS: tuple[Column, ...] = (
            _last_op, unknown=None, width=len(Op)),
 )  # fmt: skip
 
-SLOT_COLUMNS: tuple[Column, ...] = (
+SLOT_COLUMNS = _laid_out(
     Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
+    Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
+           _stage, unknown=None, width=len(Stage)),
     Column("alpha", "slot", "alpha", lambda s: s.slots.alpha),
     _signed("contribution", "slot", "asinh(contribution in points)",
             lambda s: s.evidence.contribution.asinh(), divisor=POINTS_SCALE),
@@ -234,6 +240,8 @@ SLOT_COLUMNS: tuple[Column, ...] = (
     Column("time_to_target", "slot", "ticks left of the ramp under way, 0 at rest",
            lambda s: s.ticks_left, unknown=None, divisor=RAMP_SCALE),
     _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest", _alpha_velocity),
+    Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
+           _algorithm, unknown=None, width=len(Style)),
     _signed("interaction", "slot", "asinh(interaction in points)",
             lambda s: s.evidence.interaction.asinh(), divisor=POINTS_SCALE),
     _signed("shadow_gain", "slot", "asinh(shadow gain in points)",
@@ -249,15 +257,13 @@ SLOT_COLUMNS: tuple[Column, ...] = (
            lambda s: s.slots.epochs_in_stage.log1p(), unknown=None, divisor=CLOCK_SCALE),
     Column("age", "slot", "ln(1 + ticks since germination); unknown without a seed",
            lambda s: s.of_seed(s.slots.age.log1p()), divisor=CLOCK_SCALE),
-    Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
-           _stage, unknown=None, width=len(Stage)),
-    Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
-           _algorithm, unknown=None, width=len(Style)),
 )  # fmt: skip
 
-COLUMNS: tuple[Column, ...] = BASE_COLUMNS + SLOT_COLUMNS
+BLOCKS: dict[Block, tuple[Column, ...]] = {"base": BASE_COLUMNS, "slot": SLOT_COLUMNS}
+COLUMNS = BASE_COLUMNS + SLOT_COLUMNS
 BASE_FEATURE_SIZE = sum(c.width for c in BASE_COLUMNS)
 SLOT_FEATURE_SIZE = sum(c.width for c in SLOT_COLUMNS)
+BELOW_ALL = min(c.range[0] for c in COLUMNS)
 
 
 def get_feature_size(slots: int | SlotConfig) -> int:
@@ -270,7 +276,7 @@ def get_feature_size(slots: int | SlotConfig) -> int:
 
 def column_slice(name: str) -> slice:
     """Where a column lies inside its block."""
-    for block in (BASE_COLUMNS, SLOT_COLUMNS):
+    for block in BLOCKS.values():
         start = 0
         for column in block:
             if column.name == name:
@@ -298,8 +304,8 @@ def batch_obs_to_features(
     The base block comes first, then the blocks of the slots one after another.
     """
     seen = Seen.of(observation)
-    base = _finish(BASE_COLUMNS, _extract(BASE_COLUMNS, seen))  # [N, base]
-    slots = _finish(SLOT_COLUMNS, _extract(SLOT_COLUMNS, seen))  # [N, S, slot]
+    base = _finish("base", _extract("base", seen))  # [N, base]
+    slots = _finish("slot", _extract("slot", seen))  # [N, S, slot]
     features = torch.cat([base, slots.flatten(1)], dim=1)
     blueprints = observation.slots.blueprint
     if device is None:
@@ -308,20 +314,21 @@ def batch_obs_to_features(
 
 
 @device_table
-def _limits(block: tuple[Column, ...]) -> Tensor:
+def _limits(block: Block) -> Tensor:
     """Divisor, low, high and the lower end of the range of every feature of a block.  # [4, width]"""
-    rows = [(c.divisor, c.low, c.high, c.range[0]) for c in block for _ in range(c.width)]
+    rows = [(c.divisor, c.low, c.high, c.range[0]) for c in BLOCKS[block] for _ in range(c.width)]
     return torch.tensor(rows).T.contiguous()
 
 
-def _extract(block: tuple[Column, ...], seen: Seen) -> Tensor:
+def _extract(block: Block, seen: Seen) -> Tensor:
     """All columns of a block side by side, as they come.  # [..., width]"""
-    values = [column.extract(seen).float() for column in block]
-    singles = [value for column, value in zip(block, values, strict=True) if column.width == 1]
+    columns = BLOCKS[block]
+    values = [column.extract(seen).float() for column in columns]
+    singles = [value for column, value in zip(columns, values, strict=True) if column.width == 1]
     return torch.cat([torch.stack(singles).movedim(0, -1), *values[len(singles) :]], dim=-1)
 
 
-def _finish(block: tuple[Column, ...], raw: Tensor) -> Tensor:
+def _finish(block: Block, raw: Tensor) -> Tensor:
     """Scaled, clamped, and with the sentinel for what is unknown.
 
     A NaN survives the clamp, drops below every range and is lifted to the lower end of its column's own,
@@ -329,9 +336,3 @@ def _finish(block: tuple[Column, ...], raw: Tensor) -> Tensor:
     """
     divisor, low, high, bottom = _limits(raw.device, block).unbind(0)
     return (raw / divisor).clamp_(low, high).nan_to_num_(nan=BELOW_ALL).clamp_(min=bottom)
-
-
-# A block is a stack of single columns followed by wide ones, and a sentinel is the lowest of its column.
-BELOW_ALL = min(column.range[0] for column in COLUMNS)
-for _block in (BASE_COLUMNS, SLOT_COLUMNS):
-    assert [c.width > 1 for c in _block] == sorted(c.width > 1 for c in _block)
