@@ -1,0 +1,1 @@
+"""What things cost, measured against the shape they replace. `python -m benchmarks.hot_paths --help`."""

@@ -1,0 +1,124 @@
+"""The one form of every benchmark: two ways to do the same work, their CPU time, and the operations of ours.
+
+Times are thread CPU time on one thread, the median of many calls: on a shared machine wall time is noise.
+Operations are what reaches the dispatcher, which no machine can blur.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
+
+MEMBERS = (16, 64, 128, 512)
+SLOTS = (1, 3, 9, 25)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of a work: ours and the baseline, ready to call."""
+
+    ours: Callable[[], object]
+    baseline: Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A piece of work to be measured. `prepare` builds the inputs of one size outside the clock."""
+
+    name: str
+    what: str  # one line for the table
+    prepare: Callable[[int, int], Case]  # (members, slots) -> case
+    members: tuple[int, ...] = MEMBERS
+    slots: tuple[int, ...] = SLOTS
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table and of `--json`."""
+
+    work: str
+    n: int
+    slots: int
+    ours_ms: float
+    baseline_ms: float
+    ratio: float
+    ops: int
+
+
+class _Counter(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def count_operations(call: Callable[[], object]) -> int:
+    """How many operations one call sends through the dispatcher."""
+    with _Counter() as counter:
+        call()
+    return counter.count
+
+
+def thread_ms(call: Callable[[], object], seconds: float = 0.5, least: int = 3, most: int = 300) -> float:
+    """Median thread CPU time of a call in ms: up to `most` calls, within `seconds` after the `least`."""
+    call()
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and sum(times) < seconds):
+        start = time.thread_time()
+        call()
+        times.append(time.thread_time() - start)
+    return 1e3 * statistics.median(times)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread inside, as many as before outside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(work: Work, members: Iterable[int], slots: Iterable[int], seconds: float) -> Iterator[Row]:
+    """A row for each size, as soon as it is known."""
+    sizes = [(n, s) for s in slots for n in members]
+    for n, s in sizes:
+        case = work.prepare(n, s)
+        with one_thread():
+            ours = thread_ms(case.ours, seconds)
+            baseline = thread_ms(case.baseline, seconds)
+        yield Row(work.name, n, s, ours, baseline, baseline / ours, count_operations(case.ours))
+
+
+def print_json(rows: Iterable[Row]) -> None:
+    """One object per line."""
+    for row in rows:
+        print(json.dumps(asdict(row)), flush=True)
+
+
+def print_table(work: Work, rows: Iterable[Row]) -> None:
+    """The same rows for people."""
+    table = Table(title=f"{work.name}: {work.what}", title_justify="left")
+    for column in ("members", "slots", "baseline ms", "ours ms", "ratio", "operations"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.n:,}", f"{row.slots:,}", f"{row.baseline_ms:,.2f}", f"{row.ours_ms:,.3f}",
+            f"{row.ratio:,.0f}×", f"{row.ops:,}",
+        )  # fmt: skip
+    Console().print(table)

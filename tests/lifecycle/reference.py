@@ -1,0 +1,263 @@
+"""The rules of growth once more, slowly: one member, one slot, one number at a time.
+
+Written from the rules alone, with its own constants: what the tensor programs have to agree with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+DORMANT, GERMINATED, TRAINING, BLENDING, HOLDING, FOSSILIZED = 1, 2, 3, 4, 6, 7
+PRUNED, EMBARGOED, RESETTING = 8, 9, 10
+WAIT, GERMINATE, SET_ALPHA_TARGET, PRUNE, FOSSILIZE, ADVANCE = range(6)
+HOLD, UP, DOWN = range(3)
+NO_GATE = -1
+
+HEAD_NAMES = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
+CHOICES = {
+    "blueprint": 13,
+    "style": 4,
+    "tempo": 3,
+    "alpha_target": 3,
+    "alpha_speed": 4,
+    "alpha_curve": 5,
+    "op": 6,
+}
+READS = {
+    WAIT: (),
+    GERMINATE: ("slot", "blueprint", "style", "tempo", "alpha_target"),
+    SET_ALPHA_TARGET: ("slot", "style", "alpha_target", "alpha_speed", "alpha_curve"),
+    PRUNE: ("slot", "alpha_speed", "alpha_curve"),
+    FOSSILIZE: ("slot",),
+    ADVANCE: ("slot",),
+}
+BLUEPRINTS = {
+    "cnn": {1, 2, 3, 4, 5, 6, 7},
+    "transformer": {2, 3, 8, 9, 10, 11, 12},
+    "mlp": {3, 8, 9, 10, 11},
+}
+FIRST_CURVE = {0: 0, 1: 0, 2: 3, 3: 3}  # by style
+STEEPNESS = {2: 6.0, 3: 12.0, 4: 24.0}  # by curve
+EVIDENCE = ("contribution", "shadow_gain", "gradient_health", "exploding", "gradient_ratio")
+
+
+@dataclass
+class Rules:
+    """The settings that an episode is played under."""
+
+    max_seeds: int = 0
+    allow_advance: bool = True
+    strict: bool = False
+    training_epochs: int = 10
+    blending_epochs: int = 10
+    topology: str = "cnn"
+
+
+@dataclass
+class Slot:
+    """One slot of one member."""
+
+    stage: int = DORMANT
+    blueprint: int = -1
+    style: int = 0
+    tempo: int = 1
+    alpha: float = 0.0
+    alpha_start: float = 0.0
+    alpha_target: float = 0.0
+    alpha_mode: int = HOLD
+    alpha_curve: int = 0
+    alpha_steps_total: int = 0
+    alpha_steps_done: int = 0
+    age: int = 0
+    epochs_in_stage: int = 0
+    prune_pending: bool = False
+    enabled: bool = True
+
+    def clear(self, stage: int) -> None:
+        """Nothing of a seed is left."""
+        for name, value in vars(Slot(stage=stage, enabled=self.enabled)).items():
+            setattr(self, name, value)
+
+
+@dataclass
+class Verdict:
+    legal: bool
+    succeeded: bool
+    executed_op: int
+    refused_by: int
+    germinated: set[int] = field(default_factory=set)
+    pruned: set[int] = field(default_factory=set)
+
+
+def is_legal(member: list[Slot], op: int, index: int, rules: Rules, override: bool = False) -> bool:
+    slot = member[index]
+    if not slot.enabled:
+        return False
+    if op == WAIT:
+        return True
+    if op == GERMINATE:
+        seeds = sum(s.stage in (GERMINATED, TRAINING, BLENDING, HOLDING, FOSSILIZED) for s in member)
+        if rules.max_seeds != 0 and seeds >= rules.max_seeds:
+            return False
+        busy = (GERMINATED, TRAINING, PRUNED, EMBARGOED, RESETTING)
+        return slot.stage == DORMANT and not any(s.enabled and s.stage in busy for s in member)
+    if op == ADVANCE:
+        return rules.allow_advance and slot.stage in (GERMINATED, TRAINING, BLENDING)
+    if op == SET_ALPHA_TARGET:
+        return slot.stage in (BLENDING, HOLDING) and slot.alpha_mode == HOLD
+    if op == PRUNE:
+        at_rest = slot.alpha_mode == HOLD or override
+        return slot.stage in (GERMINATED, TRAINING, BLENDING, HOLDING) and slot.age >= 5 and at_rest
+    return slot.stage == HOLDING  # FOSSILIZE
+
+
+def masks(member: list[Slot], rules: Rules, override: bool = False) -> dict[str, list]:
+    """Every mask of one member, as nested lists."""
+    by_op = [[is_legal(member, op, i, rules, override) for i in range(len(member))] for op in range(6)]
+    op = [any(row) for row in by_op]
+    shaping = op[GERMINATE] or op[SET_ALPHA_TARGET]
+    return {
+        "slot": [s.enabled for s in member],
+        "blueprint": [b in BLUEPRINTS[rules.topology] for b in range(13)],
+        "style": [shaping or style == 2 for style in range(4)],
+        "tempo": [True] * 3,
+        "alpha_target": [shaping or target == 2 for target in range(3)],
+        "alpha_speed": [True] * 4,
+        "alpha_curve": [True] * 5,
+        "op": op,
+        "slot_by_op": by_op,
+    }
+
+
+def refusing_gate(slot: Slot, op: int, blueprint: int, evidence: dict[str, float], rules: Rules) -> int:
+    """The gate that says no, or NO_GATE. Every comparison with NaN is false, so unmeasured never passes."""
+    if op == GERMINATE:
+        return NO_GATE if blueprint in BLUEPRINTS[rules.topology] else 0
+    if op == ADVANCE and slot.stage == TRAINING:
+        if rules.strict:
+            good = evidence["shadow_gain"] >= 0.5 and evidence["gradient_ratio"] >= 0.10
+        else:
+            good = evidence["exploding"] == 0 and evidence["gradient_health"] >= 0.7
+        return NO_GATE if good and slot.epochs_in_stage >= rules.training_epochs else 2
+    if op == ADVANCE and slot.stage == BLENDING:
+        good = slot.alpha_target == 1.0 and slot.alpha == 1.0 and slot.alpha_mode == HOLD
+        if rules.strict:
+            good = good and slot.epochs_in_stage >= rules.blending_epochs
+        return NO_GATE if good else 3
+    if op == FOSSILIZE:
+        contribution = evidence["contribution"]
+        return NO_GATE if (contribution >= 1.0 if rules.strict else contribution > 0) else 5
+    return NO_GATE
+
+
+def ease(curve: int, t: float) -> float:
+    if curve == 0:
+        return t
+    if curve == 1:
+        return 0.5 * (1 - math.cos(math.pi * t))
+    k = STEEPNESS[curve]
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + math.exp(-x))
+
+    return (sigmoid(k * (t - 0.5)) - sigmoid(-k / 2)) / (sigmoid(k / 2) - sigmoid(-k / 2))
+
+
+def begin_ramp(slot: Slot, target: float, ticks: int, curve: int) -> None:
+    if ticks == 0 or target == slot.alpha:
+        slot.alpha, slot.alpha_mode, ticks = target, HOLD, 0
+    else:
+        slot.alpha_mode = UP if target > slot.alpha else DOWN
+    slot.alpha_start, slot.alpha_target, slot.alpha_curve = slot.alpha, target, curve
+    slot.alpha_steps_total, slot.alpha_steps_done = ticks, 0
+
+
+def enter(slot: Slot, stage: int) -> None:
+    slot.stage, slot.epochs_in_stage = stage, 0
+
+
+def act(
+    member: list[Slot],
+    action: dict[str, int],
+    evidence: list[dict[str, float]],
+    rules: Rules,
+    override: bool = False,
+) -> Verdict:
+    """Carry out one member's action in place."""
+    op = action["op"]
+    if op not in READS:
+        return Verdict(False, False, WAIT, NO_GATE)
+    sizes = {**CHOICES, "slot": len(member)}
+    if any(not 0 <= action[head] < sizes[head] for head in READS[op]):
+        return Verdict(False, False, WAIT, NO_GATE)
+    if op == WAIT:
+        return Verdict(True, True, WAIT, NO_GATE)
+    index = action["slot"]
+    if not is_legal(member, op, index, rules, override):
+        return Verdict(False, False, WAIT, NO_GATE)
+    slot = member[index]
+    gate = refusing_gate(slot, op, action["blueprint"], evidence[index], rules)
+    if gate != NO_GATE:
+        return Verdict(True, False, WAIT, gate)
+    verdict = Verdict(True, True, op, NO_GATE)
+    perform(slot, op, action)
+    if op == GERMINATE:
+        verdict.germinated.add(index)
+    if slot.stage == PRUNED:
+        verdict.pruned.add(index)
+    return verdict
+
+
+def perform(slot: Slot, op: int, action: dict[str, int]) -> None:
+    target = (0.5, 0.7, 1.0)[action["alpha_target"]] if 0 <= action["alpha_target"] < 3 else 0.0
+    ticks = (0, 3, 5, 8)[action["alpha_speed"]] if 0 <= action["alpha_speed"] < 4 else 0
+    if op == GERMINATE:
+        slot.clear(GERMINATED)
+        slot.blueprint, slot.style, slot.tempo = action["blueprint"], action["style"], action["tempo"]
+        slot.alpha_target = target
+    elif op == ADVANCE and slot.stage == GERMINATED:
+        enter(slot, TRAINING)
+    elif op == ADVANCE and slot.stage == TRAINING:
+        enter(slot, BLENDING)
+        begin_ramp(slot, slot.alpha_target, (3, 5, 8)[slot.tempo], FIRST_CURVE[slot.style])
+    elif op == ADVANCE:
+        enter(slot, HOLDING)
+    elif op == FOSSILIZE:
+        enter(slot, FOSSILIZED)
+    elif op == SET_ALPHA_TARGET:
+        slot.style = action["style"]
+        begin_ramp(slot, target, ticks, action["alpha_curve"])
+        if slot.stage == HOLDING and target < 1:
+            enter(slot, BLENDING)
+    elif ticks == 0 or slot.alpha == 0:  # PRUNE at once
+        slot.clear(PRUNED)
+    else:  # PRUNE on a ramp
+        begin_ramp(slot, 0.0, ticks, action["alpha_curve"])
+        slot.prune_pending = True
+        if slot.stage == HOLDING:
+            enter(slot, BLENDING)
+
+
+def pass_time(slot: Slot) -> tuple[bool, bool]:
+    """One tick of one slot in place; (its seed ended here, it changed stage)."""
+    if slot.alpha_mode != HOLD:
+        slot.alpha_steps_done += 1
+        if slot.alpha_steps_done >= slot.alpha_steps_total:
+            slot.alpha, slot.alpha_mode = slot.alpha_target, HOLD
+        else:
+            share = ease(slot.alpha_curve, slot.alpha_steps_done / slot.alpha_steps_total)
+            slot.alpha = slot.alpha_start + (slot.alpha_target - slot.alpha_start) * share
+    if slot.prune_pending and slot.alpha_mode == HOLD:
+        slot.clear(PRUNED)
+        return True, True
+    slot.epochs_in_stage += 1
+    if slot.stage in (GERMINATED, TRAINING, BLENDING, HOLDING, FOSSILIZED):
+        slot.age += 1
+    wait, after = {PRUNED: (0, EMBARGOED), EMBARGOED: (5, RESETTING), RESETTING: (1, DORMANT)}.get(
+        slot.stage, (math.inf, slot.stage)
+    )
+    if slot.epochs_in_stage >= wait:
+        enter(slot, after)
+        return False, True
+    return False, False

@@ -1,0 +1,173 @@
+"""States and episodes at random, for the properties."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from benchmarks.scenes import SEED_STAGES, STAGES
+from esper.lifecycle import (
+    Actions,
+    GateConfig,
+    LifecycleConfig,
+    Outcome,
+    SlotEvidence,
+    SlotStates,
+    TickOutcome,
+    apply,
+    tick,
+)
+from tests.lifecycle import reference as ref
+
+
+def random_members(rng: np.random.Generator, num_members: int, num_slots: int) -> list[list[ref.Slot]]:
+    """Any states that the doors accept, reachable or not, with at least one enabled slot per member."""
+    members = []
+    for _ in range(num_members):
+        slots = [random_slot(rng) for _ in range(num_slots)]
+        slots[rng.integers(num_slots)].enabled = True
+        members.append(slots)
+    return members
+
+
+def random_slot(rng: np.random.Generator) -> ref.Slot:
+    stage = int(rng.choice(STAGES))
+    slot = ref.Slot(stage=stage, enabled=bool(rng.random() < 0.8), epochs_in_stage=int(rng.integers(0, 15)))
+    if stage in SEED_STAGES:
+        slot.blueprint = int(rng.integers(1, 13))
+        slot.style, slot.tempo = int(rng.integers(4)), int(rng.integers(3))
+        slot.age = int(rng.integers(0, 13))
+        slot.alpha_mode = int(rng.integers(3))
+        slot.alpha, slot.alpha_start, slot.alpha_target = (
+            float(x) for x in rng.choice([0.0, 0.5, 0.7, 1.0], 3)
+        )
+        slot.alpha_curve = int(rng.integers(5))
+        slot.alpha_steps_total = int(rng.integers(1, 9))
+        slot.alpha_steps_done = int(rng.integers(0, slot.alpha_steps_total))
+    return slot
+
+
+def to_states(members: list[list[ref.Slot]]) -> SlotStates:
+    blank = SlotStates.empty(len(members), len(members[0]))
+    return blank.replace(
+        **{
+            name: torch.tensor(
+                [[getattr(slot, name) for slot in slots] for slots in members], dtype=value.dtype
+            )
+            for name, value in blank.tensors().items()
+        }
+    )
+
+
+def random_rules(rng: np.random.Generator) -> ref.Rules:
+    return ref.Rules(
+        max_seeds=int(rng.integers(0, 4)),
+        allow_advance=bool(rng.random() < 0.8),
+        strict=bool(rng.random() < 0.4),
+        training_epochs=int(rng.integers(0, 4)),
+        blending_epochs=int(rng.integers(0, 4)),
+        topology=str(rng.choice(["cnn", "transformer", "mlp"])),
+    )
+
+
+def to_config(rules: ref.Rules) -> LifecycleConfig:
+    return LifecycleConfig(
+        max_seeds=rules.max_seeds,
+        allow_advance=rules.allow_advance,
+        gates=GateConfig(
+            mode="strict" if rules.strict else "permissive",
+            training_epochs=rules.training_epochs,
+            blending_epochs=rules.blending_epochs,
+        ),
+    )
+
+
+def random_evidence(rng: np.random.Generator, num_members: int, num_slots: int) -> SlotEvidence:
+    """Mostly good news, sometimes bad, sometimes none."""
+    shape = (num_members, num_slots)
+    good = {
+        "contribution": 2.0,
+        "shadow_gain": 1.0,
+        "gradient_health": 0.9,
+        "exploding": 0.0,
+        "gradient_ratio": 0.3,
+    }
+    bad = {
+        "contribution": -0.5,
+        "shadow_gain": 0.1,
+        "gradient_health": 0.5,
+        "exploding": 0.2,
+        "gradient_ratio": 0.05,
+    }
+    values = {}
+    for name in ref.EVIDENCE:
+        luck = rng.random(shape)
+        column = np.where(luck < 0.8, good[name], np.where(luck < 0.9, bad[name], np.nan))
+        values[name] = torch.from_numpy(column.astype(np.float32))
+    return SlotEvidence.unmeasured(*shape).replace(**values)
+
+
+def evidence_of(evidence: SlotEvidence, member: int) -> list[dict[str, float]]:
+    slots = evidence.contribution.shape[1]
+    return [{n: getattr(evidence, n)[member, i].item() for n in ref.EVIDENCE} for i in range(slots)]
+
+
+def random_action(rng: np.random.Generator, member: list[ref.Slot], rules: ref.Rules) -> dict[str, int]:
+    """Usually something legal, so that seeds live long; else anything at all, out of range included."""
+    action = {head: int(rng.integers(0, size)) for head, size in ref.CHOICES.items()}
+    action["slot"] = int(rng.integers(0, len(member)))
+    if rng.random() < 0.75:
+        pairs = [(op, i) for op in range(6) for i in range(len(member)) if ref.is_legal(member, op, i, rules)]
+        ops = sorted({op for op, _ in pairs})
+        weights = np.array([{ref.WAIT: 0.5, ref.PRUNE: 0.2}.get(op, 1.0) for op in ops])
+        action["op"] = int(rng.choice(ops, p=weights / weights.sum()))
+        action["slot"] = int(rng.choice([i for op, i in pairs if op == action["op"]]))
+        action["blueprint"] = int(rng.choice(sorted(ref.BLUEPRINTS[rules.topology])))
+    elif rng.random() < 0.4:
+        action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-7, -1, 13, 40, 10**12]))
+    return action
+
+
+@dataclass
+class Step:
+    """One decision step, played by the tensor programs and by the reference."""
+
+    before: SlotStates
+    applied: Outcome
+    ticked: TickOutcome
+    verdicts: list[ref.Verdict]
+    mid_members: SlotStates
+    ended: list[list[tuple[bool, bool]]]
+    members: SlotStates
+
+
+def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator[Step]:
+    """Random legal and illegal actions through both engines from empty slots; yields after every step."""
+    rng = np.random.default_rng(seed)
+    rules = random_rules(rng)
+    config = to_config(rules)
+    members = [[ref.Slot() for _ in range(num_slots)] for _ in range(num_members)]
+    for slots in members:
+        for slot in slots[1:]:
+            slot.enabled = bool(rng.random() < 0.8)
+    states = to_states(members)
+    for _ in range(steps):
+        evidence = random_evidence(rng, num_members, num_slots)
+        override = rng.random(num_members) < 0.1
+        plans = [random_action(rng, member, rules) for member in members]
+        choices = torch.tensor([[plan[head] for head in ref.HEAD_NAMES] for plan in plans])
+        applied = apply(
+            states, Actions(choices), evidence, config, rules.topology, torch.from_numpy(override)
+        )
+        ticked = tick(applied.states, config)
+        verdicts = [
+            ref.act(member, plan, evidence_of(evidence, i), rules, bool(override[i]))
+            for i, (member, plan) in enumerate(zip(members, plans, strict=True))
+        ]
+        mid = to_states(members)
+        ended = [[ref.pass_time(slot) for slot in member] for member in members]
+        yield Step(states, applied, ticked, verdicts, mid, ended, to_states(members))
+        states = ticked.states

@@ -1,0 +1,122 @@
+"""What is legal, case by case."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.scenes import random_states
+from esper.lifecycle import (
+    Actions,
+    AlphaMode,
+    Head,
+    LifecycleConfig,
+    Op,
+    SlotEvidence,
+    SlotRecord,
+    SlotStates,
+    Stage,
+    apply,
+    legal_slots_by_op,
+)
+from esper.lifecycle.legality import LEGAL_STAGES
+
+RULES = LifecycleConfig()
+
+
+def seed(stage: Stage, **fields: object) -> SlotRecord:
+    return SlotRecord(stage=stage, blueprint=1, **fields)  # type: ignore[arg-type]
+
+
+def legal(records: list[SlotRecord | None], op: Op, config: LifecycleConfig = RULES) -> list[bool]:
+    answer: list[bool] = legal_slots_by_op(SlotStates.from_records([records]), config)[0, op].tolist()
+    return answer
+
+
+def executes(records: list[SlotRecord | None], op: Op, slot: int) -> bool:
+    """Whether the executor calls the pair legal."""
+    states = SlotStates.from_records([records])
+    action = Actions.of([{Head.OP: op, Head.SLOT: slot, Head.BLUEPRINT: 1}])
+    evidence = SlotEvidence.unmeasured(1, len(records))
+    return bool(apply(states, action, evidence, RULES, "cnn").legal.item())
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 64), st.integers(1, 25))
+def test_trap_01_wait_is_legal_in_every_state(rng_seed: int, members: int, slots: int) -> None:
+    states = random_states(np.random.default_rng(rng_seed), members, slots)
+    assert torch.equal(legal_slots_by_op(states, RULES)[:, Op.WAIT], states.enabled)
+    outcome = apply(states, Actions.wait(members), SlotEvidence.unmeasured(members, slots), RULES, "cnn")
+    assert bool(outcome.legal.all())
+    assert bool(outcome.succeeded.all())
+    assert all(torch.equal(t, states.tensors()[n]) for n, t in outcome.states.tensors().items())
+
+
+def test_trap_01_wait_is_legal_whatever_its_other_heads_say() -> None:
+    states = SlotStates.from_records([[SlotRecord(enabled=False), None]])
+    for slot in (0, 1, -3, 99):
+        action = Actions.of([{Head.OP: Op.WAIT, Head.SLOT: slot, Head.BLUEPRINT: 77}])
+        assert apply(states, action, SlotEvidence.unmeasured(1, 2), RULES, "cnn").legal.item()
+
+
+@pytest.mark.parametrize("stage", sorted(Stage))
+def test_trap_03_germination_waits_for_seeds_being_raised(stage: Stage) -> None:
+    blocks = {Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING}
+    grown = stage in {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}
+    neighbour = SlotRecord(stage=stage, blueprint=1 if grown else -1)
+    assert legal([None, neighbour], Op.GERMINATE)[0] is (stage not in blocks)
+    off = SlotRecord(stage=stage, blueprint=1 if grown else -1, enabled=False)
+    assert legal([None, off], Op.GERMINATE) == [True, False], "a disabled slot neither helps nor blocks"
+
+
+@pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
+def test_trap_04_prune_needs_age_five_and_rest_and_the_executor_says_the_same(stage: Stage) -> None:
+    cases = {
+        (4, AlphaMode.HOLD): False,
+        (5, AlphaMode.HOLD): True,
+        (5, AlphaMode.UP): False,
+        (5, AlphaMode.DOWN): False,
+    }
+    for (age, mode), expected in cases.items():
+        records = [seed(stage, age=age, alpha_mode=mode)]
+        assert legal(records, Op.PRUNE) == [expected]
+        assert executes(records, Op.PRUNE, 0) is expected
+
+
+def test_trap_04_the_governor_may_override_rest_but_not_age() -> None:
+    records = [[seed(Stage.BLENDING, age=age, alpha_mode=AlphaMode.UP)] for age in (4, 5, 5)]
+    override = torch.tensor([True, True, False])
+    states = SlotStates.from_records(records)
+    assert legal_slots_by_op(states, RULES, override)[:, Op.PRUNE, 0].tolist() == [False, True, False]
+    assert legal_slots_by_op(states, RULES, override)[:, Op.SET_ALPHA_TARGET, 0].tolist() == [False] * 3
+
+
+def test_trap_05_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
+    records = [None, seed(Stage.FOSSILIZED), SlotRecord(Stage.HOLDING, 1, enabled=False)]
+    for max_seeds, expected in ((0, True), (1, False), (2, False), (3, True)):
+        assert legal(records, Op.GERMINATE, LifecycleConfig(max_seeds=max_seeds))[0] is expected
+    cooling = [None, SlotRecord(Stage.EMBARGOED, enabled=False)]
+    assert legal(cooling, Op.GERMINATE, LifecycleConfig(max_seeds=1))[0], "a cooling slot holds no seed"
+
+
+def test_trap_05_disabled_slots_are_legal_for_nothing() -> None:
+    for stage in (Stage.BLENDING, Stage.HOLDING, Stage.TRAINING):
+        records = [None, SlotRecord(stage, 1, age=9, enabled=False)]
+        for op in Op:
+            assert not legal(records, op)[1]
+
+
+def test_advance_can_be_switched_off() -> None:
+    records = [seed(Stage.GERMINATED), seed(Stage.TRAINING), seed(Stage.BLENDING), seed(Stage.HOLDING), None]
+    assert legal(records, Op.ADVANCE) == [True, True, True, False, False]
+    assert legal(records, Op.ADVANCE, LifecycleConfig(allow_advance=False)) == [False] * 5
+
+
+def test_every_op_says_where_it_is_legal() -> None:
+    assert set(LEGAL_STAGES) == set(Op)
+    assert {Stage.BLENDING, Stage.HOLDING} == LEGAL_STAGES[Op.SET_ALPHA_TARGET]
+    assert {Stage.HOLDING} == LEGAL_STAGES[Op.FOSSILIZE]
+    assert Stage.UNKNOWN in LEGAL_STAGES[Op.WAIT]

@@ -1,0 +1,110 @@
+"""The struct of arrays: constructors, indexing, round trips, and what the doors refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.scenes import random_states
+from esper.lifecycle import SlotEvidence, SlotRecord, SlotStates, Stage
+
+
+def test_empty_is_dormant_and_enabled() -> None:
+    states = SlotStates.empty(3, 2)
+    assert (states.num_members, states.num_slots) == (3, 2)
+    assert bool((states.stage == Stage.DORMANT).all())
+    assert bool(states.enabled.all())
+    assert bool((states.blueprint == -1).all())
+    states.check()
+    with pytest.raises(ValueError, match="0 members with 2 slots"):
+        SlotStates.empty(0, 2)
+
+
+def test_from_records_places_every_field() -> None:
+    record = SlotRecord(
+        Stage.BLENDING, 4, 2, 1, 0.25, 0.0, 1.0, 1, 3, 5, 2, age=17, epochs_in_stage=2, enabled=True
+    )
+    states = SlotStates.from_records([[None, record], [record, None]])
+    for field in dataclasses.fields(SlotRecord):
+        column = getattr(states, field.name)
+        assert column[0, 1].item() == getattr(record, field.name), field.name
+        assert column[1, 1].item() == getattr(SlotRecord(), field.name), field.name
+
+
+def test_indexing_keeps_two_dimensions() -> None:
+    states = random_states(np.random.default_rng(0), 6, 3)
+    for members, rows in ((2, [2]), (-1, [5]), (slice(1, 3), [1, 2]), (torch.tensor([4, 0]), [4, 0])):
+        picked = states[members]
+        assert picked.stage.shape == (len(rows), 3)
+        assert torch.equal(picked.age, states.age[rows])
+    with pytest.raises(IndexError, match="member 6 is out of range; there are 6 members"):
+        states[6]
+
+
+def test_round_trip_through_plain_tensors() -> None:
+    states = random_states(np.random.default_rng(1), 5, 4)
+    back = SlotStates.from_tensors(states.tensors())
+    assert all(torch.equal(value, back.tensors()[name]) for name, value in states.tensors().items())
+    evidence = SlotEvidence.unmeasured(5, 4).replace(contribution=torch.ones(5, 4))
+    again = SlotEvidence.from_tensors(evidence.tensors())
+    assert torch.equal(again.contribution, evidence.contribution)
+    assert bool(again.shadow_gain.isnan().all())
+
+
+def test_trap_09_mismatched_rows_and_shapes_are_errors() -> None:
+    with pytest.raises(ValueError, match=r"members have \[1, 2\] slots; every member needs the same number"):
+        SlotStates.from_records([[None], [None, None]])
+    with pytest.raises(ValueError, match=r"members have \[\] slots"):
+        SlotStates.from_records([])
+    good = SlotStates.empty(2, 2).tensors()
+    with pytest.raises(ValueError, match=r"lack \['age'\]"):
+        SlotStates.from_tensors({n: t for n, t in good.items() if n != "age"})
+    with pytest.raises(ValueError, match=r"unknown \['mood'\]"):
+        SlotStates.from_tensors({**good, "mood": good["age"]})
+    with pytest.raises(ValueError, match=r"share one shape \[members, slots\]"):
+        SlotStates.from_tensors({**good, "age": torch.zeros(2, 3, dtype=torch.long)})
+    with pytest.raises(ValueError, match=r"wrong types \{'age': 'torch.float32'\}"):
+        SlotStates.from_tensors({**good, "age": torch.zeros(2, 2)})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("style", 4, "style is 4; allowed is 0 to 3"),
+        ("alpha", 1.5, "alpha is 1.5; allowed is 0 to 1"),
+        ("alpha", float("nan"), "alpha is nan; allowed is 0 to 1"),
+        ("alpha_mode", -1, "alpha_mode is -1; allowed is 0 to 2"),
+        ("age", -3, "age is -3; allowed is 0 to inf"),
+        ("blueprint", 2, "blueprint"),
+    ],
+)
+def test_values_that_no_rule_makes_are_refused(field: str, value: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SlotRecord(**{field: value})  # type: ignore[arg-type]
+    tensors = SlotStates.empty(1, 2).tensors()
+    tensors[field] = torch.full((1, 2), value, dtype=tensors[field].dtype)
+    with pytest.raises(ValueError, match=message):
+        SlotStates.from_tensors(tensors)
+
+
+def test_a_seed_needs_a_blueprint_and_a_member_an_enabled_slot() -> None:
+    with pytest.raises(ValueError, match=r"a slot in TRAINING has blueprint -1; give one of 0\.\.12"):
+        SlotRecord(stage=Stage.TRAINING)
+    with pytest.raises(ValueError, match="member 1 has no enabled slot"):
+        SlotStates.from_records([[None, None], [SlotRecord(enabled=False)] * 2])
+
+
+def test_evidence_refuses_what_does_not_fit_and_forgets_where_told() -> None:
+    good = SlotEvidence.unmeasured(2, 2).tensors()
+    with pytest.raises(ValueError, match=r"lacks \['exploding'\]"):
+        SlotEvidence.from_tensors({n: t for n, t in good.items() if n != "exploding"})
+    with pytest.raises(ValueError, match="share one shape"):
+        SlotEvidence.from_tensors({**good, "exploding": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"wrong types \{'exploding': 'torch.int64'\}"):
+        SlotEvidence.from_tensors({**good, "exploding": torch.zeros(2, 2, dtype=torch.long)})
+    where = torch.tensor([[True, False], [False, False]])
+    forgot = SlotEvidence(**{n: torch.ones(2, 2) for n in good}).forget(where)
+    assert all(torch.equal(t.isnan(), where) for t in forgot.tensors().values())
