@@ -16,7 +16,7 @@ Flags = NDArray[np.bool_]
 
 
 def numba_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
-    """`compute_gae` in one pass over memory, row after row."""
+    """`compute_gae` row after row, each row while it is in the cache."""
     out = torch.empty(2, *rows.rewards.shape)
     arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, out)]
     _compiled(*arrays, np.float32(gamma), np.float32(gamma * lam))
@@ -34,22 +34,22 @@ def _fill(
     gamma: np.float32,
     decay: np.float32,
 ) -> None:
-    rows, horizon = rewards.shape
-    for n in range(rows):
+    members, horizon = rewards.shape
+    decays = np.empty(horizon, np.float32)
+    for n in range(members):
+        steps = min(step_counts[n], horizon)
+        for t in range(steps):  # all that does not wait for the step ahead: the compiler makes vectors of it
+            ends = terminated[n, t]
+            following = np.float32(0.0) if ends else next_values[n, t]
+            out[0, n, t] = rewards[n, t] - values[n, t] + gamma * following
+            decays[t] = np.float32(0.0) if ends | truncated[n, t] else decay
         ahead = np.float32(0.0)
-        for t in range(horizon - 1, -1, -1):
-            if t >= step_counts[n]:
-                out[0, n, t] = np.float32(0.0)
-                out[1, n, t] = np.float32(0.0)
-                continue
-            advantage = rewards[n, t] - values[n, t]
-            if not terminated[n, t]:
-                advantage += gamma * next_values[n, t]
-                if not truncated[n, t]:
-                    advantage += decay * ahead
-            out[0, n, t] = advantage
-            out[1, n, t] = advantage + values[n, t]
-            ahead = advantage
+        for t in range(steps - 1, -1, -1):
+            ahead = out[0, n, t] + decays[t] * ahead
+            out[0, n, t] = ahead
+        for t in range(steps):
+            out[1, n, t] = out[0, n, t] + values[n, t]
+        out[:, n, steps:] = np.float32(0.0)
 
 
-_compiled: Callable[..., None] = numba.njit(cache=True)(_fill)
+_compiled: Callable[..., None] = numba.njit(cache=True, error_model="numpy", fastmath={"contract"})(_fill)
