@@ -204,6 +204,20 @@ def test_one_bad_row_leaves_the_others_alone() -> None:
     assert outcome.germinated.tolist() == [[True, False], [False, False], [False, False]]
 
 
+@settings(deadline=None, max_examples=25)
+@given(st.integers(0, 2**32 - 1), st.integers(2, 200), st.integers(1, 9))
+def test_a_member_moves_to_the_same_bits_alone_and_in_company(seed: int, members: int, slots: int) -> None:
+    rng = np.random.default_rng(seed)
+    states, evidence = random_states(rng, members, slots), random_evidence(rng, members, slots)
+    choices = torch.from_numpy(rng.integers(0, (slots, 13, 4, 3, 3, 4, 5, 6), (members, len(Head))))
+    together = tick(apply(states, Actions(choices), evidence, RULES, "cnn").states, RULES).states
+    for i in rng.choice(members, min(members, 8), replace=False).tolist():
+        own = SlotEvidence(**{n: t[i : i + 1] for n, t in evidence.tensors().items()})
+        alone = tick(apply(states[i], Actions(choices[i : i + 1]), own, RULES, "cnn").states, RULES).states
+        for name, value in alone.tensors().items():
+            assert torch.equal(value[0], together.tensors()[name][i]), name
+
+
 def test_states_are_values_and_are_not_written_into() -> None:
     states = random_states(np.random.default_rng(3), 8, 4)
     before = {name: value.clone() for name, value in states.tensors().items()}

@@ -28,13 +28,12 @@ def _steepness_table() -> Tensor:
 def ease(curve: Tensor, t: Tensor) -> Tensor:
     """How far along a ramp is at the share t of its time, 0 at 0 and 1 at 1.
 
-    curve int64 and t float32 of one shape. LINEAR: t; COSINE: ½(1 − cos πt);
-    sigmoids: (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)).
+    curve int64 and t float32 of one shape. LINEAR: t; COSINE: ½(1 − cos πt); sigmoids of steepness k:
+    (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)), here as ½ + ½·tanh(k(t − ½)/2) / tanh(k/4), which is the
+    same and, unlike torch's sigmoid, gives a member the same bits beside any number of others.
     """
     k = _steepness_table(curve.device)[curve]
-    low = torch.sigmoid(-0.5 * k)
-    high = torch.sigmoid(0.5 * k)
-    eased = (torch.sigmoid(k * (t - 0.5)) - low) / (high - low)
+    eased = 0.5 + 0.5 * torch.tanh(0.5 * k * (t - 0.5)) / torch.tanh(0.25 * k)
     eased = torch.where(curve == AlphaCurve.LINEAR, t, eased)
     return torch.where(curve == AlphaCurve.COSINE, 0.5 * (1.0 - torch.cos(math.pi * t)), eased)
 

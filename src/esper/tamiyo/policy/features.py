@@ -2,7 +2,8 @@
 
 `COLUMNS` is the single source of the layout, the ranges, the sentinels, the docs and the checkpoint
 contract. A column's value is `extract(...) / divisor`, clamped to [low, high]; what was never measured is
-NaN on the way in and the column's own sentinel, outside [low, high], on the way out.
+NaN on the way in and the column's own sentinel, outside [low, high], on the way out. Extractors use only
+functions that give a member the same bits in any batch (torch's pow and sigmoid do not).
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ SLOT_COLUMNS = _laid_out(
     _signed("contribution_velocity", "slot", "asinh(average change in points, .7 old + .3 new)",
             lambda s: s.evidence.contribution_velocity.asinh(), divisor=POINTS_SCALE),
     Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
-           lambda s: torch.pow(FRESHNESS_DECAY, s.evidence.contribution_age)),
+           lambda s: (s.evidence.contribution_age * math.log(FRESHNESS_DECAY)).exp()),
     Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
            lambda s: s.of_seed(_tempo_ticks(s.slots.device).take(s.slots.tempo)), divisor=RAMP_SCALE),
     Column("alpha_target", "slot", "alpha target; unknown without a seed",

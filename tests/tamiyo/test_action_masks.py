@@ -1,0 +1,228 @@
+"""Masks: golden answers, a slow reference, one member against many, and the cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.common import count_operations
+from benchmarks.masks import masks_one_by_one, to_mask_states
+from benchmarks.scenes import random_states
+from esper.lifecycle import AlphaMode, Head, LifecycleConfig, Op, SlotConfig, SlotStates, Stage
+from esper.tamiyo.policy.action_masks import (
+    ActionMasks,
+    SlotMaskState,
+    compute_action_masks,
+    compute_batch_masks,
+)
+from tests.lifecycle import reference as ref
+from tests.lifecycle.strategies import episode, random_members, random_rules, to_config, to_states
+
+GOLDEN = np.load(Path(__file__).parents[1] / "data" / "masks.npz")
+RNG_SEEDS = st.integers(0, 2**32 - 1)
+
+
+def golden(slots: int, field: str) -> torch.Tensor:
+    values = GOLDEN[f"s{slots}_{field}"]
+    return torch.from_numpy(values if values.dtype == bool else values.astype(np.int64))
+
+
+def assert_equal(masks: ActionMasks, expected: dict[str, torch.Tensor]) -> None:
+    for name, value in masks.tensors().items():
+        assert value.dtype == torch.bool
+        assert torch.equal(value, expected[name]), name
+
+
+@pytest.mark.parametrize("slots", [1, 3, 9, 25])
+def test_golden_masks_match_exactly(slots: int) -> None:
+    stage = golden(slots, "stage")
+    seeds = torch.isin(stage, torch.tensor([2, 3, 4, 6, 7]))
+    states = SlotStates.empty(*stage.shape).replace(
+        stage=stage,
+        blueprint=torch.where(seeds, 1, -1),
+        age=golden(slots, "age"),
+        alpha_mode=golden(slots, "alpha_mode"),
+        enabled=golden(slots, "enabled"),
+    )
+    settings_of = torch.stack(
+        [golden(slots, f).long() for f in ("max_seeds", "transformer", "disable_advance")], 1
+    )
+    seen = 0
+    for setting in settings_of.unique(dim=0):
+        rows = (settings_of == setting).all(dim=1)
+        max_seeds, transformer, disable_advance = setting.tolist()
+        masks = compute_batch_masks(
+            states[rows],
+            SlotConfig.grid(1, slots),
+            LifecycleConfig(max_seeds=max_seeds, allow_advance=not disable_advance),
+            topology="transformer" if transformer else "cnn",
+            governor_override=golden(slots, "governor_override")[rows],
+        )
+        assert_equal(masks, {name: golden(slots, name)[rows] for name in masks.tensors()})
+        seen += int(rows.sum())
+    assert seen == len(stage)
+
+
+@settings(deadline=None, max_examples=60)
+@given(RNG_SEEDS, st.integers(1, 12), st.integers(1, 9), st.booleans())
+def test_trap_07_masks_equal_the_slow_reference(seed: int, members: int, slots: int, override: bool) -> None:
+    rng = np.random.default_rng(seed)
+    population, rules = random_members(rng, members, slots), random_rules(rng)
+    flags = rng.random(members) < 0.5 if override else np.zeros(members, dtype=bool)
+    masks = compute_batch_masks(
+        to_states(population),
+        config=to_config(rules),
+        topology=rules.topology,
+        governor_override=torch.from_numpy(flags) if override else None,
+    )
+    expected = [ref.masks(m, rules, bool(flag)) for m, flag in zip(population, flags, strict=True)]
+    assert_equal(masks, {name: torch.tensor([e[name] for e in expected]) for name in expected[0]})
+
+
+@settings(deadline=None, max_examples=25)
+@given(RNG_SEEDS, st.integers(1, 512), st.integers(1, 25), st.integers(0, 3))
+def test_trap_08_the_batch_equals_each_member_alone(
+    seed: int, members: int, slots: int, max_seeds: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    states = random_states(rng, members, slots)
+    config = LifecycleConfig(max_seeds=max_seeds)
+    batch = compute_batch_masks(states, config=config)
+    for member in rng.choice(members, min(members, 16), replace=False).tolist():
+        alone = compute_action_masks(states[member], config=config)
+        assert_equal(alone, {name: value[member : member + 1] for name, value in batch.tensors().items()})
+
+
+@settings(deadline=None, max_examples=30)
+@given(RNG_SEEDS, st.integers(1, 64), st.integers(1, 25))
+def test_trap_01_and_02_wait_is_open_and_ops_are_their_rows(seed: int, members: int, slots: int) -> None:
+    masks = compute_batch_masks(random_states(np.random.default_rng(seed), members, slots))
+    assert bool(masks.op[:, Op.WAIT].all())
+    assert torch.equal(masks.op, masks.slot_by_op.any(dim=2))
+    assert not bool((masks.slot_by_op & ~masks.slot.unsqueeze(1)).any()), (
+        "disabled slots are legal for nothing"
+    )
+    for head in Head:
+        assert bool(masks.head(head).any(dim=1).all()), "no head of no member is empty"
+    weights = masks.op.float()
+    op = torch.multinomial(weights, 1)  # any legal op
+    rows = masks.slot_by_op.gather(1, op.unsqueeze(2).expand(-1, 1, slots)).squeeze(1)
+    assert bool(rows.any(dim=1).all()), "op-then-slot never meets an empty row"
+    masks.check()
+
+
+def test_trap_01_to_03_hold_along_whole_episodes() -> None:
+    for seed in range(4):
+        for step in episode(seed, 4, 3, steps=30):
+            masks = compute_batch_masks(step.ticked.states)
+            masks.check()
+            assert bool(masks.op[:, Op.WAIT].all())
+
+
+def test_the_call_of_the_finding_works() -> None:
+    batch: list[list[SlotMaskState | None]] = [
+        [None, SlotMaskState(Stage.BLENDING, seed_age_epochs=7), SlotMaskState(Stage.FOSSILIZED)],
+        [SlotMaskState(Stage.TRAINING, 3), None, None],
+    ]
+    masks = compute_batch_masks(batch, SlotConfig.grid(1, 3), device="cpu")
+    legal = [{Op(op).name for op in row.nonzero().flatten().tolist()} for row in masks.op]
+    assert legal == [{"WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "ADVANCE"}, {"WAIT", "ADVANCE"}]
+    assert masks.slot_by_op[0, Op.GERMINATE].tolist() == [True, False, False]
+    assert masks.style.tolist() == [[True] * 4, [False, False, True, False]]
+    assert masks.alpha_target.tolist() == [[True] * 3, [False, False, True]]
+
+
+@settings(deadline=None, max_examples=25)
+@given(RNG_SEEDS, st.integers(1, 32), st.integers(1, 9))
+def test_arrays_objects_and_the_shape_of_the_finding_agree(seed: int, members: int, slots: int) -> None:
+    states = random_states(np.random.default_rng(seed), members, slots)
+    objects, config = to_mask_states(states), SlotConfig.grid(1, slots)
+    expected = masks_one_by_one(objects, config)
+    assert_equal(compute_batch_masks(states, config), expected)
+    assert_equal(compute_batch_masks(objects, config), expected)
+    alone = compute_action_masks(objects[0], config)
+    assert_equal(alone, {name: value[:1] for name, value in expected.items()})
+
+
+def test_the_governor_may_override_rest_for_one_member() -> None:
+    moving = [SlotMaskState(Stage.BLENDING, 9, AlphaMode.UP)]
+    assert not compute_action_masks(moving).op[0, Op.PRUNE].item()
+    assert compute_action_masks(moving, governor_override=True).op[0, Op.PRUNE].item()
+
+
+def test_trap_09_wrong_sizes_and_topologies_are_errors() -> None:
+    states = SlotStates.empty(2, 3)
+    with pytest.raises(ValueError, match=r"the states have 3 slots and slot_config has 2 \(r0c0, r0c1\)"):
+        compute_batch_masks(states, SlotConfig.grid(1, 2))
+    with pytest.raises(ValueError, match="topology is 'rnn'; allowed are cnn, transformer, mlp"):
+        compute_batch_masks(states, topology="rnn")
+    with pytest.raises(ValueError, match=r"governor_override has shape \(3,\); expected \[2\]"):
+        compute_batch_masks(states, governor_override=torch.ones(3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"members have \[1, 2\] slots"):
+        compute_batch_masks([[None], [None, None]])
+    with pytest.raises(ValueError, match=r"members have \[\] slots"):
+        compute_batch_masks([])
+    with pytest.raises(ValueError, match="slot_states has 2 members; give one, or call compute_batch_masks"):
+        compute_action_masks(states)
+    with pytest.raises(ValueError, match="member 0 has no enabled slot"):
+        compute_batch_masks([[SlotMaskState(enabled=False)]])
+    with pytest.raises(ValueError, match="alpha_mode is 3; allowed are HOLD 0, UP 1, DOWN 2"):
+        SlotMaskState(alpha_mode=3)
+    with pytest.raises(ValueError, match="seed_age_epochs is -1"):
+        SlotMaskState(seed_age_epochs=-1)
+
+
+def test_trap_10_an_all_masked_row_names_member_and_head() -> None:
+    masks = compute_batch_masks(SlotStates.empty(3, 2))
+    nothing = masks.style.clone()
+    nothing[1] = False
+    with pytest.raises(ValueError, match="member 1 has no legal choice for head style"):
+        ActionMasks(**{**masks.tensors(), "style": nothing}).check()
+    pairs = masks.slot_by_op.clone()
+    pairs[2, Op.GERMINATE] = False
+    with pytest.raises(ValueError, match="member 2 has no legal choice for slot of op GERMINATE"):
+        ActionMasks(**{**masks.tensors(), "slot_by_op": pairs}).check()
+
+
+def test_operations_do_not_depend_on_members_or_slots_and_are_few() -> None:
+    def operations(members: int, slots: int) -> int:
+        states = random_states(np.random.default_rng(0), members, slots)
+        override = torch.zeros(members, dtype=torch.bool)
+        config = LifecycleConfig(max_seeds=2)
+        compute_batch_masks(states, config=config, governor_override=override)  # builds the constant tables
+        return count_operations(
+            lambda: compute_batch_masks(states, config=config, governor_override=override)
+        )
+
+    counts = {operations(n, s) for n, s in ((1, 1), (16, 3), (128, 25), (512, 9))}
+    assert len(counts) == 1
+    assert counts.pop() <= 60
+
+
+def test_masks_made_in_inference_mode_leave_ordinary_tables_behind() -> None:
+    """A table first built during a rollout is an ordinary tensor: the update may save it for backward."""
+    device = torch.device("cpu")
+    with torch.inference_mode():
+        compute_batch_masks(SlotStates.empty(2, 2), topology="mlp")
+    from esper.lifecycle.gates import blueprint_table
+
+    assert not blueprint_table(device, "mlp").is_inference()
+
+
+@pytest.mark.gpu
+def test_the_device_agrees_and_is_never_waited_for() -> None:
+    states = random_states(np.random.default_rng(0), 64, 9)
+    override = torch.zeros(64, dtype=torch.bool)
+    here = compute_batch_masks(states, governor_override=override)
+    there, override = states.to("cuda"), override.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        masks = compute_batch_masks(there, governor_override=override)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert_equal(here, {name: value.cpu() for name, value in masks.tensors().items()})

@@ -1,0 +1,359 @@
+"""Features: a slow reference, ranges, sentinels, permutations, and the cost."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from benchmarks.common import count_operations
+from benchmarks.features import features_one_by_one, to_reports
+from benchmarks.scenes import random_observation, random_states
+from esper.lifecycle import SlotConfig, SlotEvidence, SlotRecord, SlotStates, Stage
+from esper.tamiyo.policy.features import (
+    BASE_COLUMNS,
+    BASE_FEATURE_SIZE,
+    COLUMNS,
+    SLOT_COLUMNS,
+    SLOT_FEATURE_SIZE,
+    Column,
+    batch_obs_to_features,
+    column_slice,
+    get_feature_size,
+    schema_hash,
+    schema_rows,
+)
+from esper.tamiyo.policy.observation import Observation
+
+RNG_SEEDS = st.integers(0, 2**32 - 1)
+NAN, INF = float("nan"), float("inf")
+MEASURED = {  # evidence field -> its column
+    "contribution": "contribution",
+    "contribution_velocity": "contribution_velocity",
+    "contribution_age": "contribution_freshness",
+    "interaction": "interaction",
+    "shadow_gain": "shadow_gain",
+    "gradient_norm": "gradient_norm",
+    "gradient_health": "gradient_health",
+    "previous_health": "previous_health",
+    "vanishing": "vanishing",
+    "exploding": "exploding",
+}
+
+
+def observe(states: SlotStates, evidence: SlotEvidence | None = None, **changes: Tensor) -> Observation:
+    n, s = states.stage.shape
+    plain = Observation(
+        progress=torch.zeros(n),
+        val_loss=torch.ones(n),
+        val_accuracy=torch.full((n,), 0.5),
+        loss_history=torch.full((n, 5), NAN),
+        accuracy_history=torch.full((n, 5), NAN),
+        parameter_ratio=torch.ones(n),
+        last_succeeded=torch.ones(n, dtype=torch.bool),
+        last_op=torch.full((n,), -1),
+        slots=states,
+        evidence=evidence or SlotEvidence.unmeasured(n, s),
+    )
+    return dataclasses.replace(plain, **changes)
+
+
+def blocks(features: Tensor, slots: int) -> tuple[Tensor, Tensor]:
+    base, rest = features[:, :BASE_FEATURE_SIZE], features[:, BASE_FEATURE_SIZE:]
+    return base, rest.view(len(features), slots, SLOT_FEATURE_SIZE)
+
+
+def column(observation: Observation, name: str) -> Tensor:
+    """The values of one column, [N, width] or [N, S, width]."""
+    base, slots = blocks(batch_obs_to_features(observation)[0], observation.num_slots)
+    block = base if name in {c.name for c in BASE_COLUMNS} else slots
+    return block[..., column_slice(name)]
+
+
+@settings(deadline=None, max_examples=40)
+@given(RNG_SEEDS, st.integers(1, 12), st.integers(1, 9))
+def test_features_equal_the_nested_loops_of_the_finding(seed: int, members: int, slots: int) -> None:
+    observation = random_observation(np.random.default_rng(seed), members, slots)
+    config = SlotConfig.grid(1, slots)
+    features, blueprints = batch_obs_to_features(observation)
+    expected = features_one_by_one(to_reports(observation, config), config)
+    torch.testing.assert_close(features, expected, atol=2e-6, rtol=0)
+    assert features.shape == (members, get_feature_size(config))
+    assert features.dtype == torch.float32
+    assert torch.equal(blueprints, observation.slots.blueprint)
+    assert blueprints.dtype == torch.int64
+
+
+@settings(deadline=None, max_examples=20)
+@given(RNG_SEEDS, st.integers(1, 512), st.integers(1, 25))
+def test_trap_08_the_batch_equals_each_member_alone(seed: int, members: int, slots: int) -> None:
+    rng = np.random.default_rng(seed)
+    observation = random_observation(rng, members, slots)
+    batch, _ = batch_obs_to_features(observation)
+    for member in rng.choice(members, min(members, 8), replace=False).tolist():
+        alone, _ = batch_obs_to_features(pick(observation, [member]))
+        assert torch.equal(alone[0], batch[member])
+
+
+def pick(observation: Observation, members: list[int]) -> Observation:
+    parts = {f.name: getattr(observation, f.name) for f in dataclasses.fields(observation)}
+    picked = {name: v[members] for name, v in parts.items() if isinstance(v, Tensor)}
+    evidence = SlotEvidence(**{n: t[members] for n, t in observation.evidence.tensors().items()})
+    return dataclasses.replace(observation, **picked, slots=observation.slots[members], evidence=evidence)
+
+
+SEEDED = SlotStates.from_records([[SlotRecord(Stage.HOLDING, 3, alpha=1.0, alpha_target=1.0, age=9)]])
+
+
+@pytest.mark.parametrize("field", MEASURED)
+def test_trap_28_unmeasured_measured_zero_and_fresh_read_differently(field: str) -> None:
+    def read(value: float) -> float:
+        evidence = SlotEvidence.unmeasured(1, 1).replace(**{field: torch.tensor([[value]])})
+        return column(observe(SEEDED, evidence), MEASURED[field]).item()
+
+    schema = next(c for c in COLUMNS if c.name == MEASURED[field])
+    assert read(NAN) == schema.unknown
+    assert read(0.0) == (1.0 if field == "contribution_age" else 0.0)
+    assert schema.unknown is not None
+    for value in (-1e30, -INF, -5.0, 1e-9, 0.3, 7.0, 1e30, INF):
+        assert read(value) != schema.unknown or (field == "gradient_norm" and value < 0), value
+
+
+def test_trap_28_freshness_is_a_third_thing() -> None:
+    def read(contribution: float, age: float) -> tuple[float, float]:
+        evidence = SlotEvidence.unmeasured(1, 1).replace(
+            contribution=torch.tensor([[contribution]]), contribution_age=torch.tensor([[age]])
+        )
+        observation = observe(SEEDED, evidence)
+        return column(observation, "contribution").item(), column(
+            observation, "contribution_freshness"
+        ).item()
+
+    never, fresh_zero, stale_zero = read(NAN, NAN), read(0.0, 0.0), read(0.0, 400.0)
+    assert never == (-2.0, -1.0)
+    assert fresh_zero == (0.0, 1.0)
+    assert stale_zero == (0.0, pytest.approx(0.995**400, rel=1e-5))
+    assert len({never, fresh_zero, stale_zero}) == 3
+
+
+def test_trap_28_the_sentinel_stays_on_every_step_until_a_measurement_exists() -> None:
+    for age in range(0, 60, 7):
+        states = SlotStates.from_records([[SlotRecord(Stage.TRAINING, 3, age=age, epochs_in_stage=age)]])
+        for name in MEASURED.values():
+            schema = next(c for c in COLUMNS if c.name == name)
+            assert column(observe(states), name).item() == schema.unknown
+
+
+def test_trap_28_no_seed_is_not_a_seed_of_age_zero_or_a_target_of_zero() -> None:
+    empty = observe(SlotStates.empty(1, 1))
+    young = observe(SlotStates.from_records([[SlotRecord(Stage.GERMINATED, 1)]]))
+    for name in ("age", "tempo", "alpha_target"):
+        assert column(empty, name).item() == -1.0
+        assert column(young, name).item() >= 0.0
+    assert column(empty, "algorithm").sum().item() == 0
+    assert column(young, "algorithm").sum().item() == 1
+
+
+def test_trap_29_a_broken_member_changes_no_other_row() -> None:
+    observation = random_observation(np.random.default_rng(5), 8, 3)
+    before, _ = batch_obs_to_features(observation)
+    sick_row = torch.tensor([3])
+    for poison in (NAN, INF, -INF, 1e38):
+        sick = dataclasses.replace(
+            observation,
+            **{
+                name: getattr(observation, name).index_fill(0, sick_row, poison)
+                for name in ("progress", "val_loss", "val_accuracy", "loss_history", "accuracy_history",
+                             "parameter_ratio")
+            },
+            evidence=SlotEvidence(
+                **{n: t.index_fill(0, sick_row, poison) for n, t in observation.evidence.tensors().items()}
+            ),
+        )  # fmt: skip
+        after, _ = batch_obs_to_features(sick)
+        others = [i for i in range(8) if i != 3]
+        assert torch.equal(after[others], before[others])
+        assert bool(after.isfinite().all())
+
+
+ANY_FLOAT = st.sampled_from([NAN, INF, -INF, 1e30, -1e30, 3.4e38, -1.0, -0.0, 0.0, 1e-30, 0.5, 2.0, 150.0])
+
+
+@settings(deadline=None, max_examples=60)
+@given(RNG_SEEDS, st.data())
+def test_trap_30_every_column_stays_in_its_range_for_any_input(seed: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    n, s = 3, 2
+
+    def anything(*shape: int) -> Tensor:
+        size = int(np.prod(shape))
+        values = data.draw(st.lists(ANY_FLOAT, min_size=size, max_size=size))
+        return torch.tensor(values).view(shape)
+
+    states = random_states(rng, n, s)
+    wild = states.replace(
+        alpha=anything(n, s),
+        alpha_target=anything(n, s),
+        alpha_steps_total=torch.from_numpy(rng.choice([0, 1, 8, 10**9, -3], (n, s))),
+        alpha_steps_done=torch.from_numpy(rng.choice([0, 1, 8, 10**9, -3], (n, s))),
+        age=torch.from_numpy(rng.choice([0, 5, 10**12, -7], (n, s))),
+        epochs_in_stage=torch.from_numpy(rng.choice([0, 5, 10**12, -7], (n, s))),
+    )
+    evidence = SlotEvidence(**{name: anything(n, s) for name in SlotEvidence.unmeasured(1, 1).tensors()})
+    observation = observe(
+        wild, evidence,
+        progress=anything(n), val_loss=anything(n), val_accuracy=anything(n), loss_history=anything(n, 5),
+        accuracy_history=anything(n, 5), parameter_ratio=anything(n),
+        last_op=torch.from_numpy(rng.choice([-1, 0, 5, 6, 99, -40], n)),
+    )  # fmt: skip
+    for schema in COLUMNS:
+        values, (low, high) = column(observation, schema.name), schema.range
+        assert bool(((values >= low) & (values <= high)).all()), (schema.name, values)
+        if schema.unknown is not None:
+            assert bool(((values >= schema.low) | (values == schema.unknown)).all()), (schema.name, values)
+
+
+@settings(deadline=None, max_examples=25)
+@given(RNG_SEEDS, st.integers(1, 6), st.integers(2, 9))
+def test_trap_31_permuting_slots_permutes_blocks_and_nothing_else(
+    seed: int, members: int, slots: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    observation = random_observation(rng, members, slots)
+    order = torch.from_numpy(rng.permutation(slots))
+    shuffled = dataclasses.replace(
+        observation,
+        slots=SlotStates(**{n: t[:, order] for n, t in observation.slots.tensors().items()}),
+        evidence=SlotEvidence(**{n: t[:, order] for n, t in observation.evidence.tensors().items()}),
+    )
+    base, block = blocks(batch_obs_to_features(observation)[0], slots)
+    other_base, other_block = blocks(batch_obs_to_features(shuffled)[0], slots)
+    assert torch.equal(base, other_base)
+    assert torch.equal(block[:, order], other_block)
+
+
+def test_shares_count_enabled_slots_only() -> None:
+    records = [
+        SlotRecord(Stage.TRAINING, 1),
+        SlotRecord(Stage.FOSSILIZED, 1),
+        None,
+        SlotRecord(Stage.BLENDING, 1, enabled=False),
+    ]
+    shares = column(observe(SlotStates.from_records([records])), "stage_shares")
+    torch.testing.assert_close(shares, torch.tensor([[1 / 3, 0.0, 0.0, 1 / 3]]))
+
+
+def test_values_by_hand() -> None:
+    record = SlotRecord(
+        Stage.BLENDING, 5, style=3, tempo=0, alpha=0.25, alpha_target=1.0, alpha_mode=1, alpha_steps_total=4,
+        alpha_steps_done=1, age=12, epochs_in_stage=1,
+    )  # fmt: skip
+    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[100.0]]))
+    observation = observe(
+        SlotStates.from_records([[record]]),
+        evidence,
+        val_loss=torch.tensor([np.expm1(3.5)], dtype=torch.float32),
+        last_op=torch.tensor([4]),
+    )
+    expected = {
+        "val_loss": [0.5],
+        "parameter_ratio": [0.0],
+        "last_op": [0, 0, 0, 0, 1, 0],
+        "loss_history": [-2.0] * 5,
+        "stage": [0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
+        "algorithm": [0, 0, 0, 1],
+        "tempo": [3 / 8],
+        "alpha_mode": [1.0],
+        "time_to_target": [3 / 8],
+        "alpha_velocity": [0.25],
+        "contribution": [1.0],
+        "age": [np.log(13) / np.log(151)],
+    }
+    for name, values in expected.items():
+        got = column(observation, name).flatten()
+        torch.testing.assert_close(
+            got, torch.tensor(values, dtype=torch.float32), msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def test_the_schema_is_the_layout() -> None:
+    assert (
+        get_feature_size(3)
+        == get_feature_size(SlotConfig.grid(1, 3))
+        == BASE_FEATURE_SIZE + 3 * SLOT_FEATURE_SIZE
+    )
+    for block, size in ((BASE_COLUMNS, BASE_FEATURE_SIZE), (SLOT_COLUMNS, SLOT_FEATURE_SIZE)):
+        covered = [i for c in block for i in range(*column_slice(c.name).indices(size))]
+        assert covered == list(range(size))
+    rows = schema_rows()
+    assert [r["name"] for r in rows] == [c.name for c in COLUMNS]
+    assert len({r["name"] for r in rows}) == len(rows)
+    assert all(r["formula"] for r in rows)
+    with pytest.raises(ValueError, match="column 'mood' is unknown; there are progress"):
+        column_slice("mood")
+    with pytest.raises(ValueError, match="0 slots; a host has at least 1"):
+        get_feature_size(0)
+
+
+def test_the_hash_is_stable_and_sees_every_part_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.tamiyo.policy import features
+
+    original = schema_hash()
+    assert original == schema_hash()
+    assert len(original) == 64
+    first = COLUMNS[0]
+    changes = (
+        {"name": "x"}, {"formula": "x"}, {"low": -0.5}, {"high": 2.0}, {"unknown": -3.0}, {"width": 2},
+        {"divisor": 2.0},
+    )  # fmt: skip
+    for change in changes:
+        altered = (dataclasses.replace(first, **change), *COLUMNS[1:])
+        monkeypatch.setattr(features, "COLUMNS", altered)
+        assert schema_hash() != original, change
+
+
+def test_a_sentinel_that_could_be_a_measurement_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"column 'x' reads unknown as 0.0, which could be a measurement"):
+        Column("x", "slot", "x", lambda s: s.occupied, unknown=0.0)
+
+
+@pytest.mark.parametrize("field", ["progress", "loss_history", "last_op", "evidence"])
+def test_trap_09_an_observation_checks_its_shapes(field: str) -> None:
+    good = observe(SlotStates.empty(3, 2))
+    bad = SlotEvidence.unmeasured(3, 1) if field == "evidence" else torch.zeros(2)
+    with pytest.raises(ValueError, match=rf"{field} has shape \(.*\); expected \(3"):
+        dataclasses.replace(good, **{field: bad})
+
+
+def test_operations_do_not_depend_on_members_or_slots_and_are_few() -> None:
+    def operations(members: int, slots: int) -> int:
+        observation = random_observation(np.random.default_rng(0), members, slots)
+        batch_obs_to_features(observation)  # builds the constant tables
+        return count_operations(lambda: batch_obs_to_features(observation))
+
+    counts = {operations(n, s) for n, s in ((1, 1), (16, 3), (128, 25), (512, 9))}
+    assert len(counts) == 1
+    assert counts.pop() <= 120
+
+
+@pytest.mark.gpu
+def test_the_device_agrees_and_is_never_waited_for() -> None:
+    here = random_observation(np.random.default_rng(0), 64, 9)
+    moved = {f.name: getattr(here, f.name) for f in dataclasses.fields(here)}
+    there = dataclasses.replace(
+        here,
+        **{name: v.cuda() for name, v in moved.items() if isinstance(v, Tensor)},
+        slots=here.slots.to("cuda"),
+        evidence=SlotEvidence(**{n: t.cuda() for n, t in here.evidence.tensors().items()}),
+    )
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        features, _ = batch_obs_to_features(there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    torch.testing.assert_close(features.cpu(), batch_obs_to_features(here)[0], atol=1e-6, rtol=0)
