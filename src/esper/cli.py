@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import config, lifecycle, machine, tables
+from esper.commands import config, lifecycle, machine, report, tables
 
 app = typer.Typer(
     name="esper",
@@ -21,6 +21,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("lifecycle")(lifecycle.lifecycle)
+app.command("report")(report.report)
 app.command("schema")(tables.schema)
 app.command("blueprints")(tables.blueprints)
 app.command("tasks")(tables.tasks)

@@ -6,7 +6,6 @@ Figures are made without pyplot, so that nothing process-wide is touched and no 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from esper.telemetry.files import write_atomically
 from esper.telemetry.palette import (
@@ -89,8 +89,8 @@ def _accuracy(axes: Axes, film: Film) -> None:
     axes.plot(range(film.steps), film.accuracy or [np.nan] * film.steps, color=INK, linewidth=1.4)
     axes.set_xlim(-0.5, film.steps - 0.5)
     axes.tick_params(labelbottom=False, length=0)
-    axes.yaxis.set_major_locator(_few_ticks())
-    axes.yaxis.set_major_formatter(_percent())
+    axes.yaxis.set_major_locator(few_ticks())
+    axes.yaxis.set_major_formatter(percent())
     axes.set_ylabel("accuracy", fontsize=8, color=MUTED)
     axes.spines["bottom"].set_visible(False)
 
@@ -198,20 +198,9 @@ def _legends(picture: Figure) -> None:
     )
 
 
-def _few_ticks() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
+def few_ticks() -> MaxNLocator:
     return MaxNLocator(nbins=3)
 
 
-def _percent(decimals: int = 0) -> Any:
-    from matplotlib.ticker import PercentFormatter
-
-    return PercentFormatter(xmax=1.0, decimals=decimals)
-
-
-def colours(names: Sequence[str]) -> dict[str, str]:
-    """A stable colour for each name of a series."""
-    from esper.telemetry.palette import SERIES
-
-    return {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
+def percent() -> PercentFormatter:
+    return PercentFormatter(xmax=1.0, decimals=0)

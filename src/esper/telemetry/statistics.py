@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -57,3 +58,30 @@ def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDi
                 PairedDifference(other.name, baseline.name, quantity, mean, half, len(baseline.members))
             )
     return differences
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the return rose over a run: the first and the last quarter of its rounds against each other."""
+
+    rose: bool
+    sentence: str
+
+
+def learning_verdict(returns: Sequence[float]) -> Verdict:
+    """An honest sentence about the course of the mean return, round by round."""
+    finite = [value for value in returns if math.isfinite(value)]
+    quarter = len(finite) // 4
+    if quarter < 2:
+        return Verdict(
+            False, f"{len(finite)} rounds are too few to say whether the return rose; run at least 8."
+        )
+    (first, first_ci), (last, last_ci) = mean_interval(finite[:quarter]), mean_interval(finite[-quarter:])
+    begun, ended = f"{first:+.3f} ± {first_ci:.3f}", f"{last:+.3f} ± {last_ci:.3f}"
+    course = f"from {begun} in the first quarter of the rounds to {ended} in the last"
+    spread = math.hypot(first_ci, last_ci)
+    if last - first > spread:
+        return Verdict(True, f"The return rose {course}.")
+    if first - last > spread:
+        return Verdict(False, f"The return fell {course}.")
+    return Verdict(False, f"The return did not clearly rise: it went {course}.")

@@ -1,0 +1,16 @@
+"""`esper report`: the page of a run, made anew from its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -> None:
+    """Write report.html of a run, finished or not, into its folder."""
+    from esper.telemetry.report import write_report
+    from esper.telemetry.run_folder import RunFolder
+
+    print(f"wrote {write_report(RunFolder.read(run))}")

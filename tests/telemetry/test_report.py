@@ -1,0 +1,168 @@
+"""The report and its pictures: whole, self-contained, and drawn from whatever the folder holds."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import matplotlib
+import pytest
+from matplotlib.figure import Figure
+
+from esper import cli
+from esper.telemetry import charts
+from esper.telemetry.earnings import blueprint_ledger
+from esper.telemetry.events import Event
+from esper.telemetry.pictures import film_strips, png_bytes
+from esper.telemetry.report import render_report, write_report
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import RoundSummary
+from esper.telemetry.statistics import learning_verdict
+from tests.telemetry.made_up_run import made_up_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return made_up_run(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(folder: RunFolder) -> str:
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+class Balanced(HTMLParser):
+    """Checks that every tag is closed in its turn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.faults: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(tag)
+
+
+def test_the_page_is_whole_and_stands_alone(page: str) -> None:
+    checker = Balanced()
+    checker.feed(page)
+    assert checker.faults == []
+    assert checker.open == []
+    sources = re.findall(r'(?:src|href)\s*=\s*"([^"]{0,40})', page)
+    assert sources
+    assert all(source.startswith("data:image/png;base64,") for source in sources)
+    assert not re.search(r"https?://|@import|url\(|<script", page)
+
+
+def test_the_page_holds_every_part(page: str) -> None:
+    titles = re.findall(r"<figcaption><b>(.+?)\.</b>", page)
+    assert titles == [
+        "Learning curves",
+        "What Tamiyo does, round by round",
+        "What Tamiyo does, step by step",
+        "Per-head entropy",
+        "The learner",
+        "The frontier",
+        "Differences, paired",
+        "Film strips",
+        "What each blueprint earned",
+        "Contribution against parameters",
+    ]
+    for part in (
+        "24 of 24",
+        "The return rose from",
+        "tamiyo",
+        "esper train --preset demo",
+        "Versions",
+        "Seed 7",
+    ):
+        assert part in page
+
+
+def test_what_people_wrote_is_escaped(page: str) -> None:
+    assert "loss 41 &amp; rising" in page
+    assert "&lt;script&gt;" in page
+
+
+def test_an_empty_run_still_gets_a_page(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1)
+    text = render_report(folder)
+    assert "No round was finished" in text
+    assert "<img" not in text
+
+
+def test_a_run_of_one_round_without_any_extras_gets_its_curves(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1)
+    folder.append_metrics(
+        RoundSummary(round=1, rounds=1, members=1, member_epochs=5, seconds=1.0, return_mean=0.2)
+    )
+    text = render_report(folder)
+    assert text.count("<img") == 1
+    assert "too few to say" in text
+
+
+def test_pictures_touch_nothing_process_wide(folder: RunFolder) -> None:
+    before = dict(matplotlib.rcParams)
+    reel, results = folder.film(), folder.results()
+    assert reel is not None
+    assert results is not None
+    assert isinstance(film_strips(reel), Figure)
+    assert png_bytes(charts.frontier(results.controllers)).startswith(b"\x89PNG")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_the_frontier_shows_every_member_and_every_mean(folder: RunFolder) -> None:
+    results = folder.results()
+    assert results is not None
+    axes = charts.frontier(results.controllers).axes[0]
+    assert sum(len(c.get_offsets()) for c in axes.collections if len(c.get_offsets()) == 24) == 4 * 24
+    assert [t.get_text() for t in axes.get_legend().get_texts()] == [
+        f"{name} (24)" for name in ("static", "random", "heuristic", "tamiyo")
+    ]
+
+
+def test_the_ledger_counts_fates() -> None:
+    def event(kind: str, blueprint: str | None = "NORM", **numbers: float) -> Event:
+        return Event(round=1, step=1, member=0, kind=kind, blueprint=blueprint, numbers=numbers)  # type: ignore[arg-type]
+
+    ledger = blueprint_ledger(
+        [event("germinated")] * 4
+        + [
+            event("fossilised", contribution=2.0, parameters=33.0),
+            event("pruned"),
+            event("germinated", "MLP"),
+        ]
+        + [event("gate_refused", None)]
+    )
+    assert [entry.blueprint for entry in ledger] == ["NORM", "MLP"]
+    assert ledger[0].fates == {"kept": 1, "taken out": 1, "unfinished": 2}
+    assert (ledger[0].contributions, ledger[0].parameters) == ([2.0], [33.0])
+
+
+@pytest.mark.parametrize(
+    ("returns", "rose", "says"),
+    [
+        ([0.0, 0.1] * 2, False, "too few"),
+        ([0.0, 0.01] * 4 + [0.5, 0.51] * 4, True, "The return rose from +0.005"),
+        ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, False, "The return fell"),
+        ([0.0, 0.5] * 8, False, "did not clearly rise"),
+        ([float("nan")] * 20, False, "too few"),
+    ],
+)
+def test_the_verdict_is_honest(returns: list[float], rose: bool, says: str) -> None:
+    verdict = learning_verdict(returns)
+    assert verdict.rose is rose
+    assert says in verdict.sentence
+
+
+def test_the_command_writes_it(folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["report", str(folder.path)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    assert cli.run(["report", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
