@@ -28,7 +28,7 @@ from esper.population.blueprints import (
     gate_parameter_count,
     parameter_count,
 )
-from esper.population.hosts import build_host
+from esper.population.hosts import Host, build_host
 from esper.population.reference import ReferenceMember, ReferenceSeed, gradients, loss_of
 
 # (topology, spatial_dims, the shape of a sample at a joint of width C)
@@ -116,6 +116,28 @@ def test_trap_33_every_parameter_is_alive_within_two_steps(
             parameter.grad = gradient
         optimiser.step()
     assert alive == {n for n, _ in seed.named_parameters()}
+
+
+@pytest.mark.parametrize("blend", list(Blend))
+def test_trap_36_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Blend) -> None:
+    """1,000 steps on a ring around a disc, which a linear host cannot tell apart."""
+    torch.manual_seed(2)
+    inputs = torch.randn(128, 2)
+    targets = (inputs.norm(dim=1) > 1.2).long()
+    host = Host([nn.Linear(2, 8)], "mlp", nn.Linear(8, 2), width=8).validate(inputs[:2])
+    member = ReferenceMember(host)
+    seed = member.germinate(0, Blueprint.MLP_SMALL, blend)
+    optimiser = torch.optim.AdamW(seed.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(1000):
+        loss = loss_of(member(inputs, member.shadow(0)), targets)
+        losses.append(float(loss.detach()))
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    assert losses[-1] < 0.7 * losses[0]  # MULTIPLY can at most double h, so it learns least: .63
+    assert max(losses) < 2 * losses[0]
+    assert all(p.abs().max() < 100 for p in seed.parameters())
 
 
 @pytest.mark.parametrize(("topology", "dims"), PLACES)
