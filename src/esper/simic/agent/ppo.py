@@ -186,7 +186,7 @@ class PPOAgent:
             vetoed = stopped | ~grad_norm.isfinite() | (self._fault + buffer.fault() > 0)
             self.optimiser.step(vetoed)
             tally.add(terms, grad_norm, live, vetoed)
-            if self.device.type == "cpu" and bool(stopped):  # looking costs nothing here; the rest are no-ops
+            if self._may_look() and bool(stopped):
                 break
 
         if self.feature_normaliser is not None:
@@ -244,6 +244,10 @@ class PPOAgent:
         if self.feature_normaliser is not None:
             self.feature_normaliser.load_state_dict(group("feature_normaliser"))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
+
+    def _may_look(self) -> bool:
+        """On the CPU a look costs nothing and saves the no-ops that a stop leaves to be done."""
+        return self.device.type == "cpu"
 
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, Tensor]:
         """The rollout in the network's units, and [explained variance, steps learned, steps dropped]."""

@@ -1,0 +1,86 @@
+"""Small rollouts for the tests of the learner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
+from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
+
+FEATURES = 5
+HEAD_SIZES = (3, 4, 2)
+
+
+def transition(members: int, seed: int = 0, **fields: Tensor) -> Transition:
+    """A random transition of a flat policy with three heads; any field can be given."""
+    generator = torch.Generator().manual_seed(seed)
+    no = torch.zeros(members, dtype=torch.bool)
+    heads = len(HEAD_SIZES)
+    made = Transition(
+        observation=FlatObservation(torch.randn(members, FEATURES, generator=generator)),
+        masks=FlatMasks(padded_choices(HEAD_SIZES).expand(members, -1, -1)),
+        actions=torch.randint(0, 2, (members, heads), generator=generator),
+        log_prob=-torch.rand(members, heads, generator=generator),
+        causal=torch.ones(members, heads, dtype=torch.bool),
+        forced=no,
+        value=torch.randn(members, generator=generator),
+        reward=torch.randn(members, generator=generator),
+        terminated=no,
+        truncated=no,
+        bootstrap_value=torch.randn(members, generator=generator),
+        reset=no,
+    )
+    return replace(made, **fields)
+
+
+def make_agent(recurrent: bool = True, seed: int = 0, floor: float = 0.0, **config: object) -> PPOAgent:
+    torch.manual_seed(seed)
+    shape = FlatPolicyConfig(width=16, recurrent=recurrent, floor=floor)
+    return PPOAgent(FlatPolicy(FEATURES, HEAD_SIZES, shape), PPOConfig.model_validate(config), seed=seed)
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A filled buffer and how it was filled."""
+
+    buffer: TamiyoRolloutBuffer
+    transitions: list[Transition]
+
+
+def collect(
+    agent: PPOAgent,
+    members: int = 6,
+    steps: int = 7,
+    seed: int = 0,
+    reset_at: tuple[int, ...] = (),
+    horizon: int | None = None,
+) -> Rollout:
+    """Act on random observations; fresh memory before the steps in `reset_at`; the last step is terminal."""
+    generator = torch.Generator().manual_seed(seed)
+    state = agent.initial_state(members)
+    masks = FlatMasks(padded_choices(HEAD_SIZES).expand(members, -1, -1))
+    transitions = []
+    buffer = None
+    for t in range(steps):
+        observation = FlatObservation(torch.randn(members, FEATURES, generator=generator))
+        reset = torch.full((members,), t in reset_at)
+        uniforms = torch.rand(members, len(HEAD_SIZES), generator=generator)
+        decision = agent.act(observation, masks, state, reset, uniforms)
+        state = decision.state
+        made = decision.transition(
+            observation,
+            masks,
+            reset,
+            reward=torch.randn(members, generator=generator),
+            terminated=torch.full((members,), t == steps - 1),
+        )
+        transitions.append(made)
+        if buffer is None:
+            buffer = TamiyoRolloutBuffer(members, horizon or steps, made, state)
+        buffer.add(made)
+    assert buffer is not None
+    return Rollout(buffer, transitions)

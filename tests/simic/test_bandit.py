@@ -1,0 +1,147 @@
+"""Learning proofs: a bandit with eight heads, and values that do not run away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import NUM_HEADS, Head, Op, head_sizes
+from esper.simic.agent.ppo import Decision, PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
+from esper.tamiyo.policy.network import relevance
+
+SIZES = head_sizes(num_slots=3)
+MEMBERS = 64
+
+
+@dataclass(frozen=True)
+class Bandit:
+    """Each head has one good arm; the reward is the share of good arms among the heads that the op reads."""
+
+    best: Tensor  # [H]
+    masks: FlatMasks
+
+    @staticmethod
+    def make(seed: int) -> Bandit:
+        generator = torch.Generator().manual_seed(seed)
+        best = torch.stack([torch.randint(size, (), generator=generator) for size in SIZES])
+        best[Head.OP] = Op.GERMINATE
+        legal = padded_choices(SIZES)
+        forbidden = torch.rand(legal.shape, generator=generator) < 0.2
+        legal = (legal & ~forbidden).scatter(1, best.unsqueeze(1), True)
+        return Bandit(best, FlatMasks(legal.expand(MEMBERS, -1, -1)))
+
+    def pull(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """The reward [N], and which heads the op reads [N, H]."""
+        read = relevance(actions[:, Head.OP])
+        good = (actions == self.best) & read
+        return good.sum(1) / NUM_HEADS, read
+
+
+def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Decision]:
+    torch.manual_seed(seed)
+    bandit = Bandit.make(seed)
+    policy = FlatPolicy(1, SIZES, FlatPolicyConfig(width=32))
+    config = PPOConfig(
+        learning_rate=5e-3, gamma=0.0, lam=0.0, minibatches=1, epochs=4, target_kl=0.2,
+        entropy_start=0.02, entropy_end=0.001, entropy_updates=updates,
+    )  # fmt: skip
+    agent = PPOAgent(policy, config, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    observation = FlatObservation(torch.ones(MEMBERS, 1))
+    fresh, ends = torch.zeros(MEMBERS, dtype=torch.bool), torch.ones(MEMBERS, dtype=torch.bool)
+    buffer = None
+    for _ in range(updates):
+        for _ in range(4):
+            uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
+            decision = agent.act(observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms)
+            reward, read = bandit.pull(decision.actions)
+            step = decision.transition(observation, bandit.masks, fresh, reward, ends, causal=read)
+            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, decision.state)
+            buffer.add(step)
+        assert buffer is not None
+        agent.update(buffer)
+        buffer.reset()
+    return bandit, agent, decision
+
+
+def test_a_bandit_with_eight_heads_is_learned_in_every_head_that_the_best_op_reads() -> None:
+    bandit, _, decision = train_bandit(seed=0, updates=80)
+    share = (decision.actions == bandit.best).float().mean(0)  # [H]
+    read = relevance(bandit.best[Head.OP])
+    assert (share[read] >= 0.95).all(), share.tolist()
+
+
+def test_a_bandit_whose_every_head_counts_is_learned_in_all_eight() -> None:
+    """The same with every head read at every pull: no table stands between an arm and its reward."""
+    torch.manual_seed(1)
+    bandit = Bandit.make(1)
+    agent = PPOAgent(
+        FlatPolicy(1, SIZES, FlatPolicyConfig(width=32)),
+        PPOConfig(learning_rate=5e-3, gamma=0.0, lam=0.0, minibatches=1, target_kl=0.2, entropy_start=0.01),
+    )
+    generator = torch.Generator().manual_seed(1)
+    observation = FlatObservation(torch.ones(MEMBERS, 1))
+    fresh, ends = torch.zeros(MEMBERS, dtype=torch.bool), torch.ones(MEMBERS, dtype=torch.bool)
+    buffer = None
+    for _ in range(60):
+        for _ in range(4):
+            uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
+            decision = agent.act(observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms)
+            reward = (decision.actions == bandit.best).float().mean(1)
+            step = decision.transition(observation, bandit.masks, fresh, reward, ends)
+            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, decision.state)
+            buffer.add(step)
+        assert buffer is not None
+        agent.update(buffer)
+        buffer.reset()
+    share = (decision.actions == bandit.best).float().mean(0)
+    assert (share >= 0.95).all(), share.tolist()
+
+
+def highest_values(bootstrap_the_end: bool, updates: int = 200) -> list[float]:
+    """Eight steps with the clock in sight; the last pays 1 if its choice was 1, so no return exceeds 1.
+
+    The largest V of each rollout. A wrong learner takes the end for a cut, and bootstraps it.
+    """
+    torch.manual_seed(0)
+    members, steps = 64, 8
+    policy = FlatPolicy(1, (2,), FlatPolicyConfig(width=16))
+    agent = PPOAgent(policy, PPOConfig(learning_rate=1e-3, minibatches=1, epochs=1, target_kl=None))
+    masks = FlatMasks(torch.ones(members, 1, 2, dtype=torch.bool))
+    generator = torch.Generator().manual_seed(0)
+    fresh = torch.zeros(members, dtype=torch.bool)
+    buffer, highest = None, []
+    for _ in range(updates):
+        values = []
+        for t in range(steps):
+            observation = FlatObservation(torch.full((members, 1), t / steps))
+            uniforms = torch.rand(members, 1, generator=generator)
+            decision = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
+            last = torch.full((members,), t == steps - 1)
+            reward = (last & (decision.actions[:, 0] == 1)).float()
+            ends = {"truncated": last, "terminated": fresh} if bootstrap_the_end else {"terminated": last}
+            step = decision.transition(
+                observation, masks, fresh, reward, bootstrap_value=decision.value, **ends
+            )
+            buffer = buffer or TamiyoRolloutBuffer(members, steps, step, decision.state)
+            buffer.add(step)
+            values.append(decision.value.max())
+        highest.append(torch.stack(values).max().item())
+        assert buffer is not None
+        agent.update(buffer)
+        buffer.reset()
+    return highest
+
+
+def test_trap_23_a_fixed_horizon_end_that_pays_a_final_reward_is_terminal_and_values_stay_bounded() -> None:
+    highest = highest_values(bootstrap_the_end=False)
+    assert max(highest) <= 1.0
+    assert highest[-1] > 0.8  # it has learned, so the bound means something
+
+
+def test_trap_23_the_bound_would_be_broken_by_a_bootstrapped_end() -> None:
+    assert highest_values(bootstrap_the_end=True, updates=100)[-1] > 1.5

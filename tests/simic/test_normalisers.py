@@ -1,0 +1,77 @@
+"""Running scales against numpy over everything seen so far."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    sizes=st.lists(st.integers(0, 20), min_size=1, max_size=5),
+    seed=st.integers(0, 1000),
+    offset=st.sampled_from([0.0, 1e3]),
+)
+def test_the_scale_is_that_of_all_rows_seen_so_far(sizes: list[int], seed: int, offset: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    normaliser = RunningNormaliser(3)
+    seen = []
+    for size in sizes:
+        rows = offset + 2 * torch.randn(size + 2, 3, generator=generator)
+        valid = torch.rand(size + 2, generator=generator) < 0.7
+        normaliser.update(rows, valid)
+        seen.append(rows[valid])
+    everything = torch.cat(seen).double()
+    assert normaliser.count == len(everything)
+    if len(everything):
+        torch.testing.assert_close(normaliser.mean, everything.mean(0), atol=1e-6, rtol=1e-9)
+        torch.testing.assert_close(normaliser.variance, everything.var(0, correction=0), atol=1e-6, rtol=1e-6)
+    else:
+        assert torch.equal(normaliser.normalise(rows), rows)
+
+
+def test_trap_25_non_finite_rows_are_ignored() -> None:
+    clean, dirty = RunningNormaliser(2), RunningNormaliser(2)
+    rows = torch.randn(8, 2)
+    spoiled = torch.cat(
+        (rows, torch.tensor([[float("nan"), 1.0], [float("inf"), 1.0], [1.0, -float("inf")]]))
+    )
+    clean.update(rows, torch.ones(8, dtype=torch.bool))
+    dirty.update(spoiled, torch.ones(11, dtype=torch.bool))
+    for name, tensor in clean.state_dict().items():
+        torch.testing.assert_close(dirty.state_dict()[name], tensor)
+
+
+def test_normalise_and_denormalise_are_inverse() -> None:
+    normaliser = RunningNormaliser(4)
+    rows = 5 + 3 * torch.randn(64, 4)
+    normaliser.update(rows, torch.ones(64, dtype=torch.bool))
+    normal = normaliser.normalise(rows)
+    torch.testing.assert_close(normal.mean(0), torch.zeros(4), atol=1e-5, rtol=0)
+    torch.testing.assert_close(normal.std(0, correction=0), torch.ones(4), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(normaliser.denormalise(normal), rows)
+
+
+def test_a_constant_does_not_divide_by_zero_and_a_clip_holds() -> None:
+    normaliser = RunningNormaliser(1, clip=5.0)
+    normaliser.update(torch.full((10, 1), 2.0), torch.ones(10, dtype=torch.bool))
+    assert normaliser.normalise(torch.tensor([[2.0]])).item() == 0.0
+    assert normaliser.normalise(torch.tensor([[1e9]])).item() == 5.0
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
+def test_trap_25_a_new_scale_leaves_what_the_value_head_says(scale: float) -> None:
+    torch.manual_seed(0)
+    normaliser, head = ValueNormaliser(), nn.Linear(6, 1)
+    memory = torch.randn(5, 6)
+    for round_number in range(4):
+        before = normaliser.denormalise(head(memory))
+        returns = scale * (round_number + torch.randn(4, 7))
+        normaliser.update_returns(returns, torch.ones(4, 7, dtype=torch.bool), head)
+        torch.testing.assert_close(normaliser.denormalise(head(memory)), before, atol=1e-4 * scale, rtol=1e-4)
+    assert normaliser.count == 4 * 4 * 7

@@ -1,0 +1,529 @@
+"""PPO: credit per head, padding, early stop, faults, and what a checkpoint carries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.lifecycle.actions import Head, Op
+from esper.simic.agent.losses import (
+    LossWeights,
+    approximate_kl,
+    explained_variance,
+    masked_mean,
+    ppo_loss,
+    standardise,
+)
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer
+from esper.tamiyo.policy.flat import FlatMasks, padded_choices
+from esper.tamiyo.policy.network import relevance
+from esper.tamiyo.policy.protocol import PolicyOutput
+from tests.simic.scenes import HEAD_SIZES, collect, make_agent, transition
+
+WEIGHTS = LossWeights(clip=0.2, value_clip=None, value=0.5, entropy=0.01)
+HEADS = len(HEAD_SIZES)
+
+
+def evaluate(agent: PPOAgent, batch: Sequences) -> PolicyOutput:
+    steps = batch.steps
+    return agent.policy.sequence(
+        steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
+    )
+
+
+def prepared(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Sequences:
+    buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.lam)
+    return agent._prepare(buffer.get_batched_sequences())[0]
+
+
+def parameters(agent: PPOAgent) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in agent.policy.parameters()])
+
+
+def fill(agent: PPOAgent, buffer: TamiyoRolloutBuffer, members: int, steps: int) -> None:
+    """Write the transitions of a fresh rollout into an existing buffer."""
+    for made in collect(agent, members, steps).transitions:
+        buffer.add(made)
+
+
+# The loss against a loop
+
+
+def scalar_loss(
+    output: PolicyOutput, batch: Sequences, weights: LossWeights
+) -> tuple[float, float, list[float]]:
+    """Policy loss, KL of the whole action, and KL per head: one number at a time."""
+    surrogates: list[list[float]] = [[] for _ in range(HEADS)]
+    estimates: list[list[float]] = [[] for _ in range(HEADS)]
+    acting = 0
+    for n in range(batch.valid.shape[0]):
+        for t in range(batch.valid.shape[1]):
+            if not batch.valid[n, t] or batch.steps.forced[n, t]:
+                continue
+            acting += bool(batch.steps.causal[n, t].any())
+            for h in range(HEADS):
+                if batch.steps.causal[n, t, h]:
+                    shift = float(output.log_prob[n, t, h] - batch.steps.log_prob[n, t, h])
+                    ratio, advantage = math.exp(shift), float(batch.advantages[n, t])
+                    clipped = min(max(ratio, 1 - weights.clip), 1 + weights.clip)
+                    surrogates[h].append(min(ratio * advantage, clipped * advantage))
+                    estimates[h].append(ratio - 1 - shift)
+    loss = -sum(sum(s) / len(s) for s in surrogates if s)
+    whole = sum(sum(e) for e in estimates) / max(acting, 1)
+    return loss, whole, [sum(e) / max(len(e), 1) for e in estimates]
+
+
+def moved_batch(agent: PPOAgent, seed: int = 0) -> Sequences:
+    """A rollout with random causal masks, forced steps, ragged rows, and weights that have moved since."""
+    rollout = collect(agent, members=6, steps=8, seed=seed)
+    batch = prepared(agent, rollout.buffer)
+    generator = torch.Generator().manual_seed(seed)
+    causal = torch.rand(6, 8, HEADS, generator=generator) < 0.6
+    forced = torch.rand(6, 8, generator=generator) < 0.2
+    valid = torch.arange(8) < torch.randint(1, 9, (6, 1), generator=generator)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return replace(batch, steps=replace(batch.steps, causal=causal, forced=forced), valid=valid)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trap_18_means_run_over_relevant_steps(seed: int) -> None:
+    agent = make_agent(seed=seed)
+    batch = moved_batch(agent, seed)
+    with torch.no_grad():
+        output = evaluate(agent, batch)
+    terms = ppo_loss(output, batch, WEIGHTS)
+    policy_loss, kl, head_kl = scalar_loss(output, batch, WEIGHTS)
+    assert terms.policy_loss.item() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
+    assert terms.kl.item() == pytest.approx(kl, rel=1e-4, abs=1e-6)
+    assert terms.head_kl.tolist() == pytest.approx(head_kl, rel=1e-4, abs=1e-6)
+
+
+def test_trap_17_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    causal = batch.steps.causal.clone()
+    causal[..., 1] = False
+    batch = replace(batch, steps=replace(batch.steps, causal=causal))
+    terms = ppo_loss(evaluate(agent, batch), batch, WEIGHTS)
+    assert terms.loss.isfinite()
+    assert terms.kl.isfinite()
+    assert terms.head_kl[1] == 0
+    assert terms.head_used.tolist() == [True, False, True]
+    terms.loss.backward()
+    gradient = agent.policy.heads.weight.grad.unflatten(0, (HEADS, max(HEAD_SIZES)))
+    assert (gradient[1] == 0).all()
+    assert (gradient[0] != 0).any()
+
+
+def test_trap_17_nothing_relevant_at_all_is_a_quiet_update() -> None:
+    agent = make_agent()
+    buffer = collect(agent).buffer
+    buffer.get_batched_sequences().steps.causal.zero_()
+    metrics = agent.update(buffer)
+    assert metrics.policy_loss == 0
+    assert metrics.kl == 0
+    assert all(math.isnan(value) for value in metrics.head_kl.values())
+
+
+def test_trap_16_causal_masks_use_the_executed_op_and_log_probs_the_sampled_one() -> None:
+    """An action that failed counts as WAIT: only its op head earns credit, at the sampled log-prob."""
+    sampled = torch.tensor([Op.GERMINATE, Op.GERMINATE, Op.PRUNE])
+    succeeded = torch.tensor([True, False, False])
+    causal = relevance(torch.where(succeeded, sampled, Op.WAIT))
+    assert causal[0].tolist() == relevance(torch.tensor(Op.GERMINATE)).tolist()
+    assert causal[1].nonzero().flatten().tolist() == [Head.OP]
+    agent = make_agent()
+    rollout = collect(agent)
+    steps = rollout.buffer.get_batched_sequences().steps
+    steps.causal[:, :, :-1] = False  # as if every action had failed: the last head stands for the op
+    batch = prepared(agent, rollout.buffer)
+    output = evaluate(agent, batch)
+    terms = ppo_loss(output, batch, WEIGHTS)
+    assert terms.head_used.tolist() == [False, False, True]
+    stored = torch.stack([made.log_prob for made in rollout.transitions], dim=1)
+    torch.testing.assert_close(batch.steps.log_prob, stored, rtol=0, atol=0)
+    torch.testing.assert_close(output.log_prob, stored, rtol=1e-5, atol=1e-6)
+
+
+def test_forced_steps_carry_no_actor_loss() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    forced = torch.ones_like(batch.steps.forced)
+    terms = ppo_loss(
+        evaluate(agent, batch), replace(batch, steps=replace(batch.steps, forced=forced)), WEIGHTS
+    )
+    terms.loss.backward()
+    assert terms.policy_loss == 0
+    assert terms.kl == 0
+    assert terms.value_loss > 0
+    assert not agent.policy.heads.weight.grad.any()
+    assert agent.policy.value_head.weight.grad.any()
+
+
+# Rollout and update
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_trap_20_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middle(recurrent: bool) -> None:
+    agent = make_agent(recurrent=recurrent)
+    rollout = collect(agent, members=5, steps=9, reset_at=(0, 4))
+    values = torch.stack([made.value for made in rollout.transitions], dim=1)
+    batch = prepared(agent, rollout.buffer)
+    with torch.no_grad():
+        output = evaluate(agent, batch)
+    assert ((output.log_prob - batch.steps.log_prob).exp() - 1).abs().max() < 1e-5
+    torch.testing.assert_close(agent._in_reward_units(output.value), values, atol=1e-5, rtol=1e-4)
+
+
+def test_trap_20_a_rollout_that_continues_an_episode_starts_from_its_memory() -> None:
+    agent = make_agent()
+    first = collect(agent, members=4, steps=3)
+    state = agent.initial_state(4)
+    for made in first.transitions:
+        state = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS)).state
+    made = first.transitions[0]
+    decision = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
+    stored = decision.transition(
+        made.observation, made.masks, made.reset, torch.zeros(4), torch.ones(4, dtype=torch.bool)
+    )
+    first.buffer.reset(state)
+    first.buffer.add(stored)
+    with torch.no_grad():
+        output = evaluate(agent, first.buffer.get_batched_sequences())
+    torch.testing.assert_close(output.log_prob[:, 0], decision.log_prob, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_trap_24_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibatches: int) -> None:
+    """The same rows in a tight buffer and in a long, used one teach exactly the same."""
+    tight = make_agent(minibatches=minibatches, target_kl=None)
+    loose = make_agent(minibatches=minibatches, target_kl=None)
+    small = collect(tight, members=4, steps=5).buffer
+    dirty = collect(loose, members=4, steps=12, seed=9).buffer
+    dirty.reset()
+    for made in collect(loose, members=4, steps=5).transitions:
+        dirty.add(made, torch.ones(4, dtype=torch.bool))
+    left, right = tight.update(small), loose.update(dirty)
+    torch.testing.assert_close(parameters(tight), parameters(loose), atol=1e-6, rtol=1e-5)
+    assert left.policy_loss == pytest.approx(right.policy_loss, abs=1e-6)
+    assert left.steps_learned == right.steps_learned == 20
+
+
+def test_trap_24_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
+    clean, spoiled = make_agent(), make_agent()
+    buffers = []
+    for agent in (clean, spoiled):
+        rollout = collect(agent, members=4, steps=6)
+        rollout.buffer.step_counts.copy_(torch.tensor([6, 3, 1, 0]))
+        steps = rollout.buffer.get_batched_sequences().steps
+        for n, count in enumerate((6, 3, 1)):
+            steps.terminated[n, count - 1] = True
+        buffers.append(rollout.buffer)
+    steps = buffers[1].get_batched_sequences().steps
+    for tensor in (steps.reward, steps.value, steps.log_prob, steps.observation.features):
+        tensor[1, 3:] = 77.0
+        tensor[3] = -55.0
+    clean.update(buffers[0])
+    spoiled.update(buffers[1])
+    torch.testing.assert_close(parameters(clean), parameters(spoiled), atol=1e-6, rtol=1e-5)
+
+
+def test_trap_25_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_scale() -> None:
+    agent = make_agent(epochs=1)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        rollout = collect(agent, members=8, steps=6)
+        buffer = rollout.buffer
+        steps = buffer.get_batched_sequences().steps
+        steps.reward.copy_(50 + 20 * torch.randn(steps.reward.shape, generator=generator))
+        count = agent.value_normaliser.count.item()
+        expected = replace(buffer.get_batched_sequences())
+        batch = prepared(agent, buffer)
+        assert agent.value_normaliser.count.item() == count + 48  # once per rollout
+        # what GAE read is V in units of reward, and what is learned is its return in units of the head
+        torch.testing.assert_close(
+            agent._in_reward_units(batch.steps.value), expected.steps.value, atol=1e-3, rtol=1e-4
+        )
+        torch.testing.assert_close(
+            agent._in_reward_units(batch.returns), buffer.returns, atol=1e-3, rtol=1e-4
+        )
+        with torch.no_grad():  # the head was rewritten with the scale: V in units of reward has not moved
+            output = evaluate(agent, batch)
+        torch.testing.assert_close(
+            agent._in_reward_units(output.value), expected.steps.value, atol=1e-2, rtol=1e-3
+        )
+
+
+def test_trap_25_the_normalisers_are_updated_once_per_rollout_whatever_the_epochs() -> None:
+    agent = make_agent(epochs=4, minibatches=3, normalise_observations=True)
+    rollout = collect(agent, members=6, steps=7)
+    metrics = agent.update(rollout.buffer)
+    assert metrics.epochs_done > 1
+    assert agent.value_normaliser.count == 42
+    assert agent.feature_normaliser is not None
+    assert agent.feature_normaliser.count == 42
+    features = torch.stack([made.observation.features for made in rollout.transitions]).double()
+    torch.testing.assert_close(agent.feature_normaliser.mean, features.mean((0, 1)))
+
+
+def test_trap_25_a_non_finite_row_changes_no_other_row() -> None:
+    """A member whose reward is not a number is left out; the rest learn as if it were not there."""
+    with_it, without = make_agent(minibatches=1), make_agent(minibatches=1)
+    spoiled = collect(with_it, members=5, steps=6).buffer
+    spoiled.get_batched_sequences().steps.reward[2] = float("nan")
+    absent = collect(without, members=5, steps=6).buffer
+    absent.step_counts[2] = 0
+    metrics = with_it.update(spoiled)
+    without.update(absent)
+    assert metrics.steps_dropped == 6
+    assert metrics.steps_learned == 24
+    assert with_it.value_normaliser.count == 24
+    torch.testing.assert_close(parameters(with_it), parameters(without), atol=1e-6, rtol=1e-5)
+
+
+# KL, clip, early stop, veto
+
+
+def test_kl_is_exact_against_the_categorical_kl_in_expectation() -> None:
+    """Many samples of two known distributions: the estimator's mean is their KL divergence."""
+    old = torch.tensor([0.5, 0.3, 0.2])
+    new = torch.tensor([0.4, 0.4, 0.2])
+    actions = torch.multinomial(old, 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    shift = (new.log() - old.log())[actions].view(-1, 1, 1)
+    weight = torch.ones_like(shift, dtype=torch.bool)
+    kl, head_kl = approximate_kl(shift, weight)
+    exact = (old * (old / new).log()).sum()
+    assert kl.item() == pytest.approx(exact.item(), rel=0.02)
+    assert head_kl.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_kl_of_the_whole_action_is_the_sum_over_heads_with_the_masks_weight() -> None:
+    shift = torch.full((1, 4, 2), 0.1)
+    weight = torch.tensor([[[1, 1], [1, 0], [1, 0], [0, 0]]], dtype=torch.bool)
+    one = math.exp(0.1) - 1.1
+    kl, head_kl = approximate_kl(shift, weight)
+    assert kl.item() == pytest.approx(4 * one / 3, rel=1e-4)  # four relevant pairs over three acting steps
+    assert head_kl.tolist() == pytest.approx([one, one], rel=1e-4)
+
+
+def test_trap_26_with_several_epochs_kl_is_not_zero_and_the_clip_acts() -> None:
+    agent = make_agent(learning_rate=0.03, target_kl=None, epochs=6, minibatches=2)
+    metrics = agent.update(collect(agent, members=8, steps=8).buffer)
+    assert metrics.epochs_done == 6
+    assert metrics.kl > 1e-3
+    assert metrics.clip_fraction > 0.01
+    assert not metrics.stopped_early
+
+
+def test_trap_26_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> None:
+    agent = make_agent(recurrent=False)
+    batch = prepared(agent, collect(agent).buffer)
+    far = replace(
+        batch,
+        steps=replace(batch.steps, log_prob=batch.steps.log_prob - 1.0),  # every ratio is e
+        advantages=torch.ones_like(batch.advantages),
+    )
+    no_others = replace(WEIGHTS, value=0.0, entropy=0.0)
+    terms = ppo_loss(evaluate(agent, far), far, no_others)
+    terms.loss.backward()
+    assert terms.clip_fraction == 1.0
+    assert not agent.policy.heads.weight.grad.any()
+
+
+def test_trap_26_the_early_stop_acts_before_the_step_that_it_would_veto() -> None:
+    agent = make_agent(learning_rate=0.03, target_kl=1e-4, epochs=5, minibatches=1)
+    buffer = collect(agent, members=8, steps=8).buffer
+    metrics = agent.update(buffer)
+    assert metrics.stopped_early
+    assert metrics.epochs_done == 1  # the first step is free (KL 0); the second look vetoes
+    reference = make_agent(learning_rate=0.03, target_kl=None, epochs=1, minibatches=1)
+    reference.update(collect(reference, members=8, steps=8).buffer)
+    torch.testing.assert_close(parameters(agent), parameters(reference), rtol=0, atol=0)
+
+
+def test_trap_26_leaving_the_loop_and_running_no_ops_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU the loop is left; on a device the remaining steps are refused. Same weights, same report."""
+    config = {"learning_rate": 0.01, "target_kl": 2e-3, "epochs": 5, "minibatches": 2}
+    leaves, refuses = make_agent(**config), make_agent(**config)
+    monkeypatch.setattr(refuses, "_may_look", lambda: False)
+    reports = [agent.update(collect(agent, members=8, steps=8).buffer) for agent in (leaves, refuses)]
+    assert reports[0].stopped_early
+    assert 0 < reports[0].epochs_done < 5
+    assert reports[0] == reports[1]
+    for name, tensor in leaves.state_dict().items():
+        assert torch.equal(tensor, refuses.state_dict()[name]), name
+
+
+def test_a_non_finite_gradient_vetoes_its_step() -> None:
+    agent = make_agent(minibatches=1, epochs=2)
+    buffer = collect(agent).buffer
+    buffer.get_batched_sequences().steps.log_prob[0, 0] = -float("inf")
+    before = agent.state_dict()
+    metrics = agent.update(buffer)
+    assert metrics.epochs_done == 0
+    assert metrics.steps_vetoed == 2
+    for name, tensor in agent.state_dict().items():
+        if name.startswith("optimiser"):
+            assert torch.equal(tensor, before[name])
+        assert tensor.isfinite().all()
+
+
+def test_trap_10_an_all_masked_row_raises_in_the_rollout_and_in_the_update() -> None:
+    agent = make_agent(minibatches=1, normalise_values=False)
+    rollout = collect(agent, members=4, steps=3)
+    made = rollout.transitions[0]
+    legal = padded_choices(HEAD_SIZES).repeat(4, 1, 1)
+    legal[2, 1] = False
+    agent.act(made.observation, FlatMasks(legal), agent.initial_state(4), made.reset, torch.rand(4, HEADS))
+    with pytest.raises(ValueError, match="member 2, head 'head 1' has no legal choice"):
+        agent.check()
+    agent.check()  # said once
+    rollout.buffer.get_batched_sequences().steps.masks.legal[3, 1, 2] = False
+    before = parameters(agent)
+    with pytest.raises(ValueError, match="member 3, head 'head 2' has no legal choice"):
+        agent.update(rollout.buffer)
+    assert torch.equal(parameters(agent), before)
+
+
+def test_an_unfinished_row_raises_in_the_update() -> None:
+    agent = make_agent()
+    rollout = collect(agent, members=3, steps=4)
+    rollout.buffer.get_batched_sequences().steps.terminated[1] = False
+    with pytest.raises(ValueError, match="row of member 1 ends in neither"):
+        agent.update(rollout.buffer)
+    again = collect(agent, members=3, steps=4)
+    again.buffer.get_batched_sequences().steps.terminated[1] = False
+    agent.update(again.buffer, bootstrap_values=torch.zeros(3))
+
+
+# One discount
+
+
+def test_trap_44_a_potential_with_the_agents_gamma_changes_no_advantage() -> None:
+    """r' = r + γΦ(s') − Φ(s) with V' = V − Φ gives the same advantages, and only with the agent's own γ."""
+    members, steps = 5, 6
+    potential = torch.randn(members, steps + 1)
+    potential[:, -1] = 0.0  # nothing is owed at a terminal state
+
+    def advantages(gamma_of_reward: float) -> Tensor:
+        agent = make_agent()
+        buffer = collect(agent, members, steps).buffer
+        stored = buffer.get_batched_sequences().steps
+        stored.reward.add_(gamma_of_reward * potential[:, 1:] - potential[:, :-1])
+        stored.value.sub_(potential[:, :-1])
+        buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.lam)
+        return buffer.advantages
+
+    agent = make_agent()
+    plain = collect(agent, members, steps).buffer
+    plain.compute_advantages_and_returns(agent.config.gamma, agent.config.lam)
+    torch.testing.assert_close(advantages(agent.config.gamma), plain.advantages, atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(advantages(0.9), plain.advantages, atol=1e-2)
+
+
+# Small parts
+
+
+def test_masked_mean_lets_nothing_through_from_elsewhere() -> None:
+    values = torch.tensor([[1.0, float("nan")], [3.0, float("inf")]], requires_grad=True)
+    weight = torch.tensor([[True, False], [True, False]])
+    mean = masked_mean(values, weight)
+    mean.backward()
+    assert mean.item() == 2.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
+
+
+def test_standardised_advantages_and_explained_variance() -> None:
+    values = torch.randn(20, 30) * 7 + 3
+    weight = torch.rand(20, 30) < 0.5
+    normal = standardise(values, weight)
+    assert normal[weight].mean().item() == pytest.approx(0, abs=1e-5)
+    assert normal[weight].std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert not normal[~weight].any()
+    assert explained_variance(values, values, weight).item() == pytest.approx(1, abs=1e-6)
+    assert explained_variance(torch.zeros_like(values), values, weight).item() == pytest.approx(0, abs=1e-5)
+    constant = standardise(torch.full((2, 3), 4.0), torch.ones(2, 3, dtype=torch.bool))
+    assert not constant.any()
+
+
+def test_the_value_clip_holds_v_near_its_old_value() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    free = ppo_loss(evaluate(agent, batch), batch, WEIGHTS)
+    held = ppo_loss(evaluate(agent, batch), batch, replace(WEIGHTS, value_clip=0.01))
+    assert held.value_loss > free.value_loss
+
+
+def test_the_entropy_coefficient_anneals() -> None:
+    agent = make_agent(entropy_start=0.05, entropy_end=0.01, entropy_updates=4)
+    found = []
+    for _ in range(6):
+        found.append(agent.entropy_coefficient)
+        agent.update(collect(agent, members=2, steps=2).buffer)
+    assert found == pytest.approx([0.05, 0.04, 0.03, 0.02, 0.01, 0.01])
+
+
+def test_minibatches_are_whole_rows_and_every_row_is_seen_once_per_epoch() -> None:
+    agent = make_agent(minibatches=3, epochs=2)
+    drawn = [rows.tolist() for rows in agent._minibatches(7) if rows is not None]
+    assert len(drawn) == 6
+    for epoch in (drawn[:3], drawn[3:]):
+        assert sorted(row for rows in epoch for row in rows) == list(range(7))
+    assert drawn[:3] != drawn[3:]
+
+
+def test_equal_seeds_give_equal_bits_and_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
+    config = {"normalise_observations": True, "minibatches": 2}
+    whole = make_agent(seed=1, **config)
+    part = make_agent(seed=1, **config)
+    for agent in (whole, part):
+        for seed in range(2):
+            agent.update(collect(agent, seed=seed).buffer)
+    saved = part.state_dict()
+    assert all(isinstance(tensor, Tensor) for tensor in saved.values())
+    resumed = make_agent(seed=7, **config)
+    resumed.load_state_dict(saved)
+    for agent in (whole, resumed):
+        agent.update(collect(agent, seed=5).buffer)
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+
+
+def test_a_state_of_another_network_is_refused_before_anything_changes() -> None:
+    agent, other = make_agent(recurrent=True), make_agent(recurrent=False)
+    before = agent.state_dict()
+    with pytest.raises(ValueError, match="lacks"):
+        agent.load_state_dict(other.state_dict())
+    wrong = before | {"policy.value_head.weight": torch.zeros(1, 3)}
+    with pytest.raises(ValueError, match=r"policy.value_head.weight has shape \(1, 3\)"):
+        agent.load_state_dict(wrong)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in agent.state_dict().items())
+
+
+def test_the_config_names_a_bad_key_and_a_bad_value() -> None:
+    with pytest.raises(ValueError, match="gama"):
+        PPOConfig.model_validate({"gama": 0.9})
+    with pytest.raises(ValueError, match="gamma"):
+        PPOConfig(gamma=1.5)
+    undocumented = [name for name, field in PPOConfig.model_fields.items() if not field.description]
+    assert undocumented == []
+
+
+def test_a_transition_that_is_stored_is_what_was_decided() -> None:
+    agent = make_agent()
+    made = transition(4)
+    decision = agent.act(
+        made.observation, made.masks, agent.initial_state(4), made.reset, torch.rand(4, HEADS)
+    )
+    stored = decision.transition(made.observation, made.masks, made.reset, made.reward, made.terminated)
+    assert torch.equal(stored.causal, decision.relevant)
+    assert torch.equal(stored.actions, decision.actions)
+    assert not stored.truncated.any()

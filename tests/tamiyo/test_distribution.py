@@ -1,0 +1,215 @@
+"""The masked distribution, against torch's Categorical and against plain arithmetic."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Categorical
+
+from esper.tamiyo.policy.distribution import Fault, MaskedHeads, check_faults
+
+ROWS, HEADS, CHOICES = 7, 8, 13
+LARGEST_UNIFORM = 1 - 2.0**-24  # the largest float32 below 1
+
+
+def random_heads(seed: int, scale: float = 2.0, floor: float = 0.0) -> tuple[Tensor, Tensor, MaskedHeads]:
+    """Random logits, masks with at least one legal choice, and their distribution."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(ROWS, HEADS, CHOICES, generator=generator) * scale
+    legal = torch.rand(ROWS, HEADS, CHOICES, generator=generator) < 0.4
+    sure = torch.randint(CHOICES, (ROWS, HEADS, 1), generator=generator)
+    legal = legal.scatter(-1, sure, True)
+    return logits, legal, MaskedHeads(logits, legal, floor)
+
+
+def everything_relevant(actions: Tensor) -> Tensor:
+    return torch.ones_like(actions, dtype=torch.bool)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.01, 1.0, 30.0]))
+def test_log_probs_and_entropy_are_those_of_a_categorical_over_the_legal_choices(
+    seed: int, scale: float
+) -> None:
+    logits, legal, heads = random_heads(seed, scale)
+    actions = heads.sample(torch.rand(ROWS, HEADS, generator=torch.Generator().manual_seed(seed)))
+    judged = heads.evaluate(actions, everything_relevant(actions))
+    for row in range(ROWS):
+        for head in range(HEADS):
+            choices = legal[row, head].nonzero().flatten()
+            reference = Categorical(logits=logits[row, head, choices].double())
+            chosen = (choices == actions[row, head]).nonzero().flatten()
+            assert chosen.numel() == 1
+            expected = reference.log_prob(chosen[0])
+            torch.testing.assert_close(judged.log_prob[row, head].double(), expected, atol=1e-5, rtol=1e-5)
+            nats = (
+                reference.entropy() / max(math.log(len(choices)), 1e-12)
+                if len(choices) > 1
+                else torch.tensor(0.0)
+            )
+            torch.testing.assert_close(
+                judged.entropy[row, head].double(), nats.double(), atol=1e-5, rtol=1e-5
+            )
+
+
+def test_trap_11_entropy_is_0_for_one_legal_action_and_1_for_uniform_over_any_legal_subset() -> None:
+    for count in range(1, CHOICES + 1):
+        legal = torch.zeros(1, 1, CHOICES, dtype=torch.bool)
+        legal[..., torch.randperm(CHOICES)[:count]] = True
+        logits = torch.where(legal, 0.7, 50.0)  # loud illegal choices add nothing
+        entropy = MaskedHeads(logits, legal).entropy().item()
+        assert entropy == pytest.approx(0.0 if count == 1 else 1.0, abs=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.1, 5.0, 1000.0]))
+def test_trap_11_entropy_stays_between_0_and_1(seed: int, scale: float) -> None:
+    entropy = random_heads(seed, scale)[2].entropy()
+    assert entropy.min() >= 0.0
+    assert entropy.max() <= 1.0 + 1e-6
+
+
+def test_trap_11_illegal_logits_change_nothing() -> None:
+    logits, legal, heads = random_heads(3)
+    moved = MaskedHeads(torch.where(legal, logits, 1e4), legal)
+    torch.testing.assert_close(moved.entropy(), heads.entropy(), rtol=0, atol=0)
+    torch.testing.assert_close(moved.probs, heads.probs, rtol=0, atol=0)
+
+
+def test_trap_12_every_legal_action_keeps_at_least_the_floor() -> None:
+    floor = 0.01
+    for scale in (1.0, 100.0):
+        _, legal, heads = random_heads(5, scale, floor)
+        assert heads.probs[legal].min() >= floor * (1 - 1e-5)
+        assert heads.probs[~legal].max() == 0.0
+        torch.testing.assert_close(heads.probs.sum(-1), torch.ones(ROWS, HEADS))
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.01])
+def test_trap_12_gradients_stay_alive_when_one_action_dominates(floor: float) -> None:
+    for action in range(4):
+        logits = torch.tensor([[[14.0, 0.0, 0.0, 0.0]]], requires_grad=True)
+        heads = MaskedHeads(logits, torch.ones(1, 1, 4, dtype=torch.bool), floor)
+        judged = heads.evaluate(torch.tensor([[action]]), torch.ones(1, 1, dtype=torch.bool))
+        (log_prob_grad,) = torch.autograd.grad(judged.log_prob.sum(), logits, retain_graph=True)
+        (entropy_grad,) = torch.autograd.grad(judged.entropy.sum(), logits)
+        for gradient in (log_prob_grad, entropy_grad):
+            assert gradient.isfinite().all()
+            assert gradient.abs().min() > 0.0
+
+
+def test_trap_13_sampled_frequencies_match_the_log_probs_that_are_stored() -> None:
+    for floor in (0.0, 0.02):
+        logits, legal, heads = random_heads(11, floor=floor)
+        draws = 20_000
+        many = MaskedHeads(logits.expand(draws, *logits.shape), legal.expand(draws, *legal.shape), floor)
+        actions = many.sample(torch.rand(draws, ROWS, HEADS, generator=torch.Generator().manual_seed(1)))
+        frequency = torch.nn.functional.one_hot(actions, CHOICES).float().mean(0)
+        spread = (heads.probs * (1 - heads.probs) / draws).sqrt()
+        assert ((frequency - heads.probs).abs() <= 5 * spread + 1e-6).all()
+        stored = many.evaluate(actions, everything_relevant(actions)).log_prob
+        torch.testing.assert_close(stored.exp(), many.probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1))
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 2**31),
+    uniform=st.sampled_from([0.0, 2.0**-24, 0.5, 1 - 2.0**-20, LARGEST_UNIFORM]),
+    scale=st.sampled_from([0.0, 1e-3, 1.0, 100.0]),
+)
+def test_no_uniform_ever_samples_an_illegal_action(seed: int, uniform: float, scale: float) -> None:
+    _, legal, heads = random_heads(seed, scale)
+    actions = heads.sample(torch.full((ROWS, HEADS), uniform))
+    assert legal.gather(-1, actions.unsqueeze(-1)).all()
+
+
+def test_rounding_of_the_cumulated_probabilities_never_leaves_the_legal_set() -> None:
+    """Thirds and sevenths do not add up to 1 in float32; padding stands behind the last legal choice."""
+    for count in range(1, 26):
+        legal = torch.zeros(1, 1, 26, dtype=torch.bool)
+        legal[..., :count] = True
+        for logits in (torch.zeros(1, 1, 26), torch.linspace(-9, 9, 26).view(1, 1, 26)):
+            heads = MaskedHeads(logits, legal)
+            for uniform in (LARGEST_UNIFORM, 1.0):  # 1.0 is outside the contract and still safe
+                assert heads.sample(torch.full((1, 1), uniform)).item() < count
+        not_a_number = MaskedHeads(torch.full((1, 1, 26), float("nan")), legal)
+        assert not_a_number.sample(torch.full((1, 1), 0.5)).item() < count
+
+
+def test_a_choice_whose_probability_vanishes_is_not_sampled_at_the_edge() -> None:
+    logits = torch.tensor([[[0.0, -200.0]]])
+    heads = MaskedHeads(logits, torch.ones(1, 1, 2, dtype=torch.bool))
+    assert heads.sample(torch.full((1, 1), LARGEST_UNIFORM)).item() == 0
+
+
+def test_the_mode_is_the_likeliest_legal_choice() -> None:
+    logits, legal, heads = random_heads(8)
+    expected = torch.where(legal, logits, -torch.inf).argmax(-1)
+    assert torch.equal(heads.mode(), expected)
+
+
+def test_trap_15_a_head_that_is_not_read_has_log_prob_0_and_entropy_0_and_no_gradient() -> None:
+    logits, legal, _ = random_heads(2)
+    logits.requires_grad_()
+    heads = MaskedHeads(logits, legal)
+    relevant = torch.zeros(ROWS, HEADS, dtype=torch.bool)
+    relevant[:, -1] = True
+    judged = heads.evaluate(heads.mode() * relevant, relevant)
+    assert (judged.log_prob[:, :-1] == 0).all()
+    assert (judged.entropy[:, :-1] == 0).all()
+    (judged.log_prob.sum() + judged.entropy.sum()).backward()
+    assert logits.grad is not None
+    assert (logits.grad[:, :-1] == 0).all()
+    assert (logits.grad[:, -1] != 0).any()
+
+
+def test_trap_10_an_all_masked_row_raises_and_names_member_and_head() -> None:
+    logits, legal, _ = random_heads(4)
+    legal[3, 1] = False
+    heads = MaskedHeads(logits, legal)
+    actions = heads.sample(torch.rand(ROWS, HEADS))
+    assert actions[3, 1] == 0
+    judged = heads.evaluate(actions, everything_relevant(actions))
+    assert judged.log_prob.isfinite().all()
+    assert judged.entropy.isfinite().all()
+    assert judged.fault[3, 1] == Fault.NOTHING_LEGAL
+    assert (judged.fault != 0).sum() == 1
+    names = tuple("abcdefgh")
+    with pytest.raises(ValueError, match="member 3, head 'b' has no legal choice"):
+        check_faults(judged.fault, names)
+    unread = torch.ones(ROWS, HEADS, dtype=torch.bool)
+    unread[3, 1] = False
+    check_faults(heads.evaluate(actions, unread).fault, names)
+
+
+def test_a_given_action_that_the_mask_forbids_is_a_fault() -> None:
+    _, legal, heads = random_heads(6)
+    actions = heads.mode()
+    actions[2, 5] = (~legal[2, 5]).nonzero()[0, 0]
+    judged = heads.evaluate(actions, everything_relevant(actions))
+    assert judged.fault[2, 5] == Fault.ILLEGAL_ACTION
+    assert judged.log_prob.isfinite().all()
+    with pytest.raises(ValueError, match="member 2, head 'f' was given an action"):
+        check_faults(judged.fault, tuple("abcdefgh"))
+
+
+def test_half_precision_logits_are_judged_in_fp32() -> None:
+    logits, legal, _ = random_heads(9)
+    half = MaskedHeads(logits.bfloat16(), legal)
+    exact = MaskedHeads(logits.bfloat16().float(), legal)
+    assert half.log_probs.dtype == torch.float32
+    assert torch.equal(half.log_probs, exact.log_probs)
+
+
+def test_wrong_shapes_and_impossible_floors_are_refused() -> None:
+    with pytest.raises(ValueError, match="logits have shape"):
+        MaskedHeads(torch.zeros(2, 3, 4), torch.ones(2, 3, 5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="legal boolean"):
+        MaskedHeads(torch.zeros(2, 3, 4), torch.ones(2, 3, 4))
+    with pytest.raises(ValueError, match="which 4 choices cannot all have"):
+        MaskedHeads(torch.zeros(2, 3, 4), torch.ones(2, 3, 4, dtype=torch.bool), floor=0.25)
