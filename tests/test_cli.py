@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -17,16 +16,13 @@ COMMANDS = ("lifecycle", "schema", "blueprints", "tasks", "doctor", "config")
 
 def test_help_takes_less_than_a_second_and_no_torch() -> None:
     probe = "import sys; from esper.cli import run; run(['--help']); print('torch' in sys.modules)"
-    started = time.perf_counter()
     before = os.times()
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
     after = os.times()
-    spent = min(
-        time.perf_counter() - started, after.children_user + after.children_system - before.children_user
-    )
+    spent = after.children_user + after.children_system - before.children_user - before.children_system
     assert done.stdout.strip().endswith("False")
     assert all(command in done.stdout for command in COMMANDS)
-    assert spent < 1.0
+    assert spent < 1.0, "CPU seconds: the wall clock of a shared machine is noise"
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -161,8 +161,10 @@ def test_the_verdict_is_honest(returns: list[float], rose: bool, says: str) -> N
     assert says in verdict.sentence
 
 
-def test_the_command_writes_it(folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1)
     assert cli.run(["report", str(folder.path)]) == 0
     assert "report.html" in capsys.readouterr().out
+    assert folder.report_path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert cli.run(["report", str(tmp_path)]) == 2
     assert "is not a run folder" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -176,3 +177,58 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_while_appending_is_one_sentence() -> None:
+    with pytest.raises(UserError, match="cannot write /dev/full: the disk is full; free some space"):
+        JsonLines(Path("/dev/full")).append([{"round": 1}])
+
+
+def test_a_failed_append_leaves_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = JsonLines(tmp_path / "lines.jsonl")
+    lines.append([{"round": 1}])
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match="the disk is full"):
+        lines.append([{"round": 2}])
+    assert [line["round"] for line in lines] == [1]
+
+
+def test_a_thousand_damaged_folders_are_told_in_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file of a run cut, flipped, or replaced by noise: records, or our one sentence."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # a thousand folders need not reach the disk
+    with make(tmp_path / "run") as folder:
+        folder.append_metrics(summary(1))
+        folder.append_metrics(summary(2))
+        folder.append_events([event(1)])
+        folder.write_film(reel())
+    names = ("metrics.jsonl", "events.jsonl", "film.json", "versions.json", "config.yaml")
+    whole = {name: (tmp_path / "run" / name).read_bytes() for name in names}
+    draw = random.Random(0)
+    told = 0
+    for i in range(1000):
+        name = names[i % len(names)]
+        data = bytearray(whole[name])
+        at = draw.randrange(len(data))
+        data[at : at + draw.randrange(1, 5)] = draw.choice(
+            [b"", b"\xff", b"null", b"9", b"[]", draw.randbytes(3)]
+        )
+        (tmp_path / "run" / name).write_bytes(data)
+        try:
+            with RunFolder.open(tmp_path / "run") as opened:
+                opened.truncate_after(1)
+                assert all(m.round <= 1 for m in opened.metrics())
+                opened.events()
+                opened.film()
+                opened.config_text()
+        except UserError as error:
+            told += "\n" not in str(error)
+        for other, data_before in whole.items():
+            (tmp_path / "run" / other).write_bytes(data_before)
+    assert 300 < told < 1000

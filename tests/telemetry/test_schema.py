@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.errors import UserError
-from esper.telemetry.events import Event, event_from
+from esper.telemetry.events import Event
 from esper.telemetry.schema import (
     Comparison,
     ControllerResult,
+    Film,
+    FilmReel,
     RoundSummary,
-    comparison_from,
-    film_reel_from,
+    from_json,
     plain,
-    round_summary_from,
     to_json,
 )
 from esper.telemetry.statistics import mean_interval, paired_differences, t_quantile
@@ -44,7 +44,7 @@ def test_summary_round_trip_and_derived_figures() -> None:
         anomalies=["member 3 was rolled back"],
     )
     line = json.loads(to_json(summary))
-    again = round_summary_from(line)
+    again = from_json(RoundSummary, line, "metrics.jsonl")
     assert line["return_ci"] is None
     assert math.isnan(again.return_ci)
     assert again.op_shares == summary.op_shares
@@ -57,16 +57,16 @@ def test_summary_round_trip_and_derived_figures() -> None:
 
 def test_keys_of_a_later_version_are_passed_over() -> None:
     line = {"round": 1, "rounds": 1, "members": 1, "member_epochs": 1, "seconds": 1.0, "colour": "blue"}
-    assert round_summary_from(line).round == 1
+    assert from_json(RoundSummary, line, "metrics.jsonl").round == 1
 
 
 @pytest.mark.parametrize(
     "data", [None, [], 3, {}, {"round": 1}, {"films": 3}, {"controllers": 3}, {"films": [1]}]
 )
 def test_foreign_records_are_one_sentence(data: object) -> None:
-    for read in (round_summary_from, film_reel_from, comparison_from, event_from):
-        with pytest.raises(UserError):
-            read(data)
+    for kind in (RoundSummary, FilmReel, Comparison, Event):
+        with pytest.raises(UserError, match=f"file does not hold a {kind.__name__}: "):
+            from_json(kind, data, "file")
 
 
 def test_numbers_of_any_kind_become_plain() -> None:
@@ -78,7 +78,7 @@ def test_numbers_of_any_kind_become_plain() -> None:
 
 
 def test_an_event_of_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(UserError, match="event kind is 'exploded'; allowed are germinated"):
+    with pytest.raises(ValueError, match="event kind is 'exploded'; allowed are germinated"):
         Event(round=1, step=1, member=0, kind="exploded")  # type: ignore[arg-type]
 
 
@@ -111,6 +111,37 @@ def test_differences_are_paired_by_member() -> None:
         "a constant gap has no spread, however much members differ"
     )
     comparison = Comparison("digits", "cnn", [controller("static", [0.1, 0.5, 0.9])], rows)
-    assert comparison_from(json.loads(to_json(comparison))) == comparison_from(plain(comparison))
+    assert from_json(Comparison, json.loads(to_json(comparison)), "") == from_json(
+        Comparison, plain(comparison), ""
+    )
     with pytest.raises(UserError, match="different members"):
         paired_differences([controller("a", [0.1], (0,)), controller("b", [0.1], (1,))])
+
+
+def test_unmeasured_numbers_of_an_event_are_nan_and_missing_names_none() -> None:
+    event = Event(round=1, step=2, member=3, kind="pruned", numbers={"contribution": math.nan})
+    again = from_json(Event, json.loads(to_json(event)), "")
+    assert again.slot is None
+    assert math.isnan(again.numbers["contribution"])
+
+
+def test_films_whose_shapes_or_names_disagree_are_refused() -> None:
+    def film(**changes: object) -> Film:
+        whole = {"stage": [[1], [2]], "alpha": [[0.0], [0.0]], "blueprint": [[-1], [3]], "op": [0, 1]}
+        whole |= {"op_slot": [0, 0], "succeeded": [True, True], "slots": ["r0c0"], "accuracy": [0.1, 0.2]}
+        return Film(member=0, title="", **{**whole, **changes})  # type: ignore[arg-type]
+
+    names = ({1: "DORMANT", 2: "GERMINATED"}, {0: "WAIT", 1: "GERMINATE"}, {3: "NORM"})
+    assert FilmReel(*names, [film()]).films[0].steps == 2
+    with pytest.raises(ValueError, match=r"Film\.alpha has 1 entries; expected 2"):
+        film(alpha=[[0.0]])
+    with pytest.raises(ValueError, match=r"Film\.accuracy has 1 entries"):
+        film(accuracy=[0.5])
+    with pytest.raises(ValueError, match=r"film rows have \[1, 2\] slots; expected 1"):
+        film(stage=[[1], [2, 1]])
+    with pytest.raises(ValueError, match="a film holds 9, which stage_names does not name"):
+        FilmReel(*names, [film(stage=[[1], [9]])])
+    with pytest.raises(ValueError, match="rows of \\[1\\]; expected 2"):
+        RoundSummary(1, 1, 1, 1, 1.0, op_shares={"WAIT": 1.0, "PRUNE": 0.0}, op_shares_by_step=[[1.0]])
+    with pytest.raises(ValueError, match=r"ControllerResult\.flops has 1 entries; expected 2"):
+        ControllerResult("a", [0, 1], [0.1, 0.2], [1.0, 1.0], [1.0, 1.0], [1.0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -37,3 +38,47 @@ def test_a_missing_package_names_the_extra(
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UserError, match=r"needs the package .*esper-lite\[sinks\]"):
         open_sinks([name], folder, {})
+
+
+class Recorder:
+    """Stands in for the packages, and remembers what it was told."""
+
+    def __init__(self, **options: object) -> None:
+        self.options = options
+        self.curves: list[tuple[str, float, int]] = []
+        self.closed = False
+
+    def add_scalar(self, name: str, value: float, global_step: int) -> None:
+        self.curves.append((name, value, global_step))
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self.curves += [(name, value, step) for name, value in values.items()]
+
+    def close(self) -> None:
+        self.closed = True
+
+    finish = close
+
+
+def test_sinks_get_every_finite_number(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Recorder] = []
+
+    def make(**options: object) -> Recorder:
+        made.append(Recorder(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "tensorboard", ModuleType("tensorboard"))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", SimpleNamespace(SummaryWriter=make))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=make))
+    summary = RoundSummary(
+        round=4, rounds=9, members=1, member_epochs=3, seconds=1.0, op_shares={"WAIT": 0.5}
+    )
+    for sink in open_sinks(["tensorboard", "wandb"], folder, {"seed": 1}):
+        sink.write(summary)
+        sink.close()
+    assert len(made) == 2
+    for recorder in made:
+        assert ("op_shares/WAIT", 0.5, 4) in recorder.curves
+        assert "kl" not in {name for name, _, _ in recorder.curves}
+        assert recorder.closed
+    assert made[1].options["config"] == {"seed": 1}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -30,12 +31,12 @@ def blueprint_ledger(events: Iterable[Event]) -> list[BlueprintEarnings]:
     """One entry per blueprint, the most planted first. A rollback's seeds count as taken out."""
     by_kind: dict[str, dict[str, list[Event]]] = {}
     for event in events:
-        if event.blueprint is not None:
+        if event.blueprint:
             by_kind.setdefault(event.blueprint, {}).setdefault(event.kind, []).append(event)
     entries = []
     for blueprint, kinds in by_kind.items():
         kept = kinds.get("fossilised", [])
-        measured = [event for event in kept if "contribution" in event.numbers]
+        measured = [event for event in kept if math.isfinite(event.numbers.get("contribution", NAN))]
         entries.append(
             BlueprintEarnings(
                 blueprint=blueprint,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from esper.errors import UserError
+from esper.telemetry.schema import Number
 
 EventKind = Literal["germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back"]
 EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
@@ -29,18 +29,8 @@ class Event:
     stage_from: str | None = None
     stage_to: str | None = None
     gate: str | None = None
-    numbers: Mapping[str, float] = field(default_factory=dict)
+    numbers: Mapping[str, Number] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.kind not in EVENT_KINDS:
-            raise UserError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")
-
-
-def event_from(data: Any, where: str = "events.jsonl") -> Event:
-    """The inverse of writing an event; unmeasured numbers (null) are left out."""
-    try:
-        known = {name: data[name] for name in Event.__dataclass_fields__ if name in data}
-        known["numbers"] = {k: float(v) for k, v in known.get("numbers", {}).items() if v is not None}
-        return Event(**known)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{where} holds a line that is not an event: {error}") from None
+            raise ValueError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")

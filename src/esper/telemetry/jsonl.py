@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from esper.telemetry.schema import to_json
 
 
 class JsonLines:
-    """One file of JSON lines. Opening it mends a last line that a crash cut short."""
+    """One file of JSON lines, each a record with the `round` that it belongs to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,10 +30,17 @@ class JsonLines:
         text = "".join(to_json(record) + "\n" for record in records)
         if not text:
             return
-        with disk_errors("write", self.path), open(self.path, "ab") as file:
-            file.write(text.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        with disk_errors("write", self.path), open(self.path, "ab", buffering=0) as file:
+            whole = os.fstat(file.fileno()).st_size
+            rest = memoryview(text.encode())
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:  # a full disk: what came before stays readable
+                with suppress(OSError):
+                    os.truncate(self.path, whole)
+                raise
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Every whole line; a half-written last one is passed over."""
@@ -49,8 +57,8 @@ class JsonLines:
     def truncate_after(self, last_round: int) -> None:
         """Keep the lines of rounds up to `last_round`: what a resumed run has yet to live is forgotten."""
         lines = self._whole_lines()
-        rounds = [self._parse(line, number).get("round", 0) for number, line in enumerate(lines, start=1)]
-        self._rewrite([line for line, r in zip(lines, rounds, strict=True) if r <= last_round])
+        records = [self._parse(line, number) for number, line in enumerate(lines, start=1)]
+        self._rewrite([line for line, r in zip(lines, records, strict=True) if r["round"] <= last_round])
 
     def _whole_lines(self) -> list[bytes]:
         if not self.path.exists():
@@ -68,10 +76,8 @@ class JsonLines:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if not isinstance(record, dict):
-            raise UserError(
-                f"{self.path} is damaged in line {number}: it is not a JSON object; remove that line"
-            )
+        if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+            raise UserError(f"{self.path} is damaged in line {number}: it is no record of a round; remove it")
         return record
 
 

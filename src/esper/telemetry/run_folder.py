@@ -27,18 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from esper.errors import UserError
-from esper.telemetry.events import Event, event_from
+from esper.telemetry.events import Event
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.jsonl import JsonLines
-from esper.telemetry.schema import (
-    Comparison,
-    FilmReel,
-    RoundSummary,
-    comparison_from,
-    film_reel_from,
-    round_summary_from,
-    to_json,
-)
+from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, from_json, to_json
 
 FORMAT = "esper-run"
 FORMAT_VERSION = 1
@@ -172,11 +164,11 @@ class RunFolder:
 
     def metrics(self) -> list[RoundSummary]:
         where = str(self.metrics_file.path)
-        return [round_summary_from(line, where) for line in self.metrics_file]
+        return [from_json(RoundSummary, line, where) for line in self.metrics_file]
 
     def events(self) -> list[Event]:
         where = str(self.events_file.path)
-        return [event_from(line, where) for line in self.events_file]
+        return [from_json(Event, line, where) for line in self.events_file]
 
     def truncate_after(self, last_round: int) -> None:
         """Forget what was written after `last_round`, the round of the checkpoint that is resumed."""
@@ -188,14 +180,14 @@ class RunFolder:
 
     def film(self) -> FilmReel | None:
         path = self.path / "film.json"
-        return film_reel_from(_load_json(path), str(path)) if path.exists() else None
+        return from_json(FilmReel, _load_json(path), str(path)) if path.exists() else None
 
     def write_results(self, comparison: Comparison) -> None:
         write_atomically(self.path / "results.json", to_json(comparison).encode() + b"\n")
 
     def results(self) -> Comparison | None:
         path = self.path / "results.json"
-        return comparison_from(_load_json(path), str(path)) if path.exists() else None
+        return from_json(Comparison, _load_json(path), str(path)) if path.exists() else None
 
     def _read_text(self, name: str) -> str:
         path = self.path / name

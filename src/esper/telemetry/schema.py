@@ -16,11 +16,15 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar
+from functools import cache
+from typing import Annotated, Any, TypeVar, cast
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
 from esper.errors import UserError
 
 NAN = float("nan")
+Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
 Record = TypeVar("Record")
 
 
@@ -32,26 +36,33 @@ class RoundSummary:
     rounds: int  # how many were asked for
     members: int
     member_epochs: int  # since the run began, all members together
-    seconds: float  # wall time since the run began, time before a resume included
-    return_mean: float = NAN  # of the members' episode returns
-    return_ci: float = NAN
-    accuracy_mean: float = NAN  # validation accuracy at the end of the episode
-    accuracy_ci: float = NAN
-    parameter_ratio_mean: float = NAN  # parameters / host parameters at the end
-    parameter_ratio_ci: float = NAN
-    op_shares: Mapping[str, float] = field(default_factory=dict)  # executed op → share of the steps
-    op_shares_by_step: Sequence[Sequence[float]] = ()  # [T][ops], in the order of op_shares
-    head_entropy: Mapping[str, float] = field(default_factory=dict)  # head → 0..1
-    policy_loss: float = NAN
-    value_loss: float = NAN
-    entropy: float = NAN
-    kl: float = NAN
-    clip_fraction: float = NAN
-    explained_variance: float = NAN
-    gradient_norm: float = NAN
-    learning_rate: float = NAN
-    extra: Mapping[str, float] = field(default_factory=dict)  # anything else worth a curve, by name
+    seconds: Number  # wall time since the run began, time before a resume included
+    return_mean: Number = NAN  # of the members' episode returns
+    return_ci: Number = NAN
+    accuracy_mean: Number = NAN  # validation accuracy at the end of the episode
+    accuracy_ci: Number = NAN
+    parameter_ratio_mean: Number = NAN  # parameters / host parameters at the end
+    parameter_ratio_ci: Number = NAN
+    op_shares: Mapping[str, Number] = field(default_factory=dict)  # executed op → share of the steps
+    op_shares_by_step: Sequence[Sequence[Number]] = ()  # [T][ops], in the order of op_shares
+    head_entropy: Mapping[str, Number] = field(default_factory=dict)  # head → 0..1
+    policy_loss: Number = NAN
+    value_loss: Number = NAN
+    entropy: Number = NAN
+    kl: Number = NAN
+    clip_fraction: Number = NAN
+    explained_variance: Number = NAN
+    gradient_norm: Number = NAN
+    learning_rate: Number = NAN
+    extra: Mapping[str, Number] = field(default_factory=dict)  # anything else worth a curve, by name
     anomalies: Sequence[str] = ()  # one sentence each: rollbacks, non-finite losses, early stops
+
+    def __post_init__(self) -> None:
+        ragged = {len(row) for row in self.op_shares_by_step} - {len(self.op_shares)}
+        if ragged:
+            raise ValueError(
+                f"op_shares_by_step has rows of {sorted(ragged)}; expected {len(self.op_shares)}"
+            )
 
     @property
     def member_epochs_per_second(self) -> float:
@@ -61,9 +72,9 @@ class RoundSummary:
     def seconds_left(self) -> float:
         return self.seconds / self.round * (self.rounds - self.round) if self.round > 0 else NAN
 
-    def scalars(self) -> dict[str, float]:
+    def scalars(self) -> dict[str, Number]:
         """Every number under one flat name, for sinks that draw curves: `op_shares/WAIT`, `kl`, ..."""
-        flat: dict[str, float] = {}
+        flat: dict[str, Number] = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Mapping):
@@ -81,13 +92,22 @@ class Film:
     title: str  # what the viewer should know it by: "best", "typical", "worst", ...
     slots: Sequence[str]  # [S] slot ids
     stage: Sequence[Sequence[int]]  # [T][S]
-    alpha: Sequence[Sequence[float]]  # [T][S]
+    alpha: Sequence[Sequence[Number]]  # [T][S]
     blueprint: Sequence[Sequence[int]]  # [T][S], -1 where there is no seed
     op: Sequence[int]  # [T] the op that was asked for
     op_slot: Sequence[int]  # [T] the slot it was asked for
     succeeded: Sequence[bool]  # [T] False: illegal, or refused by a gate
-    accuracy: Sequence[float] = ()  # [T] validation accuracy, or nothing
-    parameter_ratio: Sequence[float] = ()  # [T] parameters / host parameters, or nothing
+    accuracy: Sequence[Number] = ()  # [T] validation accuracy, or nothing
+    parameter_ratio: Sequence[Number] = ()  # [T] parameters / host parameters, or nothing
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("stage", "alpha", "blueprint", "op_slot", "succeeded"), self.steps)
+        _check_lengths(self, ("accuracy",) if self.accuracy else (), self.steps)
+        widths = {len(row) for rows in (self.stage, self.alpha, self.blueprint) for row in rows}
+        if widths - {len(self.slots)}:
+            raise ValueError(
+                f"film rows have {sorted(widths)} slots; expected {len(self.slots)}, as in slots"
+            )
 
     @property
     def steps(self) -> int:
@@ -104,6 +124,17 @@ class FilmReel:
     films: Sequence[Film]
     round: int = 0  # the round that was filmed; 0 outside a training run
 
+    def __post_init__(self) -> None:
+        used = {
+            "stage_names": {stage for film in self.films for row in film.stage for stage in row},
+            "op_names": {op for film in self.films for op in film.op},
+            "blueprint_names": {b for film in self.films for row in film.blueprint for b in row if b >= 0},
+        }
+        for table, values in used.items():
+            nameless = sorted(values - set(getattr(self, table)))
+            if nameless:
+                raise ValueError(f"a film holds {nameless[0]}, which {table} does not name")
+
 
 @dataclass(frozen=True)
 class ControllerResult:
@@ -111,10 +142,13 @@ class ControllerResult:
 
     name: str
     members: Sequence[int]  # global ids; equal across controllers, so that differences are paired
-    test_accuracy: Sequence[float]
-    parameters: Sequence[float]
-    member_epochs: Sequence[float]
-    flops: Sequence[float]
+    test_accuracy: Sequence[Number]
+    parameters: Sequence[Number]
+    member_epochs: Sequence[Number]
+    flops: Sequence[Number]
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("test_accuracy", "parameters", "member_epochs", "flops"), len(self.members))
 
 
 @dataclass(frozen=True)
@@ -124,8 +158,8 @@ class PairedDifference:
     controller: str
     baseline: str
     quantity: str
-    mean: float
-    ci: float
+    mean: Number
+    ci: Number
     members: int
 
 
@@ -161,56 +195,24 @@ def to_json(record: Any) -> str:
     return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
-def _numbers(value: Any) -> Any:
-    """The inverse of `plain` for numbers: null is NaN again."""
-    if value is None:
-        return NAN
-    if isinstance(value, list):
-        return [_numbers(v) for v in value]
-    if isinstance(value, dict):
-        return {key: _numbers(v) for key, v in value.items()}
-    return value
-
-
-def _read(kind: type[Record], data: Any, where: str) -> dict[str, Any]:
-    """The known fields of a record; keys that a later version added are left out."""
-    if not isinstance(data, dict):
-        raise UserError(f"{where} holds {type(data).__name__} where a {kind.__name__} was expected")
-    known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
-    return {name: _numbers(data[name]) for name in known if name in data}
-
-
-def _build(kind: type[Record], values: dict[str, Any], where: str) -> Record:
+def from_json(kind: type[Record], data: Any, where: str) -> Record:
+    """A record from JSON values, checked: a null number is NaN, and unknown keys are passed over."""
     try:
-        return kind(**values)
-    except TypeError as error:
-        raise UserError(f"{where} is not a whole {kind.__name__}: {error}") from None
+        record: Record = _adapter(cast(Any, kind)).validate_python(data)
+        return record
+    except (ValidationError, RecursionError) as error:
+        problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "too deep"}
+        at = ".".join(map(str, problem["loc"])) or "the record"
+        raise UserError(f"{where} does not hold a {kind.__name__}: {at}: {problem['msg']}") from None
 
 
-def round_summary_from(data: Any, where: str = "metrics.jsonl") -> RoundSummary:
-    return _build(RoundSummary, _read(RoundSummary, data, where), where)
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
-def film_reel_from(data: Any, where: str = "film.json") -> FilmReel:
-    values = _read(FilmReel, data, where)
-    names = ("stage_names", "op_names", "blueprint_names")
-    try:
-        values |= {name: {int(k): str(v) for k, v in values[name].items()} for name in names}
-        values["films"] = [_build(Film, _read(Film, film, where), where) for film in values["films"]]
-    except (KeyError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{where} is not a whole FilmReel: {error}") from None
-    return _build(FilmReel, values, where)
-
-
-def comparison_from(data: Any, where: str = "results.json") -> Comparison:
-    values = _read(Comparison, data, where)
-    parts: tuple[tuple[str, type[Any]], ...] = (
-        ("controllers", ControllerResult),
-        ("differences", PairedDifference),
-    )
-    for name, kind in parts:
-        rows = values.get(name, [])
-        if not isinstance(rows, list):
-            raise UserError(f"{where} holds no list of {name}")
-        values[name] = [_build(kind, _read(kind, row, where), where) for row in rows]
-    return _build(Comparison, values, where)
+def _check_lengths(record: Any, names: Sequence[str], length: int) -> None:
+    for name in names:
+        if len(getattr(record, name)) != length:
+            kind = type(record).__name__
+            raise ValueError(f"{kind}.{name} has {len(getattr(record, name))} entries; expected {length}")
