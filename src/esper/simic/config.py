@@ -1,0 +1,76 @@
+"""The constants of an episode: how long it is, what is measured and paid, and when a member is rolled back."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from esper.lifecycle.config import Config, GateConfig, LifecycleConfig
+
+
+class EpisodeConfig(Config):
+    """How long an episode is and what is looked at on the way."""
+
+    steps: int = Field(default=30, ge=1, description="decision steps in an episode: an action and an epoch")
+    measure_every: int = Field(
+        default=1,
+        ge=1,
+        description="steps between measurements of what each seed is worth; the last step always measures",
+    )
+    plateau_points: float = Field(
+        default=0.5, ge=0, description="an epoch gains less than this many points on the best: no progress"
+    )
+    stable_share: float = Field(
+        default=0.03, ge=0, description="an epoch lowers the loss by less than this share: a calm one"
+    )
+    stable_epochs: int = Field(default=3, ge=1, description="calm epochs in a row that make a host stable")
+
+
+class RewardConfig(Config):
+    """What is paid: potential Φ = accuracy_weight · accuracy − rent_weight · ln(parameters / host's).
+
+    The discount is not here: it is `PPOConfig.gamma`, for the potential and for the returns alike.
+    """
+
+    mode: Literal["shaped", "sparse"] = Field(
+        default="shaped", description="γΦ(s') − Φ(s) at every step, or Φ(end) − Φ(start) at the last one"
+    )
+    accuracy_weight: float = Field(default=1.0, ge=0, description="what accuracy 1 is worth")
+    rent_weight: float = Field(
+        default=0.02, ge=0, description="what a network e times as large as its host costs"
+    )
+
+
+class GovernorConfig(Config):
+    """When a member is taken back to its last good rows, and what that costs."""
+
+    enabled: bool = Field(default=True, description="whether anything is ever rolled back")
+    penalty: float = Field(default=1.0, ge=0, description="taken from the reward of the step that did it")
+    window: int = Field(default=20, ge=2, description="losses that a spike is judged against")
+    window_min: int = Field(default=10, ge=2, description="losses needed before anything is a spike")
+    spike_loss: float = Field(default=12.0, ge=0, description="a spike is above this loss")
+    spike_deviations: float = Field(
+        default=6.0, ge=0, description="and this many deviations above the window's mean"
+    )
+    spike_ratio: float = Field(default=3.0, ge=1, description="and this many times the window's mean")
+    spike_epochs: int = Field(default=3, ge=1, description="epochs in a row that make spikes a panic")
+    learned_share: float = Field(
+        default=0.6, gt=0, lt=1, description="a loss below this share of ln(classes) has left chance"
+    )
+    collapse_band: float = Field(
+        default=0.065, ge=0, description="a loss this near to ln(classes) is chance again"
+    )
+    snapshot_every: int = Field(default=1, ge=1, description="steps between snapshots of good rows")
+
+
+def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
+    """The rules with dwell times that fit an episode of `steps`: a tenth of it for each, at most 10 epochs.
+
+    In an episode of 30 steps a seed trains alone for 3 epochs, so that three of them can grow one after
+    another.
+    """
+    base = base or LifecycleConfig()
+    dwell = max(1, min(10, steps // 10))
+    gates: GateConfig = base.gates.model_copy(update={"training_epochs": dwell, "blending_epochs": dwell})
+    return base.model_copy(update={"gates": gates})

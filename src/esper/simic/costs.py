@@ -1,0 +1,98 @@
+"""The price of an episode in floating-point operations, counted for every member by what lived in it.
+
+One forward pass of the host, of every blueprint at every slot and of every gate is counted once, on the CPU,
+by torch's own counter (products and convolutions; two operations per multiply-add; element-wise work is not
+counted). From there an epoch is arithmetic on the slot states. A training sample costs three forward passes.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
+from esper.lifecycle.tables import device_table
+from esper.population.bodies import Bodies
+
+TRAINING_PASSES = 3  # forward, and twice as much backward
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every member does in one epoch, in samples."""
+
+    training: int
+    validation: int
+    ablate: bool = True  # each seed's worth is measured
+    pairs: bool = False  # and that of every pair
+
+
+@dataclass(frozen=True)
+class ForwardCosts:
+    """Operations of one sample's forward pass."""
+
+    host: float
+    seeds: Tensor  # [S, blueprints] float64
+    gates: Tensor  # [S] float64
+
+    @staticmethod
+    def of(bodies: Bodies, sample: Tensor, device: torch.device) -> ForwardCosts:
+        """Count by running each part once on the CPU.  # sample [1, *input_shape]"""
+        seeds = torch.zeros(len(bodies.slots), NUM_BLUEPRINTS, dtype=torch.float64)
+        gates = torch.zeros(len(bodies.slots), dtype=torch.float64)
+        x, host = sample, 0.0
+        for s, slot in enumerate(bodies.slots):
+            x, flops = _count(bodies.segments[s].module, x)
+            host += flops
+            gates[s] = _count(slot.gate.module, x)[1]
+            for b, seed in slot.seeds.items():
+                seeds[s, b] = _count(seed.module, x)[1]
+        host += _count(bodies.segments[-1].module, x)[1]
+        return ForwardCosts(host, seeds.to(device), gates.to(device))
+
+    def epoch(self, slots: SlotStates, work: Work) -> Tensor:
+        """Operations of one epoch of training and one validation.  # [N] float64"""
+        seed = self._by_slot(slots)  # [N, S]
+        heard = _heard(slots.device)[slots.stage] & (slots.alpha > 0)
+        alone = slots.stage == Stage.TRAINING
+        own = self.host + (seed * heard).sum(1)  # [N] one forward pass as the member is
+        shadows = own * alone.sum(1) + (seed * alone).sum(1)
+        trained = TRAINING_PASSES * work.training * (own + shadows)
+        validated = own
+        if work.ablate:
+            count, grown = heard.sum(1), own - self.host
+            validated = validated + shadows + own * count - grown
+            if work.pairs:
+                validated = validated + 0.5 * (count - 1).clamp(min=0) * (own * count - 2.0 * grown)
+        return trained + work.validation * validated
+
+    def _by_slot(self, slots: SlotStates) -> Tensor:
+        """One forward pass of the seed in each slot, with its gate if it has one.  # [N, S]"""
+        where = torch.arange(slots.num_slots, device=slots.device)
+        bodies = self.seeds[where, slots.blueprint.clamp(min=0)]
+        return bodies + _gated(slots.device)[slots.style] * self.gates
+
+
+@device_table
+def _heard() -> Tensor:
+    return stage_table(HEARD_STAGES)
+
+
+@device_table
+def _gated() -> Tensor:
+    return torch.tensor([blend is Blend.GATE for blend in STYLE_BLEND.values()])
+
+
+@torch.no_grad()
+def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, float]:
+    """A module's output and the operations of getting it; its running statistics stay as they are."""
+    body = copy.deepcopy(module).eval()
+    with FlopCounterMode(display=False) as counter:
+        out: Tensor = body(x)
+    return out, float(counter.get_total_flops())

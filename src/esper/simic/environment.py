@@ -1,0 +1,261 @@
+"""One decision step of a growing population, as a vectorised environment.
+
+    observation = environment.reset(episode)
+    while not environment.done:
+        actions = controller.decide(observation, environment.masks(), environment.clock)
+        observation = environment.step(actions).observation
+
+The circle of a run is train → validate → governor → observe → decide → apply → tick → reward. A caller enters
+it at "decide", so that one `step(actions)` is, in this order:
+
+1. **apply**     every member's action is executed or refused; new seeds get weights, pruned ones lose theirs
+2. **tick**      ramps move, scheduled prunes end, slots cool down, ages and stage clocks count: once, here
+3. **train**     one epoch of `batches_per_epoch` minibatches under the states that the tick left
+4. **validate**  loss and accuracy, and what each seed is worth (leave-one-out rows, shadow rows)
+5. **governor**  members whose training broke go back to their last good rows, and pay for it in this step
+6. **observe**   histories, evidence and clocks for the next decision
+7. **reward**    from the potential before the action and after the governor
+
+Clocks. `clock` counts the decisions made, 0 at reset; the epoch that follows decision t trains under
+`Clock(episode, t, steps)`, so that data order and learning rate depend on the counters alone. An action meets
+the evidence of the validation before it. A seed germinated by a decision has age 1 in the next observation,
+and a ramp begun by a decision has moved once by then. `progress` is clock / steps; the last step of an
+episode is terminal: its horizon is fixed and its clock is seen, so nothing is ever truncated.
+
+`reset` measures once before any training, so that the first decision has a loss, an accuracy and a potential.
+The decision path waits for the device only where `train_epoch` and `validate` each look at the slots once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import (
+    Actions,
+    Head,
+    LifecycleConfig,
+    Outcome,
+    SlotConfig,
+    SlotEvidence,
+    SlotStates,
+    TickOutcome,
+    apply,
+    holds_seed,
+    tick,
+)
+from esper.population.config import PopulationConfig
+from esper.population.data import Clock, MemberData
+from esper.population.hosts import Host, build_host
+from esper.population.population import Population, TrainMetrics, ValidationMetrics
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
+from esper.simic.costs import ForwardCosts, Work
+from esper.simic.governor import Governor, MemberRows
+from esper.simic.rewards import REWARDS, Potentials, potential
+from esper.simic.signals import Signals, update_evidence
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.tamiyo.policy.observation import Observation
+from esper.tasks.task import Split, Task
+
+NO_OP = -1  # the last op before the first action
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """Everything that decides what an environment does."""
+
+    task: Task
+    members: Tensor  # [N] int64 global ids
+    gamma: float  # of the potential: give it `PPOConfig.gamma`
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    make_host: Callable[[], Host] | None = None  # the task's own host if none is given
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one decision step led to."""
+
+    observation: Observation  # for the next decision
+    reward: Tensor  # [N] float32, the governor's penalty included
+    terminated: Tensor  # [N] bool
+    outcome: Outcome  # of the actions
+    ticked: TickOutcome
+    panicked: Tensor  # [N] bool: rolled back
+    rolled_back: Tensor  # [N, S] bool: seeds that the governor ended
+    training: TrainMetrics
+    validation: ValidationMetrics
+
+
+class GrowthEnvironment:
+    """N members that live one episode at a time."""
+
+    def __init__(self, spec: EnvironmentSpec):
+        task, host = spec.task, spec.task.host
+        self.spec = spec
+        self.device = torch.device(spec.device)
+        self.members = spec.members.to(self.device)  # [N]
+        self.population = Population(
+            spec.make_host
+            or (lambda: build_host(host.preset, task.input_shape, task.num_classes, **host.options)),
+            spec.population,
+            self.members,
+            spec.seed,
+            self.device,
+        )
+        self.topology = self.population.bodies.host.topology
+        self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
+        self.slot_config = SlotConfig.grid(1, self.num_slots)
+        self.steps = spec.episode.steps
+        self.host_parameters = self.population.bodies.host_width
+        self._train = self._member_data(task.train)
+        self._validation = self._member_data(task.validation)
+        self._costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
+        self._chance_loss = math.log(task.num_classes)
+        self.reset(0)
+
+    def _member_data(self, split: Split) -> MemberData:
+        return MemberData.shared(split.inputs, split.targets, self.num_members).to(self.device)
+
+    # ---- one episode -----------------------------------------------------------------------------------
+
+    def reset(self, episode: int, initial_slots: SlotStates | None = None) -> Observation:
+        """Fresh hosts by (seed, member, episode), measured before any training.
+
+        `initial_slots` is given a freshly initialised seed wherever it holds one.
+        """
+        self.episode, self.clock = episode, 0
+        self.population.begin_episode(episode)
+        slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
+        if initial_slots is not None:
+            slots = self._checked(initial_slots).to(self.device)
+            self.population.germinate(holds_seed(slots), slots.blueprint)
+        measured = self.population.validate(slots, self._validation, ablate=False)
+        blank = Signals.blank(self.num_members, self.device)
+        self.rows = MemberRows(
+            slots=slots,
+            evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
+            signals=blank.update(measured.loss, measured.accuracy, self.spec.episode),
+            loss=measured.loss,
+            accuracy=measured.accuracy,
+            parameters=self.population.parameter_counts(slots),
+        )
+        self._governor = Governor(self.spec.governor, self.population, self.rows, self._chance_loss)
+        self.potential = self.start_potential = self._potential()
+        self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
+        self._last_op = torch.full_like(self.members, NO_OP)
+        self._last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
+        return self.observe()
+
+    def _checked(self, slots: SlotStates) -> SlotStates:
+        if slots.stage.shape != (self.num_members, self.num_slots):
+            raise ValueError(
+                f"initial_slots are {tuple(slots.stage.shape)}; this environment has {self.num_members} "
+                f"members with {self.num_slots} slots"
+            )
+        slots.check()
+        return slots
+
+    @property
+    def done(self) -> bool:
+        return self.clock >= self.steps
+
+    @property
+    def slots(self) -> SlotStates:
+        return self.rows.slots
+
+    def masks(self) -> ActionMasks:
+        """What is legal now."""
+        return compute_batch_masks(self.slots, self.slot_config, self.spec.lifecycle, self.topology)
+
+    def observe(self) -> Observation:
+        """What a controller is shown now."""
+        rows = self.rows
+        return Observation(
+            progress=torch.full_like(rows.loss, self.clock / self.steps),
+            val_loss=rows.loss,
+            val_accuracy=rows.accuracy,
+            loss_history=rows.signals.loss_history,
+            accuracy_history=rows.signals.accuracy_history,
+            parameter_ratio=rows.parameters / self.host_parameters,
+            last_succeeded=self._last_succeeded,
+            last_op=self._last_op,
+            slots=rows.slots,
+            evidence=rows.evidence,
+        )
+
+    def step(self, actions: Actions) -> StepResult:
+        """Apply, tick, train, validate, governor, observe, reward: see the top of this file."""
+        if self.done:
+            raise RuntimeError(f"the episode ended after {self.steps} steps; call reset(episode) for another")
+        outcome, ticked, evidence = self._grow(actions)
+        training, validation = self._live(ticked.states)
+        rows = MemberRows(
+            slots=ticked.states,
+            evidence=update_evidence(evidence, ticked.states, training, validation),
+            signals=self.rows.signals.update(validation.loss, validation.accuracy, self.spec.episode),
+            loss=validation.loss,
+            accuracy=validation.accuracy,
+            parameters=self.population.parameter_counts(ticked.states),
+        )
+        self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
+        self.clock += 1
+        self._last_op, self._last_succeeded = actions[Head.OP], outcome.succeeded
+        return StepResult(
+            observation=self.observe(),
+            reward=self._reward(panicked),
+            terminated=torch.full_like(panicked, self.done),
+            outcome=outcome,
+            ticked=ticked,
+            panicked=panicked,
+            rolled_back=rolled_back,
+            training=training,
+            validation=validation,
+        )
+
+    # ---- the parts of a step ---------------------------------------------------------------------------
+
+    def _grow(self, actions: Actions) -> tuple[Outcome, TickOutcome, SlotEvidence]:
+        """Rules first, bodies after them: what begins gets weights, what ends loses them."""
+        rules = self.spec.lifecycle
+        outcome = apply(self.slots, actions, self.rows.evidence, rules, self.topology)
+        ticked = tick(outcome.states, rules)
+        ended = outcome.pruned | ticked.pruned
+        self.population.prune(ended)
+        self.population.germinate(outcome.germinated, outcome.states.blueprint)
+        return outcome, ticked, self.rows.evidence.forget(ended | outcome.germinated)
+
+    def _live(self, slots: SlotStates) -> tuple[TrainMetrics, ValidationMetrics]:
+        """One epoch and one validation, and their price."""
+        measure = (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
+        training = self.population.train_epoch(
+            slots, self._train, Clock(self.episode, self.clock, self.steps)
+        )
+        validation = self.population.validate(slots, self._validation, ablate=measure)
+        config = self.spec.population
+        work = Work(
+            training=config.batch_size * config.batches_per_epoch,
+            validation=min(self._validation.num_samples, config.validation_samples),
+            ablate=measure,
+            pairs=config.measure_pairs,
+        )
+        self.flops = self.flops + self._costs.epoch(slots, work)
+        return training, validation
+
+    def _reward(self, panicked: Tensor) -> Tensor:
+        """What this step earned, the penalty of a rollback included.  # [N]"""
+        before, self.potential = self.potential, self._potential()
+        at = Potentials(self.start_potential, before, self.potential, self.done, self.spec.gamma)
+        return REWARDS[self.spec.reward.mode](at) - self.spec.governor.penalty * panicked
+
+    def _potential(self) -> Tensor:
+        return potential(self.rows.accuracy, self.rows.parameters / self.host_parameters, self.spec.reward)

@@ -1,0 +1,154 @@
+"""The governor: it takes a member whose training broke back to its last good rows.
+
+Three signs of a break, each judged for a member alone: a loss that is not finite; a spike (far above what is
+usual, several epochs in a row); a collapse back to chance. What grew since the snapshot is pruned, so that
+the member does not walk into the same wall again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.engine import force_prune
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.slot_states import SlotStates
+from esper.population.population import Population
+from esper.simic.config import GovernorConfig
+from esper.simic.rows import choose, fit
+from esper.simic.signals import Signals
+
+
+@dataclass(frozen=True)
+class MemberRows:
+    """Everything that a member is apart from its bodies."""
+
+    slots: SlotStates
+    evidence: SlotEvidence
+    signals: Signals
+    loss: Tensor  # [N] of the latest validation
+    accuracy: Tensor  # [N] of the latest validation, 0..1
+    parameters: Tensor  # [N] int64
+
+
+@dataclass(frozen=True)
+class Watch:
+    """What the governor remembers of each member."""
+
+    window: Tensor  # [N, window] the latest losses that were no spikes, NaN = not yet
+    spikes: Tensor  # [N] int64: spikes in a row
+    learned: Tensor  # [N] bool: the loss has been well under that of chance
+
+    @staticmethod
+    def blank(num_members: int, config: GovernorConfig, device: torch.device) -> Watch:
+        none = torch.zeros(num_members, dtype=torch.long, device=device)
+        window = torch.full((num_members, config.window), math.nan, device=device)
+        return Watch(window, none, none.bool())
+
+
+@dataclass(frozen=True)
+class Verdict:
+    watch: Watch
+    panicked: Tensor  # [N] bool: roll this member back
+    good: Tensor  # [N] bool: nothing is odd, so its rows may be kept
+
+
+def judge(
+    watch: Watch, training_loss: Tensor, loss: Tensor, chance_loss: float, config: GovernorConfig
+) -> Verdict:
+    """Look at one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
+    finite = training_loss.isfinite() & loss.isfinite()
+    spike = finite & _spikes(watch.window, loss, config)
+    spikes = torch.where(spike, watch.spikes + 1, 0)
+    near_chance = (loss - chance_loss).abs() <= config.collapse_band * chance_loss
+    panicked = ~finite | (spikes >= config.spike_epochs) | (watch.learned & near_chance)
+    usual = finite & ~spike & ~panicked
+    shifted = torch.cat((watch.window[:, 1:], loss.unsqueeze(1)), dim=1)
+    after = Watch(
+        window=torch.where(usual.unsqueeze(1), shifted, watch.window),
+        spikes=spikes.masked_fill(panicked, 0),
+        learned=watch.learned | (finite & (loss < config.learned_share * chance_loss)),
+    )
+    return Verdict(after, panicked, usual)
+
+
+def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
+    """Losses far above what the window holds.  # [N] bool"""
+    known = window.isfinite()
+    count = known.sum(1).clamp(min=1)
+    mean = window.nan_to_num(0.0).sum(1) / count
+    gaps = torch.where(known, window - mean.unsqueeze(1), 0.0)
+    deviation = (gaps.square().sum(1) / count).sqrt()
+    far = (loss > mean + config.spike_deviations * deviation) & (loss > config.spike_ratio * mean)
+    return far & (loss > config.spike_loss) & (known.sum(1) >= config.window_min)
+
+
+def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
+    """Seeds that germinated, moved on, or became louder since a snapshot `ticks` [N] ago.  # [N, S] bool"""
+    planted = ~holds_seed(saved) | (now.age != saved.age + ticks.unsqueeze(1))
+    moved = (now.stage != saved.stage) | (now.alpha > saved.alpha)
+    return holds_seed(now) & (planted | moved)
+
+
+class Governor:
+    """Keeps the last good rows of every member and puts them back where training broke."""
+
+    def __init__(self, config: GovernorConfig, population: Population, rows: MemberRows, chance_loss: float):
+        self.config = config
+        self.population = population
+        self.chance_loss = chance_loss
+        self.watch = Watch.blank(population.num_members, config, population.device)
+        self._rows = rows
+        self._bodies = population.snapshot() if config.enabled else {}
+        self._ticks = torch.zeros_like(self.watch.spikes)  # [N] since each member's rows were saved
+        self._reviews = 0
+
+    def review(self, rows: MemberRows, training_loss: Tensor) -> tuple[MemberRows, Tensor, Tensor]:
+        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S]."""
+        if not self.config.enabled:
+            nobody = torch.zeros_like(self.watch.learned)
+            return rows, nobody, torch.zeros_like(rows.slots.enabled)
+        verdict = judge(self.watch, training_loss, rows.loss, self.chance_loss, self.config)
+        self.watch = verdict.watch
+        self._ticks += 1
+        rows, pruned = self._roll_back(rows, verdict.panicked)
+        self._reviews += 1
+        if self._reviews % self.config.snapshot_every == 0:
+            self._keep(rows, verdict.good)
+        return rows, verdict.panicked, pruned
+
+    def _roll_back(self, rows: MemberRows, panicked: Tensor) -> tuple[MemberRows, Tensor]:
+        """Saved rows for those who panicked, less what grew since."""
+        saved, now = self._rows.slots, rows.slots
+        suspects = panicked.unsqueeze(1) & grown_since(saved, now, self._ticks)
+        undone = SlotStates(
+            **{
+                name: torch.where(panicked.unsqueeze(1) & ~suspects, value, now.tensors()[name])
+                for name, value in saved.tensors().items()
+            }
+        )
+        slots = force_prune(undone, suspects)
+        self.population.restore(self._bodies, panicked)
+        self.population.prune(suspects)
+        after = choose(panicked, self._rows, rows)
+        return (
+            replace(
+                after,
+                slots=slots,
+                evidence=after.evidence.forget(suspects),
+                parameters=self.population.parameter_counts(slots),
+            ),
+            suspects,
+        )
+
+    def _keep(self, rows: MemberRows, good: Tensor) -> None:
+        """These are the rows to come back to."""
+        self._rows = choose(good, rows, self._rows)
+        self._ticks = self._ticks.masked_fill(good, 0)
+        for name, value in self.population.tensors().items():
+            saved = self._bodies[name]
+            saved.copy_(torch.where(fit(good, value), value, saved))

@@ -1,0 +1,91 @@
+"""Tamiyo's policy as a controller, and as a controller that learns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import Actions, Head
+from esper.lifecycle.streams import Stream
+from esper.simic.agent.ppo import Decision, PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.environment import StepResult
+from esper.tamiyo.controllers import Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.network import TamiyoInputs, relevance
+from esper.tamiyo.policy.observation import Observation
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A decision whose reward is not known yet."""
+
+    decision: Decision
+    inputs: TamiyoInputs
+    masks: ActionMasks
+    reset: Tensor  # [N] bool
+
+
+class LearnedController:
+    """Samples from the policy with numbers that belong to each member, or takes the likeliest choices."""
+
+    def __init__(self, agent: PPOAgent, deterministic: bool = False):
+        self.agent = agent
+        self.deterministic = deterministic
+
+    def begin(self, scene: Scene) -> None:
+        self._scene = scene
+        self._memory = self.agent.initial_state(scene.num_members)
+        self._pending: _Pending | None = None
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        inputs = TamiyoInputs(*batch_obs_to_features(observation))
+        reset = torch.full_like(self._scene.members, step == 0, dtype=torch.bool)
+        uniforms = None if self.deterministic else self._scene.draw(Stream.ACTION, step, len(Head))
+        decision = self.agent.act(inputs, masks, self._memory, reset, uniforms)
+        self._memory = decision.state
+        self._pending = _Pending(decision, inputs, masks, reset)
+        return Actions(decision.actions)
+
+
+class LearningController(LearnedController):
+    """Also remembers every transition of the episode, for `agent.update(controller.buffer)`."""
+
+    def __init__(self, agent: PPOAgent, steps: int):
+        super().__init__(agent)
+        self.steps = steps
+        self._buffer: TamiyoRolloutBuffer | None = None
+
+    @property
+    def buffer(self) -> TamiyoRolloutBuffer:
+        if self._buffer is None:
+            raise RuntimeError("nothing has been played yet; play an episode before learning from it")
+        return self._buffer
+
+    def begin(self, scene: Scene) -> None:
+        super().begin(scene)
+        if self._buffer is not None:
+            self._buffer.reset()
+
+    def remember(self, result: StepResult) -> None:
+        """Store what the latest decision led to. Credit goes to the heads that the executed op read."""
+        pending = self._pending
+        if pending is None:
+            raise RuntimeError("there is no decision to remember; call decide before remember")
+        transition = pending.decision.transition(
+            pending.inputs,
+            pending.masks,
+            pending.reset,
+            result.reward,
+            result.terminated,
+            causal=relevance(result.outcome.executed_op),
+        )
+        if self._buffer is None:
+            self._buffer = TamiyoRolloutBuffer(
+                self._scene.num_members, self.steps, transition, self._memory, self.agent.device
+            )
+        self._buffer.add(transition)
+        self._pending = None

@@ -1,0 +1,204 @@
+"""Playing one episode, and the record of it. Everything is kept on the device and read once, at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.lifecycle import Actions, SlotStates
+from esper.population.data import MemberData
+from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.tamiyo.controllers import Controller, Scene
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class EpisodeRecord:
+    """One episode of N members with S slots over T steps, on the host.
+
+    Arrays of T + 1 rows hold what was seen before each decision and, last, at the end; arrays of T rows hold
+    what each decision led to. `stage`, `alpha` and `blueprint` are those right after the action was applied.
+    """
+
+    episode: int
+    gamma: float
+    slot_ids: tuple[str, ...]
+    host_parameters: int
+    seed_parameters: Ints  # [S, blueprints]
+    members: Ints  # [N] global ids
+    # seen, T + 1
+    accuracy: Floats  # [T + 1, N] validation, 0..1
+    loss: Floats  # [T + 1, N]
+    parameters: Ints  # [T + 1, N]
+    potential: Floats  # [T + 1, N] Φ
+    plateau: Ints  # [T + 1, N]
+    seen_stage: Ints  # [T + 1, N, S]
+    seen_blueprint: Ints  # [T + 1, N, S]
+    seen_age: Ints  # [T + 1, N, S]
+    contribution: Floats  # [T + 1, N, S] points, NaN = unmeasured
+    health: Floats  # [T + 1, N, S]
+    shadow_gain: Floats  # [T + 1, N, S]
+    # done, T
+    choices: Ints  # [T, N, heads] as asked for
+    executed_op: Ints  # [T, N] WAIT where the action failed
+    succeeded: Bools  # [T, N]
+    refused_by: Ints  # [T, N] a Gate, −1 where none refused
+    reward: Floats  # [T, N]
+    panicked: Bools  # [T, N]
+    training_loss: Floats  # [T, N]
+    stage: Ints  # [T, N, S]
+    alpha: Floats  # [T, N, S]
+    blueprint: Ints  # [T, N, S]
+    ticked_stage: Ints  # [T, N, S] after the tick
+    germinated: Bools  # [T, N, S]
+    pruned: Bools  # [T, N, S] seeds that ended by an action or at the end of a ramp
+    rolled_back: Bools  # [T, N, S] seeds that the governor ended
+    # the end
+    flops: Doubles  # [N] of the whole episode
+    final_slots: SlotStates  # on the host
+
+    @property
+    def num_steps(self) -> int:
+        return len(self.reward)
+
+    @property
+    def num_members(self) -> int:
+        return len(self.members)
+
+    @property
+    def returns(self) -> Doubles:
+        """Σ γ^t r_t of each member: what the learner maximises.  # [N]"""
+        discount = np.power(self.gamma, np.arange(self.num_steps, dtype=np.float64))
+        return np.asarray(discount @ self.reward, dtype=np.float64)
+
+    @property
+    def member_epochs(self) -> int:
+        return self.num_steps * self.num_members
+
+    @property
+    def parameter_ratio(self) -> Doubles:
+        """Parameters over the host's own.  # [T + 1, N]"""
+        return np.asarray(self.parameters / self.host_parameters, dtype=np.float64)
+
+
+def play(
+    environment: GrowthEnvironment,
+    controller: Controller,
+    episode: int,
+    initial_slots: SlotStates | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+) -> EpisodeRecord:
+    """Let a controller live through one episode; `on_step` sees every result as it comes."""
+    observation = environment.reset(episode, initial_slots)
+    controller.begin(
+        Scene(
+            environment.members,
+            environment.num_slots,
+            environment.spec.seed,
+            environment.device,
+            episode,
+        )
+    )
+    seen, done = [_seen(environment)], []
+    while not environment.done:
+        actions = controller.decide(observation, environment.masks(), environment.clock)
+        result = environment.step(actions)
+        if on_step is not None:
+            on_step(result)
+        observation = result.observation
+        seen.append(_seen(environment))
+        done.append(_done(actions, result))
+    arrays = {**_read(seen), **_read(done)}
+    return EpisodeRecord(
+        episode=episode,
+        gamma=environment.spec.gamma,
+        slot_ids=environment.slot_config.slot_ids,
+        host_parameters=environment.host_parameters,
+        seed_parameters=environment.population.bodies.parameter_table().numpy(),
+        members=environment.members.cpu().numpy(),
+        flops=environment.flops.cpu().numpy(),
+        final_slots=environment.slots.to("cpu"),
+        **arrays,
+    )
+
+
+def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
+    rows = environment.rows
+    return {
+        "accuracy": rows.accuracy,
+        "loss": rows.loss,
+        "parameters": rows.parameters,
+        "potential": environment.potential,
+        "plateau": rows.signals.plateau,
+        "seen_stage": rows.slots.stage,
+        "seen_blueprint": rows.slots.blueprint,
+        "seen_age": rows.slots.age,
+        "contribution": rows.evidence.contribution,
+        "health": rows.evidence.gradient_health,
+        "shadow_gain": rows.evidence.shadow_gain,
+    }
+
+
+def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
+    outcome, ticked = result.outcome, result.ticked
+    return {
+        "choices": actions.choices,
+        "executed_op": outcome.executed_op,
+        "succeeded": outcome.succeeded,
+        "refused_by": outcome.refused_by,
+        "reward": result.reward,
+        "panicked": result.panicked,
+        "training_loss": result.training.loss,
+        "stage": outcome.states.stage,
+        "alpha": outcome.states.alpha,
+        "blueprint": outcome.states.blueprint,
+        "ticked_stage": ticked.states.stage,
+        "germinated": outcome.germinated,
+        "pruned": outcome.pruned | ticked.pruned,
+        "rolled_back": result.rolled_back,
+    }
+
+
+def _read(rows: list[dict[str, Tensor]]) -> dict[str, NDArray[Any]]:
+    """Stack the steps of every field and bring them to the host."""
+    return {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """What the members of an environment reach on data that nothing else ever read."""
+
+    __test__ = False  # pytest: not a test case
+
+    accuracy: Floats  # [N] 0..1
+    loss: Floats  # [N]
+
+
+def evaluate_test(environment: GrowthEnvironment) -> TestResult:
+    """The networks as they stand now, on the whole test split: the only place that opens it."""
+    split = environment.spec.task.test()
+    data = MemberData.shared(split.inputs, split.targets, environment.num_members).to(environment.device)
+    size = environment.spec.population.validation_samples
+    loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)
+    accuracy = torch.zeros_like(loss)
+    for start in range(0, data.num_samples, size):
+        part = MemberData(
+            data.inputs[:, start : start + size], data.targets[:, start : start + size], data.task_of
+        )
+        measured = environment.population.validate(environment.slots, part, ablate=False)
+        loss += measured.loss.double() * part.num_samples
+        accuracy += measured.accuracy.double() * part.num_samples
+    return TestResult(
+        accuracy=(accuracy / data.num_samples).float().cpu().numpy(),
+        loss=(loss / data.num_samples).float().cpu().numpy(),
+    )

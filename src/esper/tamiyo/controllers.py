@@ -1,0 +1,241 @@
+"""Whoever decides: one small protocol, and the controls that a learned controller is measured against.
+
+A controller sees an `Observation` and the masks and answers with one legal action per member. It keeps its
+memory as rows, so that no decision loops over members or waits for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import (
+    Actions,
+    AlphaTarget,
+    GateConfig,
+    Head,
+    Op,
+    Style,
+    Tempo,
+    device_table,
+    relevance_table,
+)
+from esper.lifecycle.gates import (
+    g1_ready_to_train,
+    g2_ready_to_blend,
+    g3_ready_to_hold,
+    g5_ready_to_fossilize,
+)
+from esper.lifecycle.streams import Stream, random_uniform
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+
+EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
+
+_relevance = device_table(relevance_table)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Whom a controller decides for."""
+
+    members: Tensor  # [N] int64 global ids
+    num_slots: int
+    seed: int
+    device: torch.device
+    episode: int = 0
+
+    @property
+    def num_members(self) -> int:
+        return self.members.shape[0]
+
+    def draw(self, stream: Stream, step: int, count: int) -> Tensor:
+        """Numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
+        counter = (self.episode << EPISODE_SHIFT) + step
+        return random_uniform(self.seed, self.members, stream, counter, count)
+
+
+class Controller(Protocol):
+    """Decides for all members at once."""
+
+    def begin(self, scene: Scene) -> None:
+        """An episode begins: forget the last one."""
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """One legal action per member."""
+
+
+# ---- choosing ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Wish:
+    """An op, and the slots for which a member would like it."""
+
+    op: Op
+    where: Tensor  # [N, S] bool
+
+
+def first_legal(wishes: Sequence[Wish], masks: ActionMasks, details: Tensor) -> Actions:
+    """The first wish that is legal on a slot, there; WAIT if none is.
+
+    wishes in order of importance; details [N, heads]: the other heads' choices, used where the op reads them.
+    """
+    legal = torch.stack([w.where & masks.slot_by_op[:, w.op] for w in wishes], dim=1)  # [N, W, S]
+    possible = legal.any(dim=2)
+    which = possible.int().argmax(dim=1)  # the first one that is possible
+    slot = legal.gather(1, which.view(-1, 1, 1).expand(-1, 1, legal.shape[2])).squeeze(1).int().argmax(dim=1)
+    op = _wished_ops(masks.op.device, tuple(w.op for w in wishes))[which]
+    return as_actions(op * possible.any(dim=1), slot, details)
+
+
+def as_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
+    """Op and slot with the other heads' choices, 0 where the op does not read them.  # [N], [N], [N, H]"""
+    details = torch.where(_head_columns(op.device) == Head.SLOT, slot.unsqueeze(1), details)
+    choices = torch.where(_head_columns(op.device) == Head.OP, op.unsqueeze(1), details)
+    return Actions(choices * _relevance(op.device)[op])
+
+
+def kth_legal(mask: Tensor, k: Tensor) -> Tensor:
+    """The k-th legal choice of each row, counted round and round.  # mask [N, C] bool, k [N] → [N]"""
+    rank = mask.cumsum(dim=1)  # 1, 2, ... at the legal ones
+    wanted = k.remainder(rank[:, -1].clamp(min=1)) + 1
+    return (mask & (rank == wanted.unsqueeze(1))).int().argmax(dim=1)
+
+
+def any_legal(mask: Tensor, uniform: Tensor) -> Tensor:
+    """A legal choice of each row, all alike.  # mask [N, C] bool, uniform [N] in [0, 1) → [N]"""
+    count = mask.sum(dim=1)
+    return kth_legal(mask, (uniform * count).long().minimum(count - 1))
+
+
+@device_table
+def _wished_ops(ops: tuple[Op, ...]) -> Tensor:
+    return torch.tensor([int(op) for op in ops])
+
+
+@device_table
+def _head_columns() -> Tensor:
+    return torch.arange(len(Head))
+
+
+# ---- controls ------------------------------------------------------------------------------------------
+
+
+class Static:
+    """Never grows anything."""
+
+    def begin(self, scene: Scene) -> None:
+        self._waits = Actions.wait(scene.num_members, scene.device)
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        return self._waits
+
+
+class RandomLegal:
+    """Germinates at a rate where it may; otherwise any other legal op, on any slot, in any way."""
+
+    def __init__(self, germination_rate: float = 0.2):
+        if not 0.0 <= germination_rate <= 1.0:
+            raise ValueError(f"germination_rate is {germination_rate}; allowed is 0 to 1")
+        self.germination_rate = germination_rate
+
+    def begin(self, scene: Scene) -> None:
+        self._scene = scene
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        draws = self._scene.draw(Stream.CONTROL, step, len(Head) + 1)  # [N, heads + 1]
+        columns = _head_columns(draws.device)[: len(Op)]
+        others = masks.op & (columns != Op.GERMINATE)
+        germinates = masks.op[:, Op.GERMINATE] & (draws[:, -1] < self.germination_rate)
+        op = torch.where(germinates, int(Op.GERMINATE), any_legal(others, draws[:, Head.OP]))
+        slots = masks.slot_by_op.gather(1, op.view(-1, 1, 1).expand(-1, 1, masks.slot.shape[1])).squeeze(1)
+        details = [
+            torch.zeros_like(op)
+            if head in (Head.SLOT, Head.OP)
+            else any_legal(masks.head(head), draws[:, head])
+            for head in Head
+        ]
+        return as_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
+
+
+class Gardener:
+    """What scripted controllers share: rotate blueprints, advance and fossilise as the gates allow."""
+
+    def __init__(self, gates: GateConfig | None = None):
+        self.gates = gates or GateConfig()
+
+    def begin(self, scene: Scene) -> None:
+        self._planted = torch.zeros_like(scene.members)  # [N] seeds so far
+
+    def readiness(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Where ADVANCE and where FOSSILIZE would pass their gates.  # [N, S], [N, S]"""
+        slots, evidence = observation.slots, observation.evidence
+        advances = (
+            g1_ready_to_train(slots)
+            | g2_ready_to_blend(slots, evidence, self.gates)
+            | g3_ready_to_hold(slots, self.gates)
+        )
+        return advances, g5_ready_to_fossilize(slots, evidence, self.gates)
+
+    def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
+        """The first legal wish; a seed is planted with the next blueprint."""
+        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
+        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
+        actions = first_legal(wishes, masks, details)
+        self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
+        return actions
+
+
+@device_table
+def _planting() -> Tensor:
+    """How a scripted controller plants: a sigmoid ramp of standard length to full strength.  # [heads]"""
+    row = torch.zeros(len(Head), dtype=torch.long)
+    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(Tempo.STANDARD)
+    row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
+    return row
+
+
+class Periodic(Gardener):
+    """Germinates every `period` steps, whatever the metrics say, and never prunes."""
+
+    def __init__(self, period: int = 8, gates: GateConfig | None = None):
+        super().__init__(gates)
+        if period < 1:
+            raise ValueError(f"period is {period}; it must be at least 1 step")
+        self.period = period
+
+    def begin(self, scene: Scene) -> None:
+        super().begin(scene)
+        self._due = torch.zeros_like(scene.members)  # [N] the step from which the next seed is due
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        advances, fossilises = self.readiness(observation)
+        due = (self._due <= step).unsqueeze(1).expand_as(advances)
+        actions = self.act(
+            [Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), Wish(Op.GERMINATE, due)], masks
+        )
+        self._due = torch.where(actions[Head.OP] == Op.GERMINATE, step + self.period, self._due)
+        return actions
+
+
+class Scheduled(Gardener):
+    """Germinates a seed at each step of a list, or as soon after it as is legal; never prunes."""
+
+    def __init__(self, steps: Sequence[int] = (2, 8, 14), gates: GateConfig | None = None):
+        super().__init__(gates)
+        if list(steps) != sorted(steps) or any(step < 0 for step in steps):
+            raise ValueError(f"steps are {list(steps)}; give steps from 0 on in rising order")
+        self.steps = tuple(steps)
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        advances, fossilises = self.readiness(observation)
+        owed = sum(at <= step for at in self.steps)
+        due = (self._planted < owed).unsqueeze(1).expand_as(advances)
+        return self.act(
+            [Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), Wish(Op.GERMINATE, due)], masks
+        )
