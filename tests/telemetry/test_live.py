@@ -44,7 +44,12 @@ def reel() -> FilmReel:
 
 
 def screen(terminal: bool, height: int = 40) -> Console:
-    return Console(file=io.StringIO(), force_terminal=terminal, width=100, height=height, highlight=False)
+    colours = (
+        "truecolor" if terminal else None
+    )  # rich remembers the codes of a style: one system for all tests
+    return Console(
+        file=io.StringIO(), force_terminal=terminal, color_system=colours, width=100, height=height
+    )
 
 
 def shown(console: Console) -> str:
