@@ -29,7 +29,7 @@ def test_curves_are_the_formulas_and_meet_their_ends(curve: AlphaCurve) -> None:
 
 
 @pytest.mark.parametrize("curve", list(AlphaCurve))
-@pytest.mark.parametrize(("start", "target"), [(0.0, 1.0), (0.0, 0.7), (1.0, 0.5), (0.7, 0.0)])
+@pytest.mark.parametrize(("start", "target"), [(0.0, 1.0), (0.0, 0.7), (1.0, 0.5), (0.7, 0.0), (0.15, 0.7)])
 def test_a_ramp_follows_its_curve_and_ends_exactly(curve: AlphaCurve, start: float, target: float) -> None:
     states = ramp(start, target, 5, int(curve))
     mode = AlphaMode.UP if target > start else AlphaMode.DOWN

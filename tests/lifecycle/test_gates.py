@@ -105,6 +105,7 @@ def test_g3_wants_a_full_alpha_at_rest_and_strictly_time_too() -> None:
     assert outcome_of(blending(), Op.ADVANCE, PERMISSIVE) == PASSED
     assert outcome_of(blending(0.7, 0.7), Op.ADVANCE, PERMISSIVE) == refused
     assert outcome_of(blending(0.9, 1.0), Op.ADVANCE, PERMISSIVE) == refused
+    assert outcome_of(blending(1.0, 0.7), Op.ADVANCE, PERMISSIVE) == refused
     moving = SlotRecord(Stage.BLENDING, 1, alpha=1.0, alpha_target=1.0, alpha_mode=1)
     assert outcome_of(moving, Op.ADVANCE, PERMISSIVE) == refused
     assert outcome_of(blending(epochs=9), Op.ADVANCE, STRICT) == refused

@@ -204,16 +204,6 @@ def test_operations_do_not_depend_on_members_or_slots_and_are_few() -> None:
     assert counts.pop() <= 60
 
 
-def test_masks_made_in_inference_mode_leave_ordinary_tables_behind() -> None:
-    """A table first built during a rollout is an ordinary tensor: the update may save it for backward."""
-    device = torch.device("cpu")
-    with torch.inference_mode():
-        compute_batch_masks(SlotStates.empty(2, 2), topology="mlp")
-    from esper.lifecycle.gates import blueprint_table
-
-    assert not blueprint_table(device, "mlp").is_inference()
-
-
 @pytest.mark.gpu
 def test_the_device_agrees_and_is_never_waited_for() -> None:
     states = random_states(np.random.default_rng(0), 64, 9)
