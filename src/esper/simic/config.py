@@ -1,4 +1,4 @@
-"""The constants of an episode: how long it is, what is measured and paid, and when a member is rolled back."""
+"""The constants of an episode: how long it is, what is measured and paid, when a member is rolled back."""
 
 from __future__ import annotations
 

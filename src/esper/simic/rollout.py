@@ -35,6 +35,7 @@ class EpisodeRecord:
     slot_ids: tuple[str, ...]
     host_parameters: int
     seed_parameters: Ints  # [S, blueprints]
+    gate_parameters: Ints  # [S] of a seed's gate, if its style has one
     members: Ints  # [N] global ids
     # seen, T + 1
     accuracy: Floats  # [T + 1, N] validation, 0..1
@@ -44,6 +45,7 @@ class EpisodeRecord:
     plateau: Ints  # [T + 1, N]
     seen_stage: Ints  # [T + 1, N, S]
     seen_blueprint: Ints  # [T + 1, N, S]
+    seen_style: Ints  # [T + 1, N, S]
     seen_age: Ints  # [T + 1, N, S]
     contribution: Floats  # [T + 1, N, S] points, NaN = unmeasured
     health: Floats  # [T + 1, N, S]
@@ -56,9 +58,11 @@ class EpisodeRecord:
     reward: Floats  # [T, N]
     panicked: Bools  # [T, N]
     training_loss: Floats  # [T, N]
+    measured_loss: Floats  # [T, N] of the validation, before the governor took anything back
     stage: Ints  # [T, N, S]
     alpha: Floats  # [T, N, S]
     blueprint: Ints  # [T, N, S]
+    style: Ints  # [T, N, S]
     ticked_stage: Ints  # [T, N, S] after the tick
     germinated: Bools  # [T, N, S]
     pruned: Bools  # [T, N, S] seeds that ended by an action or at the end of a ramp
@@ -125,6 +129,7 @@ def play(
         slot_ids=environment.slot_config.slot_ids,
         host_parameters=environment.host_parameters,
         seed_parameters=environment.population.bodies.parameter_table().numpy(),
+        gate_parameters=environment.population.bodies.gate_parameters().numpy(),
         members=environment.members.cpu().numpy(),
         flops=environment.flops.cpu().numpy(),
         final_slots=environment.slots.to("cpu"),
@@ -142,6 +147,7 @@ def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
         "plateau": rows.signals.plateau,
         "seen_stage": rows.slots.stage,
         "seen_blueprint": rows.slots.blueprint,
+        "seen_style": rows.slots.style,
         "seen_age": rows.slots.age,
         "contribution": rows.evidence.contribution,
         "health": rows.evidence.gradient_health,
@@ -159,9 +165,11 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
         "reward": result.reward,
         "panicked": result.panicked,
         "training_loss": result.training.loss,
+        "measured_loss": result.validation.loss,
         "stage": outcome.states.stage,
         "alpha": outcome.states.alpha,
         "blueprint": outcome.states.blueprint,
+        "style": outcome.states.style,
         "ticked_stage": ticked.states.stage,
         "germinated": outcome.germinated,
         "pruned": outcome.pruned | ticked.pruned,

@@ -1,4 +1,4 @@
-"""What the environment remembers of its measurements, as rows: a NaN stays with the member that measured it."""
+"""What the environment remembers of its measurements, as rows: a NaN stays with whoever measured it."""
 
 from __future__ import annotations
 
