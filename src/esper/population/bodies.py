@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
 from esper.population.layout import flatten
-from esper.population.plan import Group, Plan
+from esper.population.plan import Group, Plan, SlotWork
 from esper.population.row_module import Buffers, RowModule
 
 
@@ -35,19 +36,33 @@ class SlotBodies:
         return self.gate_start + self.gate.layout.total
 
 
+def convolution_way(chosen: str, device: torch.device) -> str:
+    """How convolutions run over rows: as chosen, or the fastest that the device has."""
+    if chosen == "auto":
+        on_gpu = "fused" if find_spec("triton") else "product"
+        return on_gpu if device.type == "cuda" else "grouped"
+    if chosen == "fused" and device.type != "cuda":
+        raise ValueError(
+            f"population.convolution is fused, which needs a GPU, but the device is {device}; use auto"
+        )
+    return chosen
+
+
 class Bodies:
     """Segments, slots and head, run with weights that come in as rows."""
 
     def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
-        products = config.convolution == "product" or (config.convolution == "auto" and device.type == "cuda")
+        way = convolution_way(config.convolution, device)
 
         def rows(module: nn.Module) -> RowModule:
-            return RowModule(module, device, products, config.compile)
+            return RowModule(module, device, way, config.compile)
 
         host = make_host()
         self.host = host
         self.make_host = make_host
         self.device = device
+        self.fused = way == "fused"
+        self.channels_last = host.topology == "cnn" and self.fused
         self.membership = cache(self._membership)
         self.segments = [rows(module) for module in (*host.segments, host.head)]
         shared: dict[int, SlotBodies] = {}
@@ -123,32 +138,58 @@ class Bodies:
         """
         parts = host.split(self.host_sizes, dim=1)
         seed_rows = iter(seeds)
-        for k, groups in enumerate(plan.groups):
+        for k, work in enumerate(plan.slots):
             x = self.segments[k](parts[k], x, buffers[k], training)
-            if groups:
-                deltas = [self._delta(group, next(seed_rows), x, training) for group in groups]
-                x = x.index_add(0, torch.cat([group.rows for group in groups]), torch.cat(deltas))
+            if work.groups:
+                met = self._take(x, work).split([group.size for group in work.groups])
+                groups = zip(work.groups, met, strict=True)
+                x = self._blend(
+                    x, [self._delta(group, next(seed_rows), h, training) for group, h in groups], work
+                )
         return self.segments[-1](parts[-1], x, buffers[-1], training)
 
-    def _delta(self, group: Group, rows: Tensor, x: Tensor, training: bool) -> Tensor:
-        """What the seeds of a group add to the host's activation.  # [G, B, ...]"""
+    def _delta(self, group: Group, rows: Tensor, h: Tensor, training: bool) -> Tensor:
+        """What the seeds of a group say to the host's activation h, at full strength.  # [G, B, ...]"""
         slot = self.slots[group.slot]
         seed = slot.seeds[group.blueprint]
-        h = x.index_select(0, group.rows)
-        s = seed(rows[:, : seed.layout.total], h, {}, training)
+        delta = s = seed(rows[:, : seed.layout.total], h, {}, training)
         per_row = (-1, *[1] * (h.ndim - 1))
-        delta = s
         if Blend.GATE in group.blends:
             gate = slot.gate(rows[:, slot.gate_start : slot.width], h, {}, training)
             delta = torch.where((group.blend == Blend.GATE).view(per_row), gate * s, delta)
         if Blend.MULTIPLY in group.blends:
             delta = torch.where((group.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
-        return group.alpha.view(per_row) * delta
+        return delta
+
+    def _take(self, x: Tensor, work: SlotWork) -> Tensor:
+        """The activations that meet a seed.  # [E, B, ...]"""
+        if not self.fused:
+            return x.index_select(0, work.rows)
+        from esper.population.kernels import TakeRows
+
+        return self._as_seen(TakeRows.apply(self._as_stored(x), work.rows, work.entry))
+
+    def _blend(self, x: Tensor, deltas: list[Tensor], work: SlotWork) -> Tensor:
+        """x with what the seeds said, each at its alpha.  # [R, B, ...]"""
+        if not self.fused:
+            strength = work.alpha.view(-1, *[1] * (x.ndim - 1))
+            return x.index_add(0, work.rows, strength * torch.cat(deltas))
+        from esper.population.kernels import BlendRows
+
+        delta = torch.cat([self._as_stored(d) for d in deltas])
+        return self._as_seen(BlendRows.apply(self._as_stored(x), delta, work.alpha, work.rows, work.entry))
+
+    # On a GPU the channels of images and signals lie last in memory.
+
+    def _as_stored(self, x: Tensor) -> Tensor:
+        return x.movedim(2, -1) if self.channels_last else x
+
+    def _as_seen(self, x: Tensor) -> Tensor:
+        return x.movedim(-1, 2) if self.channels_last else x
 
 
 def seed_rows(plan: Plan, live: Tensor, held: Tensor) -> list[Tensor]:
     """The weights of each group: its live seeds, then those it only hears.  # live [L, P], held [H, P]"""
-    groups = [group for slot in plan.groups for group in slot]
-    lives = live.split([group.live for group in groups])
-    helds = held.split([group.rows.shape[0] - group.live for group in groups])
+    lives = live.split([group.live for group in plan.groups])
+    helds = held.split([group.size - group.live for group in plan.groups])
     return [torch.cat(pair) if pair[1].shape[0] else pair[0] for pair in zip(lives, helds, strict=True)]

@@ -33,8 +33,8 @@ class PopulationConfig(Config):
         4096, ge=1, description="members that go through the network together: bounds memory"
     )
     compile: bool = Field(False, description="compile segments and seeds with torch.compile")
-    convolution: Literal["auto", "grouped", "product"] = Field(
-        "auto", description="how a convolution runs over rows: grouped on a CPU, as a matrix product on a GPU"
+    convolution: Literal["auto", "grouped", "product", "fused"] = Field(
+        "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"
     )
     initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
     seed_weights: int = Field(

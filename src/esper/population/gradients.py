@@ -45,7 +45,7 @@ def measure_seeds(
 ) -> SeedGradients:
     """Gradient statistics of every live seed.  # gradient [n·S, P], host_norm [n]"""
     table = torch.full((4, shape[0] * shape[1]), math.nan, device=gradient.device)
-    groups = [group for slot in plan.groups for group in slot if group.live]
+    groups = [group for group in plan.groups if group.live]
     seeds = plan.live_seeds.split([group.live for group in groups])
     for group, index in zip(groups, seeds, strict=True):
         layout = bodies.slots[group.slot].seeds[group.blueprint].layout

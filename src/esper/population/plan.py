@@ -7,6 +7,7 @@ of the epoch runs from the same index tensors.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -75,11 +76,20 @@ class Group:
 
     slot: int
     blueprint: int
-    rows: Tensor  # [G], live seeds first
-    alpha: Tensor  # [G]
-    blend: Tensor  # [G]
+    size: int  # G
+    blend: Tensor  # [G], live seeds first
     live: int  # how many learn here; the rest are heard with their weights held fixed
     blends: frozenset[Blend]
+
+
+@dataclass(frozen=True)
+class SlotWork:
+    """The seeds that are met at one slot, group by group."""
+
+    groups: tuple[Group, ...]
+    rows: Tensor  # [E] the row of each entry, in the order of the groups; no row twice
+    alpha: Tensor  # [E]
+    entry: Tensor  # [R] the entry of each row, or -1
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,11 @@ class Plan:
     own: int  # rows 0..own are the members themselves
     live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
     held_seeds: Tensor  # [H] seeds that rows hear but do not train, in the order of the groups
-    groups: tuple[tuple[Group, ...], ...]  # by slot
+    slots: tuple[SlotWork, ...]
+
+    @property
+    def groups(self) -> list[Group]:
+        return [group for slot in self.slots for group in slot.groups]
 
     @property
     def num_rows(self) -> int:
@@ -173,24 +187,31 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     alpha = rows.alpha[row, slot]
     blend = view.blend[member, slot]
 
-    integers = _ship([rows.member, row, blend, seed[~held], seed[held]], torch.long, device)
+    entry = np.full((num_slots, len(rows.member)), NO_ROW)
+    starts = np.searchsorted(slot, np.arange(num_slots + 1))  # of each slot's entries
+    entry[slot, row] = np.arange(len(row)) - starts[slot]
+    integers = _ship([rows.member, row, blend, seed[~held], seed[held], entry.ravel()], torch.long, device)
     alphas = _ship([alpha], torch.float32, device)[0]
-    keys, starts = np.unique(slot * 1000 + blueprint, return_index=True)
-    stops = np.append(starts, len(slot))[1:]
-    groups: list[list[Group]] = [[] for _ in range(num_slots)]
-    for key, start, stop in zip(keys.tolist(), starts.tolist(), stops.tolist(), strict=True):
-        groups[key // 1000].append(
+    entries = integers[5].view(num_slots, -1)
+
+    slots: list[SlotWork] = []
+    for s in range(num_slots):
+        start, stop = int(starts[s]), int(starts[s + 1])
+        names, first = np.unique(blueprint[start:stop], return_index=True)
+        bounds = [*(first + start).tolist(), stop]
+        groups = tuple(
             Group(
-                slot=key // 1000,
-                blueprint=key % 1000,
-                rows=integers[1][start:stop],
-                alpha=alphas[start:stop],
-                blend=integers[2][start:stop],
-                live=int((~held[start:stop]).sum()),
-                blends=frozenset(Blend(b) for b in np.unique(blend[start:stop])),
+                slot=s,
+                blueprint=name,
+                size=b - a,
+                blend=integers[2][a:b],
+                live=int((~held[a:b]).sum()),
+                blends=frozenset(Blend(k) for k in np.unique(blend[a:b])),
             )
+            for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
         )
-    return Plan(integers[0], num_members, integers[3], integers[4], tuple(tuple(g) for g in groups))
+        slots.append(SlotWork(groups, integers[1][start:stop], alphas[start:stop], entries[s]))
+    return Plan(integers[0], num_members, integers[3], integers[4], tuple(slots))
 
 
 def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

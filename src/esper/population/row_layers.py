@@ -1,9 +1,9 @@
 """Layers that take a leading axis of rows themselves: x [R, B, ...] with weights [R, ...].
 
 Any module runs over rows under vmap. The common layers also have a row form here, which dispatches fewer
-operations, compiles with a free number of rows, and lets a convolution run as what is fastest on the device:
-grouped on a CPU, as one matrix product over shifted views on a GPU (where grouped ones are slow beyond about
-a hundred groups). `row_form` rewrites a module whose every part has one; parameter names stay as they are.
+operations and lets a convolution run as what is fastest on the device: grouped on a CPU, through a kernel of
+our own on a GPU (where grouped ones are slow beyond about a hundred groups), or as one matrix product over
+shifted views. `row_form` rewrites a module whose every part has one; parameter names stay as they are.
 """
 
 from __future__ import annotations
@@ -102,6 +102,35 @@ class ProductConv(nn.Module):
         return [padded[(slice(None), slice(None), *place)] for place in product(*spans)]
 
 
+class FusedConv(nn.Module):
+    """A convolution of rows through one GPU kernel.  # x [R, B, C, *spatial], channels last in memory"""
+
+    def __init__(self, conv: Conv) -> None:
+        super().__init__()
+        from esper.population import kernels
+
+        self.weight, self.bias = conv.weight, conv.bias
+        self.depthwise = conv.groups > 1
+        self.flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
+        image = (lambda pair, blank: (blank, *pair)) if self.flat else (lambda pair, blank: pair)
+        padding = cast(tuple[int, ...], conv.padding)
+        self.shape = kernels.Geometry(image(conv.kernel_size, 1), image(conv.stride, 1), image(padding, 0))
+        self.run = kernels.RowDepthwise.apply if self.depthwise else kernels.RowConvolution.apply
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = x.unsqueeze(3) if self.flat else x
+        weight = self.weight.flatten(3)  # [R, O, C / groups, K]
+        if self.depthwise:
+            matrix = weight.squeeze(2).transpose(1, 2)  # [R, K, C]
+        else:
+            matrix = weight.permute(0, 3, 2, 1).flatten(1, 2)  # [R, K·C, O]
+        out: Tensor = self.run(images.movedim(2, -1), matrix, self.shape)  # type: ignore[no-untyped-call]
+        if self.bias is not None:
+            out = out + self.bias.view(self.bias.shape[0], 1, 1, 1, -1)
+        out = out.movedim(-1, 2)
+        return out.squeeze(3) if self.flat else out
+
+
 class RowGroupNorm(nn.Module):
     """x [R, B, C, *spatial], weight and bias [R, C]; the memory layout of x is kept."""
 
@@ -128,6 +157,18 @@ class NativeGroupNorm(RowGroupNorm):
         bias = None if self.bias is None else self.bias.flatten()
         out = F.group_norm(side_by_side, rows * self.groups, weight, bias, self.eps)
         return out.unflatten(1, (rows, -1)).transpose(0, 1)
+
+
+class FusedGroupNorm(RowGroupNorm):
+    """A one-group norm through one GPU kernel; channels stay last in memory."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from esper.population import kernels
+
+        last = x.movedim(2, -1)  # [R, B, *spatial, C]
+        samples = last.flatten(2, -2)
+        out: Tensor = kernels.RowNorm.apply(samples, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        return out.view(last.shape).movedim(-1, 2)
 
 
 class RowLayerNorm(nn.Module):
@@ -204,18 +245,31 @@ def _plain(conv: Conv) -> bool:
     return simple and (conv.groups == 1 or depthwise)
 
 
-def _convolution(conv: Conv, products: bool) -> nn.Module | None:
+def _convolution(conv: Conv, way: str) -> nn.Module | None:
     if conv.padding_mode != "zeros":
         return None
-    return ProductConv(conv) if products and _plain(conv) else GroupedConv(conv)
+    return _CONVOLUTIONS[way if _plain(conv) else "grouped"](conv)
 
 
-def _leaf(module: nn.Module, products: bool) -> nn.Module | None:
+def _group_norm(norm: nn.GroupNorm, way: str) -> nn.Module:
+    if way == "fused" and norm.num_groups == 1 and norm.affine:
+        return FusedGroupNorm(norm)
+    return NativeGroupNorm(norm) if way == "grouped" else RowGroupNorm(norm)
+
+
+_CONVOLUTIONS: dict[str, Callable[[Conv], nn.Module]] = {
+    "grouped": GroupedConv,
+    "product": ProductConv,
+    "fused": FusedConv,
+}
+
+
+def _leaf(module: nn.Module, way: str) -> nn.Module | None:
     """The row form of a layer that has no parts, or None."""
     if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return _convolution(module, products)
+        return _convolution(module, way)
     if isinstance(module, nn.GroupNorm):
-        return RowGroupNorm(module) if products else NativeGroupNorm(module)
+        return _group_norm(module, way)
     forms: dict[type[nn.Module], Callable[[], nn.Module]] = {
         nn.Linear: lambda: RowLinear(cast(nn.Linear, module)),
         nn.LayerNorm: lambda: RowLayerNorm(cast(nn.LayerNorm, module)),
@@ -235,12 +289,15 @@ _COMPOSITES: dict[type[nn.Module], Callable[[nn.Module, dict[str, nn.Module]], n
 }
 
 
-def row_form(module: nn.Module, products: bool) -> nn.Module | None:
-    """The module with a leading axis of rows, or None where some part has no row form."""
-    leaf = _leaf(module, products)
+def row_form(module: nn.Module, way: str) -> nn.Module | None:
+    """The module with a leading axis of rows, or None where some part has no row form.
+
+    `way` is how convolutions run: grouped, product or fused.
+    """
+    leaf = _leaf(module, way)
     if leaf is not None:
         return leaf
-    parts = {name: row_form(part, products) for name, part in module.named_children()}
+    parts = {name: row_form(part, way) for name, part in module.named_children()}
     if not parts or any(part is None for part in parts.values()):
         return None
     forward = type(module).forward

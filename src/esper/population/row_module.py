@@ -19,17 +19,15 @@ Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 class RowModule:
     """A module whose parameters and buffers come in from outside, a row each."""
 
-    def __init__(
-        self, module: nn.Module, device: torch.device, products: bool = False, compiled: bool = False
-    ):
+    def __init__(self, module: nn.Module, device: torch.device, way: str = "grouped", compiled: bool = False):
         self.layout = Layout.of(module)
         self.module = module
-        self._runs = {mode: self._runner(mode, device, products, compiled) for mode in (True, False)}
+        self._runs = {mode: self._runner(mode, device, way, compiled) for mode in (True, False)}
 
-    def _runner(self, training: bool, device: torch.device, products: bool, compiled: bool) -> Run:
+    def _runner(self, training: bool, device: torch.device, way: str, compiled: bool) -> Run:
         """The module in its row form where it has one, else under vmap."""
         template = copy.deepcopy(self.module).to(device).train(training)
-        rows = row_form(template, products)
+        rows = row_form(template, way)
 
         def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             result: Tensor = functional_call(rows or template, tensors, (x,))
