@@ -72,15 +72,26 @@ def count_operations(call: Callable[[], object]) -> int:
     return counter.count
 
 
-def thread_ms(call: Callable[[], object], seconds: float = 0.5, least: int = 3, most: int = 300) -> float:
-    """Median thread CPU time of a call in ms: up to `most` calls, within `seconds` after the `least`."""
+def thread_ms(call: Callable[[], object]) -> float:
+    """Thread CPU time of one call in ms."""
+    start = time.thread_time()
     call()
-    times: list[float] = []
-    while len(times) < least or (len(times) < most and sum(times) < seconds):
-        start = time.thread_time()
-        call()
-        times.append(time.thread_time() - start)
-    return 1e3 * statistics.median(times)
+    return 1e3 * (time.thread_time() - start)
+
+
+def paired_ms(case: Case, seconds: float) -> tuple[float, float]:
+    """Median times of ours and of the baseline, taken in turns so that both meet the same machine.
+
+    At least three rounds, then until `seconds` of CPU time are spent; a round is one call of the baseline
+    and twenty of ours.
+    """
+    ours: list[float] = []
+    baseline: list[float] = []
+    case.ours()
+    while len(baseline) < 3 or sum(ours) + sum(baseline) < 1e3 * seconds:
+        baseline.append(thread_ms(case.baseline))
+        ours.extend(thread_ms(case.ours) for _ in range(20))
+    return statistics.median(ours), statistics.median(baseline)
 
 
 @contextmanager
@@ -100,8 +111,7 @@ def measure(work: Work, members: Iterable[int], slots: Iterable[int], seconds: f
     for n, s in sizes:
         case = work.prepare(n, s)
         with one_thread():
-            ours = thread_ms(case.ours, seconds)
-            baseline = thread_ms(case.baseline, seconds)
+            ours, baseline = paired_ms(case, seconds)
         yield Row(work.name, n, s, ours, baseline, baseline / ours, count_operations(case.ours))
 
 

@@ -60,7 +60,7 @@ def symlog(value: float) -> float:
 
 
 def points(value: float) -> float:
-    return clip(math.asinh(value) / math.asinh(100), -1, 1, -2)
+    return clip(symlog(value) / math.log1p(100), -1, 1, -2)
 
 
 def share(value: float) -> float:

@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="one object per row instead of a table")
     parser.add_argument("--members", type=int, nargs="+", help=f"numbers of members, default {MEMBERS}")
     parser.add_argument("--slots", type=int, nargs="+", help=f"numbers of slots, default {SLOTS}")
-    parser.add_argument("--seconds", type=float, default=0.5, help="CPU seconds for each measurement")
+    parser.add_argument("--seconds", type=float, default=1.0, help="CPU seconds for each row")
     given = parser.parse_args(arguments)
     unknown = [name for name in given.works if name not in works]
     if unknown:

@@ -137,8 +137,8 @@ def apply(
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
     in_range = choices == actions.choices
     read = _relevance(states.device)[op]
-    pairs = legal_slots_by_op(states, config, governor_override).flatten(1)  # [N, ops * S]
-    pair_legal = pairs.gather(1, (op * states.num_slots + slot).unsqueeze(1)).squeeze(1)
+    members = torch.arange(states.num_members, device=states.device)
+    pair_legal = legal_slots_by_op(states, config, governor_override)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]

@@ -57,17 +57,6 @@ def holds_seed(states: SlotStates) -> Tensor:
     return _seed_table(states.device).take(states.stage)
 
 
-def may_germinate(states: SlotStates, config: LifecycleConfig) -> Tensor:
-    """Whether a member has room for another seed: none is being raised or cooling down in an enabled
-    slot, and the seed limit, over all slots, is not reached.  # [N, 1] bool
-    """
-    blocked = _blocker_table(states.device).take(states.stage) & states.enabled
-    room = ~blocked.any(dim=1, keepdim=True)
-    if config.max_seeds == 0:
-        return room
-    return room & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)
-
-
 def legal_slots_by_op(
     states: SlotStates, config: LifecycleConfig, governor_override: Tensor | None = None
 ) -> Tensor:
@@ -75,17 +64,26 @@ def legal_slots_by_op(
 
     `governor_override` [N] bool lifts the rest condition of PRUNE for the members where it is True.
     """
-    enabled = states.enabled
+    stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == AlphaMode.HOLD
-    prunable = at_rest if governor_override is None else at_rest | governor_override.unsqueeze(1)
+    released = at_rest if governor_override is None else at_rest | governor_override.unsqueeze(1)
     conditions: dict[Op, Tensor] = {
-        Op.WAIT: enabled,
-        Op.GERMINATE: enabled & may_germinate(states, config),
-        Op.SET_ALPHA_TARGET: enabled & at_rest,
-        Op.PRUNE: enabled & prunable & (states.age >= config.min_prune_age),
-        Op.FOSSILIZE: enabled,
-        Op.ADVANCE: enabled,
+        Op.WAIT: states.enabled,
+        Op.GERMINATE: _room_for_a_seed(states, stage, config).expand_as(stage),
+        Op.SET_ALPHA_TARGET: at_rest,
+        Op.PRUNE: released & (states.age >= config.min_prune_age),
+        Op.FOSSILIZE: states.enabled,
+        Op.ADVANCE: states.enabled,
     }
-    table = _legal_stage_table(states.device, config.allow_advance)
-    by_stage = embedding(states.stage, table)  # [N, S, ops]
-    return torch.stack([conditions[op] for op in Op], dim=1) & by_stage.movedim(2, 1)
+    by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
+    return (torch.stack([conditions[op] for op in Op], dim=2) & by_stage).movedim(2, 1)
+
+
+def _room_for_a_seed(states: SlotStates, enabled_stage: Tensor, config: LifecycleConfig) -> Tensor:
+    """Whether no enabled slot raises a seed or cools down, and the seed limit, over all slots, is not
+    reached.  # [N, 1] bool
+    """
+    room = ~_blocker_table(states.device).take(enabled_stage).any(dim=1, keepdim=True)
+    if config.max_seeds == 0:
+        return room
+    return room & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)

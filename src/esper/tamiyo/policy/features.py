@@ -31,13 +31,13 @@ from esper.lifecycle import (
     holds_seed,
 )
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS
-from esper.lifecycle.stages import stage_index_table
+from esper.lifecycle.stages import STAGE_TABLE_SIZE, stage_index_table
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
 GRADIENT_SCALE = 7.0
 RATIO_SCALE = 4.0  # ln of a network 55 times its host
-POINTS_SCALE = math.asinh(100.0)  # percentage points end at 100
+POINTS_SCALE = math.log1p(100.0)  # percentage points end at 100
 CLOCK_SCALE = math.log1p(150.0)  # ticks of a long episode
 RAMP_SCALE = float(max(*TEMPO_TICKS.values(), *SPEED_TICKS.values()))  # ticks of the longest ramp
 FRESHNESS_DECAY = 0.995  # per tick since the measurement
@@ -119,6 +119,7 @@ class Column:
 
 
 def _symlog(x: Tensor) -> Tensor:
+    """sign(x) · ln(1 + |x|)"""
     return x.sign() * x.abs().log1p()
 
 
@@ -136,8 +137,9 @@ def _style_one_hot() -> Tensor:
 
 
 @device_table
-def _shared_stages() -> Tensor:
-    return torch.tensor([int(s) for s in SHARED_STAGES])
+def _shared_one_hot() -> Tensor:
+    """A row per stage value: 1 at its rank among the shared stages, if it is one.  # [11, 4]"""
+    return torch.tensor([[float(row == stage) for stage in SHARED_STAGES] for row in range(STAGE_TABLE_SIZE)])
 
 
 @device_table
@@ -160,7 +162,7 @@ def _stage_shares(seen: Seen) -> Tensor:
     """# [N, 4]"""
     slots = seen.slots
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
-    counts = (stage.unsqueeze(2) == _shared_stages(slots.device)).sum(dim=1)
+    counts = embedding(stage, _shared_one_hot(slots.device)).sum(dim=1)
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -222,10 +224,10 @@ SLOT_COLUMNS = _laid_out(
     Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
            _stage, unknown=None, width=len(Stage)),
     Column("alpha", "slot", "alpha", lambda s: s.slots.alpha),
-    _signed("contribution", "slot", "asinh(contribution in points)",
-            lambda s: s.evidence.contribution.asinh(), divisor=POINTS_SCALE),
-    _signed("contribution_velocity", "slot", "asinh(average change in points, .7 old + .3 new)",
-            lambda s: s.evidence.contribution_velocity.asinh(), divisor=POINTS_SCALE),
+    _signed("contribution", "slot", "symlog(contribution in points)",
+            lambda s: _symlog(s.evidence.contribution), divisor=POINTS_SCALE),
+    _signed("contribution_velocity", "slot", "symlog(average change in points, .7 old + .3 new)",
+            lambda s: _symlog(s.evidence.contribution_velocity), divisor=POINTS_SCALE),
     Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
            lambda s: (s.evidence.contribution_age * math.log(FRESHNESS_DECAY)).exp()),
     Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
@@ -243,10 +245,10 @@ SLOT_COLUMNS = _laid_out(
     _signed("alpha_velocity", "slot", "(target - alpha) / ticks left, 0 at rest", _alpha_velocity),
     Column("algorithm", "slot", "one-hot, 0 without a seed: " + ", ".join(s.name for s in Style),
            _algorithm, unknown=None, width=len(Style)),
-    _signed("interaction", "slot", "asinh(interaction in points)",
-            lambda s: s.evidence.interaction.asinh(), divisor=POINTS_SCALE),
-    _signed("shadow_gain", "slot", "asinh(shadow gain in points)",
-            lambda s: s.evidence.shadow_gain.asinh(), divisor=POINTS_SCALE),
+    _signed("interaction", "slot", "symlog(interaction in points)",
+            lambda s: _symlog(s.evidence.interaction), divisor=POINTS_SCALE),
+    _signed("shadow_gain", "slot", "symlog(shadow gain in points)",
+            lambda s: _symlog(s.evidence.shadow_gain), divisor=POINTS_SCALE),
     Column("gradient_norm", "slot", "ln(1 + gradient norm)",
            lambda s: s.evidence.gradient_norm.log1p(), divisor=GRADIENT_SCALE),
     Column("gradient_health", "slot", "gradient health", lambda s: s.evidence.gradient_health),
@@ -305,20 +307,12 @@ def batch_obs_to_features(
     The base block comes first, then the blocks of the slots one after another.
     """
     seen = Seen.of(observation)
-    base = _finish("base", _extract("base", seen))  # [N, base]
-    slots = _finish("slot", _extract("slot", seen))  # [N, S, slot]
-    features = torch.cat([base, slots.flatten(1)], dim=1)
+    base, slots = _extract("base", seen), _extract("slot", seen)  # [N, base], [N, S, slot]
+    features = _finish(torch.cat([base, slots.flatten(1)], dim=1), observation.num_slots)
     blueprints = observation.slots.blueprint
     if device is None:
         return features, blueprints
     return features.to(device), blueprints.to(device)
-
-
-@device_table
-def _limits(block: Block) -> Tensor:
-    """Divisor, low, high and the lower end of the range of every feature of a block.  # [4, width]"""
-    rows = [(c.divisor, c.low, c.high, c.range[0]) for c in BLOCKS[block] for _ in range(c.width)]
-    return torch.tensor(rows).T.contiguous()
 
 
 def _extract(block: Block, seen: Seen) -> Tensor:
@@ -329,11 +323,19 @@ def _extract(block: Block, seen: Seen) -> Tensor:
     return torch.cat([torch.stack(singles).movedim(0, -1), *values[len(singles) :]], dim=-1)
 
 
-def _finish(block: Block, raw: Tensor) -> Tensor:
-    """Scaled, clamped, and with the sentinel for what is unknown.
+@device_table
+def _limits(num_slots: int) -> Tensor:
+    """Divisor, low, high and lower end of the range of every feature.  # [4, features]"""
+    columns = BASE_COLUMNS + SLOT_COLUMNS * num_slots
+    rows = [(c.divisor, c.low, c.high, c.range[0]) for c in columns for _ in range(c.width)]
+    return torch.tensor(rows).T.contiguous()
+
+
+def _finish(raw: Tensor, num_slots: int) -> Tensor:
+    """Scaled, clamped, and with the sentinel for what is unknown; works in place.  # [N, features]
 
     A NaN survives the clamp, drops below every range and is lifted to the lower end of its column's own,
     which is the sentinel.
     """
-    divisor, low, high, bottom = _limits(raw.device, block).unbind(0)
-    return (raw / divisor).clamp_(low, high).nan_to_num_(nan=BELOW_ALL).clamp_(min=bottom)
+    divisor, low, high, bottom = _limits(raw.device, num_slots).unbind(0)
+    return raw.div_(divisor).clamp_(low, high).nan_to_num_(nan=BELOW_ALL).clamp_(min=bottom)
