@@ -72,11 +72,20 @@ def count_operations(call: Callable[[], object]) -> int:
     return counter.count
 
 
-def thread_ms(call: Callable[[], object]) -> float:
+def _once(call: Callable[[], object]) -> float:
     """Thread CPU time of one call in ms."""
     start = time.thread_time()
     call()
     return 1e3 * (time.thread_time() - start)
+
+
+def thread_ms(call: Callable[[], object], seconds: float = 0.5, least: int = 3, most: int = 300) -> float:
+    """Median thread CPU time of a call in ms: up to `most` calls, within `seconds` after the `least`."""
+    call()
+    times: list[float] = []
+    while len(times) < least or (len(times) < most and sum(times) < 1e3 * seconds):
+        times.append(_once(call))
+    return statistics.median(times)
 
 
 def paired_ms(case: Case, seconds: float) -> tuple[float, float]:
@@ -89,8 +98,8 @@ def paired_ms(case: Case, seconds: float) -> tuple[float, float]:
     baseline: list[float] = []
     case.ours()
     while len(baseline) < 3 or sum(ours) + sum(baseline) < 1e3 * seconds:
-        baseline.append(thread_ms(case.baseline))
-        ours.extend(thread_ms(case.ours) for _ in range(20))
+        baseline.append(_once(case.baseline))
+        ours.extend(_once(case.ours) for _ in range(20))
     return statistics.median(ours), statistics.median(baseline)
 
 
