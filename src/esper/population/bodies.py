@@ -81,6 +81,12 @@ class Bodies:
         self.seed_width = max(slot.width for slot in self.slots)
 
     @property
+    def in_row_form(self) -> bool:
+        """Whether every module takes rows itself, with nothing left to vmap."""
+        seeds = [body for slot in self.slots for body in (*slot.seeds.values(), slot.gate)]
+        return all(body.in_row_form for body in (*self.segments, *seeds))
+
+    @property
     def host_width(self) -> int:
         return sum(self.host_sizes)
 

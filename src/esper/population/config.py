@@ -17,6 +17,9 @@ class PopulationConfig(Config):
     validation_samples: int = Field(
         512, ge=1, description="at most this many validation samples per measurement"
     )
+    validation_batch: int = Field(
+        256, ge=1, description="validation samples that go through the network at once"
+    )
     optimiser: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
     host_lr: float = Field(1e-2, gt=0, description="peak learning rate of the host")
     seed_lr: float = Field(1e-2, gt=0, description="peak learning rate of a seed")
@@ -32,6 +35,7 @@ class PopulationConfig(Config):
     rows_per_chunk: int = Field(
         4096, ge=1, description="members that go through the network together: bounds memory"
     )
+    graphs: bool = Field(True, description="on a GPU, replay the minibatches of an epoch as one CUDA graph")
     compile: bool = Field(False, description="compile segments and seeds with torch.compile")
     convolution: Literal["auto", "grouped", "product", "fused"] = Field(
         "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"

@@ -20,7 +20,7 @@ from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.gradients import SeedGradients, measure_seeds
 from esper.population.hosts import Host
 from esper.population.objectives import OBJECTIVES
-from esper.population.optimiser import RowWeights, clip_rows, step_rows
+from esper.population.optimiser import RowWeights
 from esper.population.plan import (
     Measurement,
     Plan,
@@ -29,7 +29,7 @@ from esper.population.plan import (
     measurement_rows,
     training_rows,
 )
-from esper.population.row_module import Buffers
+from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, TrainStep
 
 
 @device_table
@@ -89,6 +89,8 @@ class Population:
         self._host_bank: dict[int, Tensor] = {}
         self._seed_bank: Tensor | None = None
         self._order: DataOrder | None = None
+        self._pool: tuple[int, int] | None = None
+        self._latest: ReplayedStep | None = None
         self.begin_episode(0)
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -155,73 +157,43 @@ class Population:
         view, data = view.members(start, stop), data.members(start, stop)
         rows = training_rows(view)
         plan = build_plan(rows, view, self.device)
-        hosts = self.hosts.slice(start, stop)
-        seeds = self.seeds.slice(start * self.num_slots, stop * self.num_slots)
-        buffers = [{name: value[start:stop] for name, value in part.items()} for part in self.buffers]
-        learning = self._learning(plan, view)
-        total = torch.zeros(plan.num_rows, device=self.device)
-        host_gradient = seed_gradient = host_norm = torch.empty(0)
+        step = TrainStep(
+            self.bodies, self.objective, self.config, plan, self._learners(plan, view, start, stop)
+        )
+        run = self._runner(step)
         for b in range(self.config.batches_per_epoch):
             samples = order.batch(clock.episode, clock.epoch * self.config.batches_per_epoch + b)[start:stop]
-            losses, host_gradient, seed_gradient = self._gradients(
-                plan, hosts, seeds, data.take(samples), buffers
-            )
-            total += losses
-            rate = self._rate(clock, b)
-            clipped, host_norm = clip_rows(host_gradient, self.config.clip_norm)
-            everyone = torch.ones(stop - start, dtype=torch.bool, device=self.device)
-            step_rows(hosts, clipped, rate * self.config.host_lr, everyone, self.config)
-            if plan.live_seeds.shape[0]:
-                clipped, _ = clip_rows(seed_gradient, self.config.clip_norm)
-                step_rows(seeds, clipped, rate * self.config.seed_lr, learning, self.config)
-        mean = total / self.config.batches_per_epoch
+            rate = torch.full((), self._rate(clock, b), device=self.device)
+            run(*data.take(samples), rate)
+        mean = step.total_loss / self.config.batches_per_epoch
         shadow = torch.full(view.shape, math.nan, device=self.device)
         num_shadows = plan.num_rows - plan.own
         if num_shadows:
             slot = torch.as_tensor(rows.shadow_slot[plan.own :], device=self.device)
             shadow.index_put_((plan.members[plan.own :], slot), mean[plan.own :])
-        measured = measure_seeds(self.bodies, plan, seed_gradient, host_norm, view.shape)
-        return TrainMetrics(mean[: plan.own], shadow, host_norm, measured)
+        measured = measure_seeds(self.bodies, plan, step.seed_gradient, step.host_norm, view.shape)
+        return TrainMetrics(mean[: plan.own], shadow, step.host_norm, measured)
 
-    def _gradients(
-        self,
-        plan: Plan,
-        hosts: RowWeights,
-        seeds: RowWeights,
-        batch: tuple[Tensor, Tensor],
-        buffers: list[Buffers],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses of all rows, and the gradients of every host and every seed.  # [R], [n, P], [n·S, P]"""
-        shadow = plan.members[plan.own :]
-        inputs, targets = batch
-        host_leaf = hosts.weights.detach().requires_grad_()
-        seed_leaf = seeds.weights.detach().requires_grad_()
-        host_rows, row_buffers = host_leaf, buffers
-        if shadow.shape[0]:
-            host_rows = torch.cat([host_leaf, hosts.weights.index_select(0, shadow)])
-            inputs = torch.cat([inputs, inputs.index_select(0, shadow)])
-            targets = torch.cat([targets, targets.index_select(0, shadow)])
-            row_buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        weights = seed_rows(
-            plan, seed_leaf.index_select(0, plan.live_seeds), seeds.weights.index_select(0, plan.held_seeds)
-        )
-        outputs = self.bodies.forward(plan, host_rows, weights, inputs, row_buffers, training=True)
-        losses = self.objective.loss(outputs, targets)
-        if shadow.shape[0]:
-            for part, used in zip(buffers, row_buffers, strict=True):
-                for name, value in part.items():
-                    value.copy_(used[name][: plan.own])
-        if not plan.live_seeds.shape[0]:
-            (host_gradient,) = torch.autograd.grad(losses.sum(), [host_leaf])
-            return losses.detach(), host_gradient, torch.zeros_like(seeds.weights)
-        host_gradient, seed_gradient = torch.autograd.grad(losses.sum(), [host_leaf, seed_leaf])
-        return losses.detach(), host_gradient, seed_gradient
-
-    def _learning(self, plan: Plan, view: SlotView) -> Tensor:
-        """Which seeds an update moves: those that live in a row and are not fading out.  # [n·S]"""
+    def _learners(self, plan: Plan, view: SlotView, start: int, stop: int) -> Learners:
+        """Members start..stop, and the seeds that live in a row and are not fading out."""
         learning = torch.zeros(view.frozen.size, dtype=torch.bool, device=self.device)
         learning.index_fill_(0, plan.live_seeds, True)
-        return learning & ~torch.as_tensor(view.frozen.reshape(-1), device=self.device)
+        return Learners(
+            hosts=self.hosts.slice(start, stop),
+            seeds=self.seeds.slice(start * self.num_slots, stop * self.num_slots),
+            buffers=[{name: value[start:stop] for name, value in part.items()} for part in self.buffers],
+            learning=learning & ~torch.as_tensor(view.frozen.reshape(-1), device=self.device),
+        )
+
+    def _runner(self, step: TrainStep) -> TrainStep | ReplayedStep:
+        """On a GPU, and where every module has a row form, minibatches are replayed as one graph."""
+        replayed = self.config.graphs and self.device.type == "cuda" and self.bodies.in_row_form
+        if not replayed or self.config.batches_per_epoch < REPLAY_FROM:
+            return step
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        self._latest = ReplayedStep(step, self._pool)  # kept: the pool lives as long as one of its graphs
+        return self._latest
 
     def _rate(self, clock: Clock, batch: int) -> float:
         """The schedule's share of the peak learning rate at this minibatch."""
@@ -274,8 +246,8 @@ class Population:
         samples = min(data.num_samples, self.config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=self.device)
         score = torch.zeros(plan.num_rows, device=self.device)
-        for first in range(0, samples, self.config.batch_size):
-            last = min(first + self.config.batch_size, samples)
+        for first in range(0, samples, self.config.validation_batch):
+            last = min(first + self.config.validation_batch, samples)
             inputs, targets = data.span(plan.members, first, last)
             outputs = self.bodies.forward(plan, hosts, weights, inputs, buffers, training=False)
             loss += self.objective.loss(outputs, targets) * (last - first)

@@ -28,6 +28,7 @@ class RowModule:
         """The module in its row form where it has one, else under vmap."""
         template = copy.deepcopy(self.module).to(device).train(training)
         rows = row_form(template, way)
+        self.in_row_form = rows is not None
 
         def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
             result: Tensor = functional_call(rows or template, tensors, (x,))
