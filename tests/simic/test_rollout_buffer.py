@@ -205,6 +205,15 @@ def test_trap_27_a_penalty_follows_each_rows_own_clock_and_ignores_empty_rows() 
     assert not reward[2].any()
 
 
+def test_a_step_that_does_not_fit_is_refused_by_name() -> None:
+    buffer = make_buffer(3, 4)
+    with pytest.raises(ValueError, match=r"reward is torch\.float64"):
+        buffer.add(transition(3, reward=torch.zeros(3, dtype=torch.float64)))
+    with pytest.raises(ValueError, match=r"observation.features is torch.float32 of shape \(1, 5\)"):
+        buffer.add(transition(1))
+    assert not buffer.step_counts.any()
+
+
 def test_impossible_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="0 members with 4 steps"):
         make_buffer(0, 4)

@@ -47,15 +47,18 @@ def head_weights(batch: Sequences) -> Tensor:
     return batch.steps.causal & acting.unsqueeze(-1)
 
 
+@torch.no_grad()
 def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """e^d − 1 − d: the KL of the whole action per acting step, and that of each head per step that reads it.
 
     The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
     weight.  # log_ratio, weight [N, T, H] → [], [H]
     """
-    estimate = torch.where(weight, log_ratio.expm1() - log_ratio, 0.0)
-    steps = weight.any(-1).sum().clamp(min=1)
-    return estimate.sum() / steps, masked_mean(estimate, weight)
+    used = weight.float()
+    estimate = log_ratio.expm1().sub_(log_ratio).mul_(used).flatten(0, 1)
+    steps = (used.sum(-1) > 0).sum()
+    head_steps = used.flatten(0, 1).sum(0)
+    return estimate.sum() / steps.clamp(min=1), estimate.sum(0) / head_steps.clamp(min=1)
 
 
 def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> LossTerms:
@@ -70,15 +73,14 @@ def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> Lo
 
     value_loss = masked_mean(value_error(output.value, batch, weights.value_clip), batch.valid)
     entropy = masked_mean(output.entropy, weight)  # [H]
-    with torch.no_grad():
-        kl, head_kl = approximate_kl(log_ratio, weight)
-        clip_fraction = masked_mean(((ratio - 1).abs() > weights.clip).float(), weight, dim=(0, 1, 2))
+    kl, head_kl = approximate_kl(log_ratio, weight)
+    outside = ((ratio.detach() - 1).abs() > weights.clip).float()
     return LossTerms(
         loss=policy_loss + weights.value * value_loss - weights.entropy * entropy.sum(),
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
         kl=kl,
-        clip_fraction=clip_fraction,
+        clip_fraction=masked_mean(outside, weight, dim=(0, 1, 2)),
         head_kl=head_kl,
         head_entropy=entropy.detach(),
         head_used=weight.flatten(0, 1).any(0),

@@ -52,8 +52,8 @@ class BufferFault(IntEnum):
 class TamiyoRolloutBuffer:
     """N rows of up to T transitions.
 
-    A row that sits a step out writes into a spare row that nobody reads, so that no operation depends on
-    how many rows are active. Steps that were never written are 0, after a reset too.
+    No operation depends on how many rows there are, nor on how many are active. Steps that were never
+    written are 0, after a reset too.
     """
 
     def __init__(
@@ -72,12 +72,13 @@ class TamiyoRolloutBuffer:
         self.device = torch.device(device)
 
         def allocate(tensor: Tensor) -> Tensor:
-            shape = (num_members + 1, horizon, *tensor.shape[1:])
-            return torch.zeros(shape, dtype=tensor.dtype, device=self.device)
+            size = (num_members + 1, horizon, *tensor.shape[1:])  # the last row is spare, see _scatter
+            return torch.zeros(size, dtype=tensor.dtype, device=self.device)
 
-        self._storage = map_tensors(allocate, example)
-        self._tensors = tensors_of(self._storage)
-        self._steps = map_tensors(lambda tensor: tensor[:num_members], self._storage)
+        storage = map_tensors(allocate, example)
+        self._storage = tensors_of(storage)
+        self._places = {name: tensor.flatten(0, 1) for name, tensor in self._storage.items()}  # views
+        self._steps = map_tensors(lambda tensor: tensor[:num_members], storage)
         self._rows = torch.arange(num_members, device=self.device)
         self._everyone = torch.ones(num_members, dtype=torch.bool, device=self.device)
         self.step_counts = torch.zeros(num_members, dtype=torch.long, device=self.device)
@@ -95,7 +96,13 @@ class TamiyoRolloutBuffer:
 
     def reset(self, initial_state: Tensor | None = None) -> None:
         """Forget everything; the next rollout begins with this memory (a fresh one if none is given)."""
-        for tensor in (*self._tensors.values(), self.step_counts, self._fault, self.advantages, self.returns):
+        for tensor in (
+            self.step_counts,
+            self._fault,
+            self.advantages,
+            self.returns,
+            *self._storage.values(),
+        ):
             tensor.zero_()
         if initial_state is None:
             self.initial_state.zero_()
@@ -106,28 +113,40 @@ class TamiyoRolloutBuffer:
     @torch.no_grad()
     def add(self, transition: Transition, active: Tensor | None = None) -> None:
         """Append one transition to every row, or to the active ones.  # active [N] bool"""
+        fields = tensors_of(transition)
+        self._check(fields)
         if active is None and self._even:
             if self._columns == self.horizon:
                 raise ValueError(
                     f"the buffer holds {self.horizon} steps and is full; call reset() or give more room"
                 )
-            for name, tensor in tensors_of(transition).items():
-                self._tensors[name][:-1, self._columns] = tensor
+            for name, stored in self._storage.items():
+                stored[:-1, self._columns] = fields[name]
             self.step_counts += 1
         else:
-            self._scatter(transition, self._everyone if active is None else active)
+            self._scatter(fields, self._everyone if active is None else active)
             self._even = False
         self._columns = min(self._columns + 1, self.horizon)
 
-    def _scatter(self, transition: Transition, active: Tensor) -> None:
-        """Write each active row's own next column."""
+    def _scatter(self, fields: dict[str, Tensor], active: Tensor) -> None:
+        """Write each active row's own next column; whoever sits out writes into the spare row."""
         full = self.step_counts == self.horizon
         row = torch.where(active & ~full, self._rows, self.num_members)
-        column = self.step_counts.clamp(max=self.horizon - 1)
-        for name, tensor in tensors_of(transition).items():
-            self._tensors[name][row, column] = tensor
+        place = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
+        for name, places in self._places.items():
+            places[place] = fields[name]
         self._fault = torch.where(active & full, BufferFault.OVERFLOW, self._fault)
         self.step_counts += active & ~full
+
+    def _check(self, fields: dict[str, Tensor]) -> None:
+        """Shapes and types; no value is read."""
+        for name, stored in self._storage.items():
+            given, shape = fields[name], (self.num_members, *stored.shape[2:])
+            if given.shape != shape or given.dtype != stored.dtype:
+                raise ValueError(
+                    f"{name} is {given.dtype} of shape {tuple(given.shape)}; "
+                    f"this buffer was made for {stored.dtype} of shape {shape}"
+                )
 
     @torch.no_grad()
     def penalise(self, rows: Tensor, amount: Tensor) -> None:

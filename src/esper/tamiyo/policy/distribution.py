@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.lifecycle.tables import device_table
 
-ILLEGAL_LOG_PROB = torch.finfo(torch.float32).min  # finite, so that no 0·inf makes a NaN
+LOWEST = torch.finfo(torch.float32).min
 
 
 class Fault(IntEnum):
@@ -40,6 +40,8 @@ class MaskedHeads:
 
     With a floor the distribution is the mixture (1 − n·floor)·p + floor over the n legal choices: none
     falls below the floor, and unlike a clamp it leaves every gradient alive.
+
+    The softmax is spelled out: torch's own is slow on short rows, and so is exp of what a mask pushed away.
     """
 
     def __init__(self, logits: Tensor, legal: Tensor, floor: float = 0.0) -> None:
@@ -50,15 +52,18 @@ class MaskedHeads:
                 "both must be [..., heads, choices] and legal boolean"
             )
         check_floor(floor, logits.shape[-1])
-        self.legal = legal
-        self.illegal = ~legal
-        self.num_legal = legal.sum(-1)  # [..., H]
-        log_probs = logits.float().masked_fill(self.illegal, ILLEGAL_LOG_PROB).log_softmax(-1)
+        self.legal = legal.float()
+        self.num_legal = self.legal.sum(-1)  # [..., H] float32
+        logits, illegal = logits.float(), ~legal
+        highest = logits.detach().masked_fill(illegal, LOWEST).amax(-1, keepdim=True)
+        shifted = (logits - highest).masked_fill(illegal, 0.0)
+        weights = shifted.exp() * self.legal
+        total = weights.sum(-1, keepdim=True).clamp(min=1.0)  # at least 1, but for a row with nothing legal
+        self.probs = weights / total  # [..., H, C]; 0 where illegal
+        self.log_probs = shifted - total.log()  # [..., H, C]; finite and meaningless where illegal
         if floor > 0:
-            mixed = (1 - floor * self.num_legal.unsqueeze(-1)) * log_probs.exp() + floor
-            log_probs = mixed.log().masked_fill(self.illegal, ILLEGAL_LOG_PROB)
-        self.log_probs = log_probs  # [..., H, C]
-        self.probs = log_probs.exp()
+            mixed = (1 - floor * self.num_legal.unsqueeze(-1)) * self.probs + floor
+            self.probs, self.log_probs = mixed * self.legal, mixed.log()
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Inverse-CDF sampling from uniforms [..., H] in [0, 1); a legal choice whatever the rounding.
@@ -73,25 +78,22 @@ class MaskedHeads:
 
     def mode(self) -> Tensor:
         """The likeliest legal choice; 0 if nothing is legal.  # [..., H] int64"""
-        return self.log_probs.argmax(-1)
+        return self.probs.argmax(-1)
 
     def evaluate(self, actions: Tensor, relevant: Tensor) -> Evaluation:
         """Log-prob and entropy of the heads that are read.  # actions, relevant [..., H]"""
         index = actions.unsqueeze(-1)
-        illegal_action = self.illegal.gather(-1, index).squeeze(-1)
-        counted = relevant & ~illegal_action
         log_prob = self.log_probs.gather(-1, index).squeeze(-1)
-        zero = log_prob.new_zeros(())
+        allowed = self.legal.gather(-1, index).squeeze(-1) > 0
         return Evaluation(
-            log_prob=torch.where(counted, log_prob, zero),
-            entropy=torch.where(relevant, self.entropy(), zero),
-            fault=(relevant & illegal_action).to(torch.int8) + (relevant & (self.num_legal == 0)),
+            log_prob=log_prob.masked_fill(~(relevant & allowed), 0.0),
+            entropy=self.entropy().masked_fill(~relevant, 0.0),
+            fault=(relevant & ~allowed).to(torch.int8) + (relevant & (self.num_legal == 0)),
         )
 
     def entropy(self) -> Tensor:
         """Shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
-        nats = -(self.probs * self.log_probs.masked_fill(self.illegal, 0.0)).sum(-1)
-        return nats / self.num_legal.clamp(min=2).log()
+        return -(self.probs * self.log_probs).sum(-1) / self.num_legal.clamp(min=2).log()
 
 
 @device_table
