@@ -122,7 +122,7 @@ class OneAfterAnother:
 
 def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
     device = torch.device(args.device)
-    batches = 4
+    batches = args.batches
     config = PopulationConfig(batch_size=BATCH, batches_per_epoch=batches, compile=compiled)
     shape = (args.channels, args.side, args.side)
 
@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=8)
     parser.add_argument("--channels", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--batches", type=int, default=16, help="minibatches in an epoch")
     parser.add_argument("--compile", action="store_true", help="measure the compiled population too")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")

@@ -1,0 +1,263 @@
+"""The whole loop (train, validate, observe, decide, apply, reward, update) in member-steps per second.
+
+    python -m benchmarks.loop --work stated --members 64 512 1024 --device cuda
+    python -m benchmarks.loop --work digits --members 16 --steps 5 --device cpu
+
+`stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
+three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide.
+`images` is the same with a host of three times 8 channels over 8×8 images; `digits` the default image task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from esper.population.config import PopulationConfig
+from esper.population.hosts import GlobalMean, Host
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.config import EpisodeConfig, lifecycle_for
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.trainer import Trainer
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from esper.tasks.task import HostSpec, Split, Task, TestSplit
+
+BATCH = 64
+
+
+@dataclass(frozen=True)
+class Work:
+    shape: tuple[int, int, int]
+    widths: tuple[int, int, int]
+    policy_width: int
+
+
+WORKS = {
+    "stated": Work((3, 32, 32), (8, 16, 32), 512),
+    "images": Work((1, 8, 8), (8, 8, 8), 512),
+    "digits": Work((1, 8, 8), (8, 8, 8), 128),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    work: str
+    n: int
+    member_steps_per_s: float
+    step_ms: float
+    shares: dict[str, float]  # of the wall time of an instrumented episode
+    peak_gb: float
+    syncs_per_step: float
+    gpu_busy: float  # share of wall time in which a kernel ran
+
+
+def random_task(work: Work) -> Task:
+    """Random images with random labels: throughput does not depend on what they show."""
+    generator = torch.Generator().manual_seed(0)
+
+    def split(count: int) -> Split:
+        return Split(
+            torch.randn(count, *work.shape, generator=generator),
+            torch.randint(0, 10, (count,), generator=generator),
+        )
+
+    return Task(
+        name="random images",
+        topology="cnn",
+        input_shape=work.shape,
+        num_classes=10,
+        train=split(4 * BATCH),
+        validation=split(2 * BATCH),
+        held_out=TestSplit(split(BATCH)),
+        host=HostSpec("cnn"),
+    )
+
+
+def make_host(work: Work) -> Host:
+    channels = (work.shape[0], *work.widths)
+    segments = [
+        nn.Sequential(
+            nn.Conv2d(c_in, c_out, 3, stride=2 if k else 1, padding=1, bias=False),
+            nn.GroupNorm(1, c_out),
+            nn.ReLU(),
+        )
+        for k, (c_in, c_out) in enumerate(pairwise(channels))
+    ]
+    head = nn.Sequential(GlobalMean(), nn.Linear(work.widths[-1], 10))
+    return Host(segments, "cnn", head, work.widths, spatial_dims=2)
+
+
+def make_trainer(name: str, num_members: int, steps: int, device: str, chunk: int) -> Trainer:
+    work, ppo = WORKS[name], PPOConfig(epochs=1)
+    population = PopulationConfig(
+        batch_size=BATCH, batches_per_epoch=4, validation_samples=2 * BATCH, rows_per_chunk=chunk
+    )
+    spec = EnvironmentSpec(
+        task=random_task(work),
+        members=torch.arange(num_members),
+        gamma=ppo.gamma,
+        device=device,
+        episode=EpisodeConfig(steps=steps),
+        lifecycle=lifecycle_for(steps),
+        population=population,
+        make_host=lambda: make_host(work),
+    )
+    agent = PPOAgent(TamiyoNet(TamiyoNetConfig(width=work.policy_width)), ppo, device)
+    return Trainer(GrowthEnvironment(spec), agent, rounds=100)
+
+
+PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
+    ("train", lambda t: t.environment.population, "train_epoch"),
+    ("validate", lambda t: t.environment.population, "validate"),
+    ("observe", lambda t: t.environment, "observe"),
+    ("decide", lambda t: t.agent, "act"),
+    ("apply", lambda t: t.environment, "_grow"),
+    ("reward", lambda t: t.environment, "_reward"),
+    ("update", lambda t: t.agent, "update"),
+)
+
+
+@contextmanager
+def phase_clock(trainer: Trainer, device: torch.device) -> Iterator[dict[str, float]]:
+    """Wall seconds by phase; waits for the device around each, so it is not used for throughput."""
+    seconds = {name: 0.0 for name, _, _ in PHASES}
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            wait(device)
+            start = time.perf_counter()
+            result = call(*args, **kwargs)
+            wait(device)
+            seconds[name] += time.perf_counter() - start
+            return result
+
+        return run
+
+    for name, owner, method in PHASES:
+        setattr(owner(trainer), method, timed(name, getattr(owner(trainer), method)))
+    yield seconds
+    for _, owner, method in PHASES:
+        delattr(owner(trainer), method)
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def count_syncs(trainer: Trainer) -> int:
+    """Host synchronisations of one round, as torch reports them."""
+    torch.cuda.set_sync_debug_mode("warn")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trainer.play_round()
+    torch.cuda.set_sync_debug_mode("default")
+    return sum("synchroniz" in str(w.message) for w in caught)
+
+
+def busy_share(trainer: Trainer) -> float:
+    from torch.profiler import ProfilerActivity, profile
+
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        trainer.play_round()
+        torch.cuda.synchronize()
+    wall = time.perf_counter() - start
+    return sum(event.self_device_time_total for event in prof.key_averages()) / 1e6 / wall
+
+
+def measure(args: argparse.Namespace, num_members: int) -> Result:
+    device = torch.device(args.device)
+    trainer = make_trainer(args.work, num_members, args.steps, args.device, args.chunk)
+    trainer.play_round()
+    wait(device)
+    start = time.perf_counter()
+    for _ in range(args.rounds):
+        trainer.play_round()
+    wait(device)
+    seconds = (time.perf_counter() - start) / args.rounds
+    with phase_clock(trainer, device) as phases:
+        trainer.play_round()
+    total = sum(phases.values())
+    on_gpu = device.type == "cuda"
+    return Result(
+        work=args.work,
+        n=num_members,
+        member_steps_per_s=round(num_members * args.steps / seconds, 1),
+        step_ms=round(seconds / args.steps * 1e3, 2),
+        shares={name: round(value / total, 3) for name, value in phases.items()},
+        peak_gb=round(torch.cuda.max_memory_allocated() / 2**30, 2) if on_gpu else 0.0,
+        syncs_per_step=round(count_syncs(trainer) / args.steps, 1) if on_gpu else 0.0,
+        gpu_busy=round(busy_share(trainer), 3) if on_gpu and args.profile else float("nan"),
+    )
+
+
+def show(results: list[Result], machine: str) -> None:
+    table = Table(title=f"The whole loop ({machine})")
+    for name in ("work", "n", "member-steps/s", "step ms", "phases", "peak GB", "syncs/step", "GPU busy"):
+        table.add_column(name, justify="right")
+    for r in results:
+        phases = " ".join(f"{name} {share:.0%}" for name, share in r.shares.items())
+        numbers = (r.member_steps_per_s, r.step_ms, phases, r.peak_gb, r.syncs_per_step, r.gpu_busy)
+        table.add_row(r.work, str(r.n), *[str(n) for n in numbers])
+    Console(width=170).print(table)
+
+
+def plot(results: list[Result], path: Path, machine: str) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for work in dict.fromkeys(r.work for r in results):
+        line = [r for r in results if r.work == work]
+        axes.plot([r.n for r in line], [r.member_steps_per_s for r in line], marker="o", label=work)
+    axes.set(xscale="log", yscale="log", xlabel="members", ylabel="member-steps per second", title=machine)
+    axes.grid(alpha=0.3, which="both")
+    axes.legend()
+    figure.savefig(path, dpi=140)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", choices=WORKS, default="digits")
+    parser.add_argument("--members", type=int, nargs="+", default=[16])
+    parser.add_argument("--steps", type=int, default=10, help="decision steps in an episode")
+    parser.add_argument("--rounds", type=int, default=1, help="timed episodes, after one that warms up")
+    parser.add_argument(
+        "--chunk", type=int, default=1024, help="members that go through the network together"
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
+    parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
+    parser.add_argument("--plot", type=Path, help="write a picture here")
+    args = parser.parse_args()
+    results = []
+    for num_members in args.members:
+        results.append(measure(args, num_members))
+        if args.json:
+            print(json.dumps(asdict(results[-1])), flush=True)
+    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {platform.machine()}"
+    if not args.json:
+        show(results, machine)
+    if args.plot:
+        plot(results, args.plot, machine)
+
+
+if __name__ == "__main__":
+    main()
