@@ -1,0 +1,267 @@
+"""One decision step: its order, its clocks, and what no neighbour may change."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
+from esper.lifecycle.stages import COOLDOWN_STAGES
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.learned import LearningController
+from esper.simic.rollout import EpisodeRecord, play
+from esper.tamiyo.controllers import Periodic, RandomLegal, Scene, Static
+from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
+
+PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
+ADVANCE = {Head.OP: Op.ADVANCE}
+# Sums over other numbers of rows may be taken in another order; everything is a few epochs of float32.
+TOLERANCE = 1e-4
+
+
+def everyone(environment: GrowthEnvironment, action: dict[Head, int]) -> Actions:
+    return Actions.of([action] * environment.num_members)
+
+
+def poison(environment: GrowthEnvironment, row: int) -> None:
+    """Break one member's host."""
+    environment.population.hosts.weights[row] = math.nan
+
+
+def test_reset_measures_before_any_training() -> None:
+    environment = make_environment()
+    observation = environment.reset(3)
+    measured = environment.population.validate(environment.slots, environment._validation)
+    assert torch.equal(observation.val_accuracy, measured.accuracy)
+    assert torch.equal(observation.val_loss, measured.loss)
+    assert (environment.population.hosts.steps == 0).all()
+    assert (observation.progress == 0).all()
+    assert (observation.last_op == -1).all()
+    assert observation.loss_history[:, :-1].isnan().all()
+    assert torch.equal(observation.loss_history[:, -1], observation.val_loss)
+    assert (observation.parameter_ratio == 1).all()
+
+
+def test_reset_gives_other_weights_to_another_episode_and_the_same_to_the_same() -> None:
+    environment = make_environment()
+    environment.reset(0)
+    first = environment.population.hosts.weights.clone()
+    environment.step(Actions.wait(environment.num_members))
+    environment.reset(1)
+    assert not torch.equal(first, environment.population.hosts.weights)
+    environment.reset(0)
+    assert torch.equal(first, environment.population.hosts.weights)
+
+
+def test_clocks_of_a_seed_run_once_a_step() -> None:
+    environment = make_environment(steps=8)
+    environment.reset(0)
+    ages, stages, alphas = [], [], []
+    for action in (PLANT, ADVANCE, {}, ADVANCE, {}, {}):
+        result = environment.step(everyone(environment, action))
+        slots = result.observation.slots
+        ages.append(int(slots.age[0, 0]))
+        stages.append(Stage(int(slots.stage[0, 0])))
+        alphas.append(float(slots.alpha[0, 0]))
+    assert ages == [1, 2, 3, 4, 5, 6]
+    assert stages == [Stage.GERMINATED, Stage.TRAINING, Stage.TRAINING] + [Stage.BLENDING] * 3
+    assert alphas[:3] == [0, 0, 0]
+    assert 0 < alphas[3] < alphas[4] < alphas[5] == 1  # the first step of the ramp is in the same tick
+
+
+def test_an_action_meets_the_evidence_of_the_validation_before_it() -> None:
+    environment = make_environment(steps=8)
+    environment.reset(0)
+    environment.step(everyone(environment, PLANT))
+    result = environment.step(everyone(environment, ADVANCE))
+    # one epoch in isolation: gradients are measured, a contribution is not
+    assert result.observation.evidence.gradient_health.isfinite()[:, 0].all()
+    assert result.observation.evidence.shadow_gain.isfinite()[:, 0].all()
+    assert result.observation.evidence.contribution.isnan().all()
+    result = environment.step(everyone(environment, ADVANCE))
+    assert result.outcome.succeeded.all()
+    assert result.observation.evidence.contribution.isfinite()[:, 0].all()
+    assert (result.observation.evidence.contribution_age[:, 0] == 0).all()
+    assert result.observation.evidence.shadow_gain.isnan().all()
+
+
+def test_what_is_pruned_is_forgotten_and_its_weights_are_cleared() -> None:
+    environment = make_environment(steps=8)
+    environment.reset(0)
+    for action in (PLANT, ADVANCE, {Head.OP: Op.PRUNE}):
+        result = environment.step(everyone(environment, action))
+    assert result.outcome.pruned[:, 0].all()
+    assert all(value[:, 0].isnan().all() for value in result.observation.evidence.tensors().values())
+    assert (environment.population.seeds.weights == 0).all()
+    assert (environment.population.seeds.first == 0).all()
+    assert (result.observation.parameter_ratio == 1).all()
+    assert Stage(int(environment.slots.stage[0, 0])) in COOLDOWN_STAGES
+
+
+def test_measurements_may_be_rarer_and_then_age() -> None:
+    environment = make_environment(steps=9, episode=EpisodeConfig(steps=9, measure_every=3))
+    environment.reset(0)
+    ages = []
+    for action in (PLANT, ADVANCE, ADVANCE, {}, {}, {}, {}, {}, {}):
+        ages.append(
+            float(environment.step(everyone(environment, action)).observation.evidence.contribution_age[0, 0])
+        )
+    assert ages[2:] == [0, 1, 2, 0, 1, 2, 0]
+    assert all(math.isnan(age) for age in ages[:2])
+
+
+def test_the_last_step_is_terminal_and_no_other() -> None:
+    environment = make_environment(steps=3)
+    environment.reset(0)
+    ends = [environment.step(Actions.wait(4)).terminated.tolist() for _ in range(3)]
+    assert ends == [[False] * 4, [False] * 4, [True] * 4]
+    assert (environment.observe().progress == 1).all()
+    with pytest.raises(RuntimeError, match="ended after 3 steps"):
+        environment.step(Actions.wait(4))
+
+
+def test_seeds_may_be_there_from_the_start() -> None:
+    environment = make_environment(members=(0, 1), steps=2)
+    grown = SlotRecord(
+        stage=Stage.FOSSILIZED, blueprint=Blueprint.MLP, alpha=1.0, alpha_start=1.0, alpha_target=1.0
+    )
+    slots = environment.num_slots
+    given = SlotStates.from_records([[grown] + [None] * (slots - 1), [None] * slots])
+    observation = environment.reset(0, given)
+    assert (observation.parameter_ratio > 1).tolist() == [True, False]
+    weights = environment.population.seeds.weights.view(2, slots, -1)
+    assert (weights[0, 0] != 0).any()
+    assert (weights[1] == 0).all()
+    with pytest.raises(ValueError, match=r"initial_slots are \(1, "):
+        environment.reset(0, given[0])
+
+
+# ---- what no neighbour may change ------------------------------------------------------------------------
+
+
+def rewards_and_weights(environment: GrowthEnvironment, record: EpisodeRecord) -> list[np.ndarray]:
+    return [record.reward, record.accuracy, record.loss, environment.population.hosts.weights.numpy().copy()]
+
+
+@pytest.mark.parametrize("name", ["spirals", "digits"])
+def test_identical_seeds_give_identical_bits(name: str) -> None:
+    records = []
+    for _ in range(2):
+        environment = make_environment((0, 3, 7), 6, name)
+        records.append(rewards_and_weights(environment, play(environment, RandomLegal(0.8), 2)))
+    for a, b in zip(*records, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["spirals", "digits"])
+def test_trap_39_46_a_member_does_not_depend_on_how_many_there_are(name: str) -> None:
+    few = make_environment((3, 1), 6, name)
+    many = make_environment((0, 1, 2, 3, 4, 5, 6), 6, name)
+    small, large = (play(environment, RandomLegal(0.8), 2) for environment in (few, many))
+    rows = [3, 1]
+    np.testing.assert_array_equal(small.choices, large.choices[:, rows])
+    np.testing.assert_array_equal(small.stage, large.stage[:, rows])
+    np.testing.assert_array_equal(small.flops, large.flops[rows])
+    np.testing.assert_allclose(small.loss, large.loss[:, rows], atol=TOLERANCE)
+    np.testing.assert_allclose(small.reward, large.reward[:, rows], atol=TOLERANCE)
+    np.testing.assert_allclose(
+        few.population.hosts.weights.numpy(), many.population.hosts.weights.numpy()[rows], atol=TOLERANCE
+    )
+    assert (large.germinated.sum(axis=(0, 2))[rows] > 0).any()  # something grew
+
+
+def test_trap_46_the_number_of_members_changes_neither_data_nor_updates() -> None:
+    orders, steps = [], []
+    for members in ((2,), (0, 1, 2)):
+        environment = make_environment(members, 3)
+        play(environment, Static(), 1)
+        order = environment.population._data_order(environment._train.num_samples)
+        orders.append(torch.stack([order.batch(1, b)[-1] for b in range(6)]))
+        steps.append(environment.population.hosts.steps[-1].item())
+    assert torch.equal(*orders)
+    assert steps == [6, 6]  # 3 epochs of 2 minibatches
+
+
+def test_trap_29_a_broken_member_changes_no_other() -> None:
+    sick, well = make_environment(steps=4), make_environment(steps=4)
+    outcomes = []
+    for environment in (sick, well):
+        environment.reset(0)
+        environment.step(everyone(environment, PLANT))
+        if environment is sick:
+            poison(environment, 1)
+        result = environment.step(everyone(environment, ADVANCE))
+        outcomes.append((result, environment.masks()))
+    others = torch.tensor([0, 2, 3])
+    (broken, broken_masks), (fine, fine_masks) = outcomes
+    assert broken.panicked.tolist() == [False, True, False, False]
+    assert torch.equal(broken.reward[others], fine.reward[others])
+    for name, value in fine_masks.tensors().items():
+        assert torch.equal(getattr(broken_masks, name)[others], value[others])
+    for a, b in (
+        (broken.observation.loss_history, fine.observation.loss_history),
+        (broken.observation.val_accuracy, fine.observation.val_accuracy),
+        (broken.observation.evidence.gradient_health, fine.observation.evidence.gradient_health),
+        (sick.population.hosts.weights, well.population.hosts.weights),
+    ):
+        assert torch.equal(a[others].nan_to_num(-7.0), b[others].nan_to_num(-7.0))
+
+
+def test_a_broken_member_goes_on_from_its_last_good_rows() -> None:
+    environment = make_environment(steps=5)
+    environment.reset(0)
+    before = environment.step(Actions.wait(4))
+    good = environment.population.hosts.weights[1].clone()
+    poison(environment, 1)
+    result = environment.step(Actions.wait(4))
+    assert torch.equal(environment.population.hosts.weights[1], good)
+    assert torch.equal(result.observation.val_loss[1], before.observation.val_loss[1])
+    assert environment.step(Actions.wait(4)).observation.val_loss.isfinite().all()
+
+
+# ---- the reward ------------------------------------------------------------------------------------------
+
+
+def test_trap_44_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
+    record = play(make_environment(steps=6), RandomLegal(0.8), 0)
+    ends = GAMMA**6 * record.potential[-1] - record.potential[0]
+    np.testing.assert_allclose(record.returns, ends, atol=1e-5)
+    assert np.abs(record.returns).max() > 0
+
+
+def test_sparse_rewards_come_at_the_end() -> None:
+    record = play(make_environment(steps=5, reward=RewardConfig(mode="sparse")), Periodic(2, QUICK.gates), 0)
+    assert (record.reward[:-1] == 0).all()
+    np.testing.assert_allclose(record.reward[-1], record.potential[-1] - record.potential[0], atol=1e-6)
+
+
+@pytest.mark.parametrize("when", [0, 2, 4])
+def test_trap_27_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) -> None:
+    environment = make_environment(steps=5, governor=GovernorConfig(penalty=7.0))
+    controller = LearningController(make_agent(), steps=5)
+    observation = environment.reset(0)
+    controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device))
+    for t in range(5):
+        actions = controller.decide(observation, environment.masks(), t)
+        if t == when:
+            poison(environment, 2)
+        before = environment.potential
+        result = environment.step(actions)
+        controller.remember(result)
+        owed = GAMMA * environment.potential - before
+        owed[2] -= 7.0 * (t == when)
+        torch.testing.assert_close(result.reward, owed)
+        observation = result.observation
+    stored = controller.buffer.get_batched_sequences().steps.reward  # [N, T]
+    assert (stored < -5).nonzero().tolist() == [[2, when]]
+
+
+def test_dwell_times_follow_the_length_of_an_episode() -> None:
+    assert lifecycle_for(30).gates.training_epochs == 3
+    assert lifecycle_for(5).gates.training_epochs == 1
+    assert lifecycle_for(1000).gates.training_epochs == 10
+    assert lifecycle_for(30, QUICK).embargo_ticks == QUICK.embargo_ticks

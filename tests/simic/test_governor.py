@@ -1,0 +1,203 @@
+"""The governor against a slow one that looks at one member at a time."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
+from esper.simic.config import GovernorConfig
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.governor import Watch, grown_since, judge
+from tests.simic.worlds import make_environment
+
+CHANCE = math.log(10)
+CONFIG = GovernorConfig(window=6, window_min=3)
+
+
+class SlowGovernor:
+    """One member. The rules as sentences."""
+
+    def __init__(self, config: GovernorConfig) -> None:
+        self.config = config
+        self.usual: list[float] = []
+        self.spikes = 0
+        self.learned = False
+
+    def look(self, training_loss: float, loss: float) -> tuple[bool, bool]:
+        """(panicked, good)"""
+        finite = math.isfinite(training_loss) and math.isfinite(loss)
+        spike = finite and self._is_spike(loss)
+        self.spikes = self.spikes + 1 if spike else 0
+        collapsed = self.learned and abs(loss - CHANCE) <= self.config.collapse_band * CHANCE
+        panicked = not finite or self.spikes >= self.config.spike_epochs or collapsed
+        if finite and loss < self.config.learned_share * CHANCE:
+            self.learned = True
+        if panicked:
+            self.spikes = 0
+        good = finite and not spike and not panicked
+        if good:
+            self.usual = [*self.usual, loss][-self.config.window :]
+        return panicked, good
+
+    def _is_spike(self, loss: float) -> bool:
+        if len(self.usual) < self.config.window_min or loss <= self.config.spike_loss:
+            return False
+        mean, deviation = statistics.fmean(self.usual), statistics.pstdev(self.usual)
+        return (
+            loss > mean + self.config.spike_deviations * deviation and loss > self.config.spike_ratio * mean
+        )
+
+
+losses = st.sampled_from([0.2, 1.0, 1.5, 2.2, CHANCE, 2.4, 3.0, 13.0, 30.0, 100.0, math.nan, math.inf])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.lists(losses, min_size=4, max_size=4), min_size=1, max_size=25))
+def test_judge_equals_the_slow_governor(course: list[list[float]]) -> None:
+    watch = Watch.blank(4, CONFIG, torch.device("cpu"))
+    slow = [SlowGovernor(CONFIG) for _ in range(4)]
+    for epoch in course:
+        loss = torch.tensor(epoch, dtype=torch.float64)
+        verdict = judge(watch, loss.clamp(max=1e6), loss, CHANCE, CONFIG)
+        watch = verdict.watch
+        expected = [member.look(value, value) for member, value in zip(slow, epoch, strict=True)]
+        assert verdict.panicked.tolist() == [panicked for panicked, _ in expected]
+        assert verdict.good.tolist() == [good for _, good in expected]
+
+
+def look_at(course: list[float], config: GovernorConfig = CONFIG) -> list[bool]:
+    watch = Watch.blank(1, config, torch.device("cpu"))
+    panics = []
+    for value in course:
+        verdict = judge(watch, torch.tensor([1.0]), torch.tensor([value]), CHANCE, config)
+        watch = verdict.watch
+        panics.append(bool(verdict.panicked))
+    return panics
+
+
+def test_a_spike_has_to_last_three_epochs() -> None:
+    assert look_at([3.0] * 5 + [50.0, 50.0]) == [False] * 7
+    assert look_at([3.0] * 5 + [50.0, 50.0, 50.0]) == [False] * 7 + [True]
+    assert look_at([3.0] * 5 + [50.0, 50.0, 3.0, 50.0]) == [False] * 9
+    assert look_at([3.0] * 2 + [50.0] * 4) == [False] * 6  # too little is known
+
+
+def test_a_loss_that_is_not_finite_needs_no_window() -> None:
+    assert look_at([math.nan]) == [True]
+    assert look_at([3.0, math.inf]) == [False, True]
+
+
+def test_chance_is_a_collapse_only_after_something_was_learned() -> None:
+    assert look_at([CHANCE, CHANCE * 1.02]) == [False, False]
+    assert look_at([CHANCE, 1.0, CHANCE * 1.02]) == [False, False, True]
+    assert look_at([CHANCE, 1.5, CHANCE * 1.02]) == [False, False, False]  # 1.5 is not well under chance
+    assert look_at([CHANCE, 1.0, CHANCE * 1.2]) == [False, False, False]
+
+
+def test_a_training_loss_that_is_not_finite_is_a_panic_too() -> None:
+    watch = Watch.blank(2, CONFIG, torch.device("cpu"))
+    verdict = judge(watch, torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]), CHANCE, CONFIG)
+    assert verdict.panicked.tolist() == [True, False]
+
+
+def test_grown_since_finds_what_is_new_louder_or_further_on() -> None:
+    seed = {"blueprint": Blueprint.CONV_LIGHT}
+    saved = [
+        None,
+        SlotRecord(stage=Stage.TRAINING, age=3, **seed),
+        SlotRecord(stage=Stage.BLENDING, age=6, alpha=0.4, **seed),
+        SlotRecord(stage=Stage.HOLDING, age=9, alpha=1.0, **seed),
+        SlotRecord(stage=Stage.BLENDING, age=9, alpha=0.8, **seed),
+        SlotRecord(stage=Stage.TRAINING, age=9, **seed),
+        SlotRecord(stage=Stage.HOLDING, age=9, alpha=1.0, **seed),
+    ]
+    now = [
+        SlotRecord(stage=Stage.GERMINATED, age=1, **seed),  # new
+        SlotRecord(stage=Stage.BLENDING, age=4, alpha=0.1, **seed),  # further on
+        SlotRecord(stage=Stage.BLENDING, age=7, alpha=0.6, **seed),  # louder
+        SlotRecord(stage=Stage.HOLDING, age=10, alpha=1.0, **seed),  # as it was
+        SlotRecord(stage=Stage.BLENDING, age=10, alpha=0.5, **seed),  # quieter
+        SlotRecord(stage=Stage.TRAINING, age=2, **seed),  # another seed in the same slot
+        None,  # pruned since
+    ]
+    grown = grown_since(SlotStates.from_records([saved]), SlotStates.from_records([now]), torch.tensor([1]))
+    assert grown.tolist() == [[True, True, True, False, False, True, False]]
+
+
+# ---- in the environment ----------------------------------------------------------------------------------
+
+PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
+
+
+def act(environment: GrowthEnvironment, action: dict[Head, int], poisoned: bool = False) -> object:
+    if poisoned:
+        environment.population.hosts.weights[0] = math.nan
+    return environment.step(Actions.of([action] * environment.num_members))
+
+
+def test_a_rollback_prunes_the_seed_that_grew_since_and_cools_its_slot() -> None:
+    environment = make_environment(members=(0, 1), steps=10)
+    environment.reset(0)
+    act(environment, PLANT)
+    act(environment, {Head.OP: Op.ADVANCE})
+    result = act(environment, {Head.OP: Op.ADVANCE}, poisoned=True)  # TRAINING → BLENDING, and it breaks
+    assert result.rolled_back.nonzero().tolist() == [[0, 0]]
+    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.BLENDING]
+    seeds = environment.population.seeds.weights.view(2, environment.num_slots, -1)
+    assert (seeds[0] == 0).all()
+    assert (seeds[1, 0] != 0).any()
+    assert (result.observation.parameter_ratio > 1).tolist() == [False, True]
+    assert result.observation.evidence.gradient_health[0].isnan().all()
+    environment.slots.check()
+
+
+def test_a_rollback_keeps_a_seed_that_did_not_move() -> None:
+    environment = make_environment(members=(0, 1), steps=10)
+    environment.reset(0)
+    act(environment, PLANT)
+    act(environment, {Head.OP: Op.ADVANCE})
+    act(environment, {})
+    good = {name: value.clone() for name, value in environment.population.tensors().items()}
+    result = act(environment, {}, poisoned=True)  # it trains alone, and the host breaks
+    assert not result.rolled_back.any()
+    assert environment.slots.stage[0, 0] == Stage.TRAINING
+    assert environment.slots.age[:, 0].tolist() == [3, 4]  # the clock of the seed is taken back with it
+    for name, value in environment.population.tensors().items():
+        per_member = value.shape[0] // 2
+        assert torch.equal(value[:per_member], good[name][:per_member]), name
+        if name == "hosts.weights":
+            assert not torch.equal(value[per_member:], good[name][per_member:])
+
+
+def test_snapshots_may_be_rarer_and_then_more_is_undone() -> None:
+    environment = make_environment(members=(0, 1), steps=10, governor=GovernorConfig(snapshot_every=4))
+    environment.reset(0)
+    first = environment.population.hosts.weights.clone()
+    act(environment, {})
+    act(environment, {}, poisoned=True)
+    assert torch.equal(environment.population.hosts.weights[0], first[0])
+
+
+def test_without_a_governor_nothing_is_undone() -> None:
+    environment = make_environment(members=(0, 1), steps=4, governor=GovernorConfig(enabled=False))
+    environment.reset(0)
+    result = act(environment, {}, poisoned=True)
+    assert not result.panicked.any()
+    assert result.observation.val_loss.isfinite().tolist() == [False, True]
+
+
+@pytest.mark.parametrize("when", [1, 3])
+def test_a_member_that_broke_goes_on_learning(when: int) -> None:
+    environment = make_environment(members=(0, 1), steps=6)
+    environment.reset(0)
+    for t in range(6):
+        result = act(environment, {}, poisoned=t == when)
+        assert result.panicked.tolist() == [t == when, False]
+    assert environment.population.hosts.weights.isfinite().all()
+    assert environment.population.hosts.steps.tolist() == [10.0, 12.0]  # 2 minibatches were undone

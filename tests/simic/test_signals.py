@@ -1,0 +1,159 @@
+"""Histories, plateaus and evidence against one member at a time, in plain Python."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lifecycle import SlotEvidence, SlotStates, Stage
+from esper.population.gradients import SeedGradients
+from esper.population.population import TrainMetrics, ValidationMetrics
+from esper.simic.config import EpisodeConfig
+from esper.simic.signals import Signals, update_evidence
+
+CONFIG = EpisodeConfig()
+NAN = math.nan
+numbers = st.one_of(st.floats(0, 1, width=32), st.just(NAN), st.just(math.inf))
+
+
+class SlowSignals:
+    """One member, one number at a time."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.accuracies: list[float] = []
+        self.best, self.plateau, self.calm, self.stable = NAN, 0, 0, False
+
+    def update(self, loss: float, accuracy: float) -> None:
+        bar = self.best + CONFIG.plateau_points / 100.0
+        if not math.isfinite(self.best) or accuracy >= bar:
+            self.best, self.plateau = accuracy, 0
+        else:
+            self.plateau += 1
+        before = self.losses[-1] if self.losses else NAN
+        known = math.isfinite(before) and math.isfinite(loss)
+        rushing = before - loss >= CONFIG.stable_share * abs(before)
+        self.calm = self.calm + 1 if known and not rushing else 0
+        self.stable = self.stable or self.calm >= CONFIG.stable_epochs
+        self.losses.append(loss)
+        self.accuracies.append(accuracy)
+
+
+def padded(history: list[float]) -> list[float]:
+    return ([NAN] * 5 + history)[-5:]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3), min_size=1, max_size=10))
+def test_signals_equal_the_slow_ones(course: list[list[tuple[float, float]]]) -> None:
+    """Three members side by side; what one of them measures leaves the others alone."""
+    signals = Signals.blank(3, torch.device("cpu"))
+    slow = [SlowSignals() for _ in range(3)]
+    for epoch in course:
+        loss, accuracy = torch.tensor(epoch, dtype=torch.float64).unbind(1)
+        signals = signals.update(loss, accuracy, CONFIG)
+        for member, (a, b) in zip(slow, epoch, strict=True):
+            member.update(a, b)
+    assert signals.plateau.tolist() == [m.plateau for m in slow]
+    assert signals.calm.tolist() == [m.calm for m in slow]
+    assert signals.stable.tolist() == [m.stable for m in slow]
+    torch.testing.assert_close(
+        signals.loss_history.double(),
+        torch.tensor([padded(m.losses) for m in slow], dtype=torch.float64),
+        equal_nan=True,
+    )
+
+
+def test_histories_keep_the_last_five_oldest_first() -> None:
+    signals = Signals.blank(1, torch.device("cpu"))
+    for k in range(7):
+        signals = signals.update(torch.tensor([float(k)]), torch.tensor([k / 10]), CONFIG)
+    assert signals.loss_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
+
+
+# ---- evidence --------------------------------------------------------------------------------------------
+
+
+def slots_in(stage: Stage) -> SlotStates:
+    return SlotStates.empty(1, 1).replace(stage=torch.tensor([[int(stage)]]))
+
+
+def measured(
+    contribution: float = NAN, shadow: float = NAN, health: float = NAN, interaction: float = NAN
+) -> tuple[TrainMetrics, ValidationMetrics]:
+    def one(value: float) -> torch.Tensor:
+        return torch.tensor([[value]])
+
+    row = torch.zeros(1)
+    seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health), one(health))
+    return (
+        TrainMetrics(loss=row, shadow_loss=one(NAN), host_gradient_norm=row, seeds=seeds),
+        ValidationMetrics(row, row, one(contribution), one(shadow), one(interaction), rows=1),
+    )
+
+
+def course(contributions: list[float]) -> SlotEvidence:
+    evidence = SlotEvidence.unmeasured(1, 1)
+    for value in contributions:
+        evidence = update_evidence(evidence, slots_in(Stage.BLENDING), *measured(contribution=value))
+    return evidence
+
+
+def slow_velocity(contributions: list[float]) -> tuple[float, float, float]:
+    """Contribution, velocity and age, one measurement at a time."""
+    known, velocity, age = NAN, NAN, NAN
+    for value in contributions:
+        if math.isnan(value):
+            age += 1
+            continue
+        if not math.isnan(known):
+            change = (value - known) / (age + 1)
+            velocity = change if math.isnan(velocity) else 0.7 * velocity + 0.3 * change
+        known, age = value, 0.0
+    return known, velocity, age
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.one_of(st.floats(-50, 50, width=32), st.just(NAN)), max_size=10))
+def test_contribution_velocity_and_age_equal_the_slow_ones(contributions: list[float]) -> None:
+    evidence = course(contributions)
+    expected = torch.tensor(slow_velocity(contributions))
+    found = torch.stack(
+        [evidence.contribution, evidence.contribution_velocity, evidence.contribution_age]
+    ).flatten()
+    torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
+
+
+def test_trap_28_unmeasured_stays_unmeasured_until_a_measurement() -> None:
+    evidence = course([NAN, NAN, NAN])
+    assert all(value.isnan().all() for value in evidence.tensors().values())
+
+
+def test_previous_health_is_the_one_before() -> None:
+    evidence = SlotEvidence.unmeasured(1, 1)
+    seen = []
+    for health in (0.5, NAN, 0.75, 1.0):
+        evidence = update_evidence(evidence, slots_in(Stage.TRAINING), *measured(health=health))
+        seen.append((float(evidence.gradient_health), float(evidence.previous_health)))
+    assert seen[0][0] == 0.5
+    assert math.isnan(seen[0][1])
+    assert seen[2:] == [(0.75, 0.5), (1.0, 0.75)]
+
+
+def test_a_shadow_gain_ends_with_isolation() -> None:
+    alone = update_evidence(SlotEvidence.unmeasured(1, 1), slots_in(Stage.TRAINING), *measured(shadow=3.0))
+    assert float(alone.shadow_gain) == 3.0
+    kept = update_evidence(alone, slots_in(Stage.TRAINING), *measured())
+    assert float(kept.shadow_gain) == 3.0
+    assert update_evidence(kept, slots_in(Stage.BLENDING), *measured()).shadow_gain.isnan().all()
+
+
+def test_every_field_of_the_evidence_is_written() -> None:
+    evidence = SlotEvidence.unmeasured(1, 1)
+    for value in (1.0, 0.5):
+        evidence = update_evidence(evidence, slots_in(Stage.TRAINING), *measured(value, value, value, value))
+    assert all(getattr(evidence, f.name).isfinite().all() for f in fields(SlotEvidence))

@@ -1,0 +1,245 @@
+"""The run: it learns, it can be stopped and go on, and what it tells is what happened."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import esper
+from esper.lifecycle import Head, Op, Stage
+from esper.population.extract import extract
+from esper.simic.compare import as_comparison, compare, from_the_start
+from esper.simic.config import GovernorConfig
+from esper.simic.events import episode_events
+from esper.simic.films import film_reel
+from esper.simic.learned import LearnedController
+from esper.simic.rollout import evaluate_test, play
+from esper.simic.trainer import Trainer
+from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from esper.telemetry.events import Event
+from esper.telemetry.schema import from_json, plain
+from tests.simic.worlds import QUICK, make_agent, make_environment
+
+
+def make_trainer(rounds: int = 2, steps: int = 5) -> Trainer:
+    return Trainer(make_environment(steps=steps), make_agent(minibatches=2), rounds)
+
+
+def test_a_run_tells_what_it_did() -> None:
+    trainer = make_trainer()
+    rounds = list(trainer.run())
+    assert [r.summary.round for r in rounds] == [1, 2]
+    last = rounds[-1].summary
+    assert last.member_epochs == 2 * 4 * 5
+    assert last.return_mean == pytest.approx(rounds[-1].record.returns.mean(), abs=1e-6)
+    assert sum(last.op_shares.values()) == pytest.approx(1.0)
+    assert len(last.op_shares_by_step) == 5
+    assert list(last.op_shares) == [op.name for op in Op]
+    assert rounds[0].record.episode == 0
+    assert rounds[1].record.episode == 1
+    assert rounds[-1].update.steps_learned == 4 * 5
+    assert np.isfinite([last.policy_loss, last.value_loss, last.kl, last.gradient_norm]).all()
+
+
+def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
+    whole = make_trainer(rounds=3)
+    uninterrupted = list(whole.run())
+    first = make_trainer(rounds=3)
+    first.play_round()
+    saved = {name: value.clone() for name, value in first.state_dict().items()}
+    second = make_trainer(rounds=3)
+    second.load_state_dict(saved)
+    resumed = list(second.run())
+    assert [r.summary.round for r in resumed] == [2, 3]
+    for a, b in zip(uninterrupted[1:], resumed, strict=True):
+        np.testing.assert_array_equal(a.record.reward, b.record.reward)
+        np.testing.assert_array_equal(a.record.choices, b.record.choices)
+    end, again = whole.state_dict(), second.state_dict()
+    for name in end:
+        assert name == "seconds" or torch.equal(end[name], again[name]), name
+
+
+def test_a_foreign_state_is_refused() -> None:
+    trainer = make_trainer()
+    with pytest.raises(ValueError, match="lacks rounds_done, seconds"):
+        trainer.load_state_dict({})
+
+
+def test_rollbacks_are_told() -> None:
+    environment = make_environment(steps=4)
+    trainer = Trainer(environment, make_agent(), rounds=1)
+    decide = trainer.controller.decide
+
+    def sabotage(observation, masks, step):  # type: ignore[no-untyped-def]
+        if step == 2:
+            environment.population.hosts.weights[1] = float("nan")
+        return decide(observation, masks, step)
+
+    trainer.controller.decide = sabotage  # type: ignore[method-assign]
+    result = trainer.play_round()
+    assert result.summary.anomalies == ["the governor rolled 1 of 4 members back, 1 times"]
+    told = [e for e in episode_events(result.record, 1) if e.kind == "rolled_back"]
+    assert [(e.step, e.member) for e in told] == [(2, 1)]
+    assert "loss" not in told[0].numbers  # it was not finite
+    assert told[0].numbers["restored_loss"] == pytest.approx(float(result.record.loss[2, 1]))
+
+
+# ---- the test split --------------------------------------------------------------------------------------
+
+
+def test_trap_47_a_run_never_reads_the_test_split() -> None:
+    trainer = make_trainer(rounds=1)
+    given = trainer.environment.spec.task
+    reads = given.test_reads
+    list(trainer.run())
+    play(trainer.environment, RandomLegal(0.5), 7)
+    assert given.test_reads == reads
+    result = evaluate_test(trainer.environment)
+    assert given.test_reads == reads + 1
+    assert result.accuracy.shape == (4,)
+
+
+def test_trap_47_the_source_opens_the_test_split_in_one_place() -> None:
+    """Outside the room that makes tasks, `.test()` is called once and `.held_out` never."""
+    root = Path(esper.__file__).parent
+    calls, peeks = [], []
+    for file in sorted(set(root.rglob("*.py")) - set((root / "tasks").rglob("*.py"))):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            called = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+            if called and node.func.attr == "test":
+                calls.append(file.name)
+            if isinstance(node, ast.Attribute) and node.attr == "held_out":
+                peeks.append(file.name)
+    assert calls == ["rollout.py"]
+    assert peeks == []
+
+
+def test_the_whole_test_split_is_measured() -> None:
+    environment = make_environment(members=(0, 1), steps=1)
+    play(environment, Static(), 0)
+    split = environment.spec.task.test()
+    model = extract(environment.population, environment.slots, 1)
+    with torch.no_grad():
+        accuracy = (model(split.inputs).argmax(-1) == split.targets).float().mean()
+    assert len(split) > environment.spec.population.validation_samples
+    assert evaluate_test(environment).accuracy[1] == pytest.approx(float(accuracy), abs=1e-6)
+
+
+# ---- comparing -------------------------------------------------------------------------------------------
+
+
+def test_controllers_are_compared_on_equal_footing() -> None:
+    environment = make_environment(steps=8)
+    controllers = {
+        "static": Static(),
+        "periodic": Periodic(3, QUICK.gates),
+        "learned": LearnedController(make_agent(), deterministic=True),
+        "again": Static(),
+    }
+    runs = list(compare(environment, controllers, static_final_of=["periodic"]))
+    static, periodic, learned, again, final = runs
+    for run in (periodic, learned, again):
+        np.testing.assert_array_equal(run.record.loss[0], static.record.loss[0])  # the same initial weights
+    np.testing.assert_array_equal(again.record.loss, static.record.loss)  # the same data, the same bits
+    np.testing.assert_array_equal(again.test.accuracy, static.test.accuracy)
+    assert final.name == "static-final of periodic"
+    heard = (periodic.record.final_slots.alpha > 0).numpy()
+    assert heard.any()
+    np.testing.assert_array_equal(final.record.stage[0] == Stage.FOSSILIZED, heard)
+    assert (final.record.flops > static.record.flops).all()
+
+    told = as_comparison(environment, runs)
+    assert told.task == "spirals"
+    assert [c.name for c in told.controllers] == [run.name for run in runs]
+    assert told.controllers[0].members == [0, 1, 2, 3]
+    assert told.controllers[0].parameters == [environment.host_parameters] * 4
+    assert told.controllers[1].member_epochs == [8] * 4
+    assert {d.baseline for d in told.differences} == {"static"}
+    ratio = periodic.record.parameter_ratio[-1]
+    expected = periodic.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
+    np.testing.assert_allclose(periodic.potential, expected, rtol=1e-5)
+
+
+def test_an_unknown_static_final_is_refused() -> None:
+    with pytest.raises(ValueError, match="static_final_of names magic; allowed are static"):
+        list(compare(make_environment(steps=1), {"static": Static()}, static_final_of=["magic"]))
+
+
+def test_from_the_start_keeps_what_is_heard_and_nothing_else() -> None:
+    environment = make_environment(steps=8)
+    record = play(environment, RandomLegal(0.9), 1)
+    slots = from_the_start(record.final_slots)
+    slots.check()
+    heard = record.final_slots.alpha > 0
+    assert torch.equal(slots.alpha == 1, heard)
+    assert torch.equal(slots.blueprint[heard], record.final_slots.blueprint[heard])
+    assert (slots.stage[~heard] == Stage.DORMANT).all()
+
+
+# ---- events and films ------------------------------------------------------------------------------------
+
+
+def test_events_tell_everything_that_happened() -> None:
+    environment = make_environment(members=tuple(range(8)), steps=12, name="spirals")
+    record = play(environment, RandomLegal(0.7), 3)
+    events = episode_events(record, round=4)
+    counts = {kind: sum(e.kind == kind for e in events) for kind in ("germinated", "pruned", "gate_refused")}
+    assert counts["germinated"] == record.germinated.sum() > 0
+    assert counts["pruned"] == record.pruned.sum() > 0
+    assert counts["gate_refused"] == (record.refused_by >= 0).sum() > 0
+    assert [(e.step, e.member) for e in events] == sorted((e.step, e.member) for e in events)
+    assert {e.round for e in events} == {4}
+    moved = [(e.stage_from, e.stage_to) for e in events if e.kind == "stage_changed"]
+    assert moved
+    assert set(moved) <= {
+        ("GERMINATED", "TRAINING"),
+        ("TRAINING", "BLENDING"),
+        ("BLENDING", "HOLDING"),
+        ("HOLDING", "BLENDING"),
+    }
+    for event in events:
+        assert from_json(Event, plain(event), "events.jsonl") == event
+        if event.kind in ("germinated", "pruned"):
+            assert event.blueprint is not None
+            assert event.numbers["parameters"] > 0
+
+
+def test_the_sizes_of_seeds_add_up() -> None:
+    environment = make_environment(members=tuple(range(8)), steps=6)
+    record = play(environment, RandomLegal(1.0), 3)
+    for event in episode_events(record, 1):
+        if (
+            event.kind == "germinated"
+            and record.parameters[event.step, event.member] == record.host_parameters
+        ):
+            grown = record.parameters[event.step + 1, event.member] - record.host_parameters
+            assert event.numbers["parameters"] == grown
+
+
+def test_a_reel_holds_the_best_the_typical_and_the_worst() -> None:
+    environment = make_environment(members=(10, 11, 12, 13, 14), steps=4)
+    record = play(environment, RandomLegal(0.7), 0)
+    reel = film_reel(record, count=3, round=2)
+    order = record.members[np.argsort(-record.returns, kind="stable")].tolist()
+    assert [(f.title, f.member) for f in reel.films] == [
+        ("best", order[0]),
+        ("typical", order[2]),
+        ("worst", order[4]),
+    ]
+    film = reel.films[0]
+    row = record.members.tolist().index(film.member)
+    assert film.steps == 4
+    assert film.op == record.choices[:, row, Head.OP].tolist()
+    assert film.accuracy == record.accuracy[1:, row].tolist()
+    assert [f.title for f in film_reel(record, count=5).films][1] == "rank 2 of 5"
+    assert film_reel(record, count=0).films == []
+    assert len(film_reel(record, count=50).films) == 5
+
+
+def test_a_governor_may_be_switched_off_for_a_whole_run() -> None:
+    environment = make_environment(steps=3, governor=GovernorConfig(enabled=False))
+    assert not play(environment, Static(), 0).panicked.any()

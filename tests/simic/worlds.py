@@ -1,0 +1,56 @@
+"""Tiny environments for the tests of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from esper.lifecycle import GateConfig, LifecycleConfig
+from esper.population.config import PopulationConfig
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.config import EpisodeConfig
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from esper.tasks import load_task
+from esper.tasks.task import Task
+
+GAMMA = PPOConfig().gamma
+SMALL = PopulationConfig(
+    batch_size=16, batches_per_epoch=2, validation_samples=48, initial_weights=8, seed_weights=2
+)
+QUICK = LifecycleConfig(
+    min_prune_age=2, embargo_ticks=2, gates=GateConfig(training_epochs=1, blending_epochs=1)
+)
+
+
+@cache
+def task(name: str = "spirals") -> Task:
+    return load_task(name)
+
+
+def make_spec(
+    members: Sequence[int] = (0, 1, 2, 3), steps: int = 6, name: str = "spirals"
+) -> EnvironmentSpec:
+    return EnvironmentSpec(
+        task=task(name),
+        members=torch.tensor(members),
+        gamma=GAMMA,
+        seed=5,
+        episode=EpisodeConfig(steps=steps),
+        lifecycle=QUICK,
+        population=SMALL,
+    )
+
+
+def make_environment(
+    members: Sequence[int] = (0, 1, 2, 3), steps: int = 6, name: str = "spirals", **changes: object
+) -> GrowthEnvironment:
+    return GrowthEnvironment(replace(make_spec(members, steps, name), **changes))  # type: ignore[arg-type]
+
+
+def make_agent(seed: int = 0, **config: object) -> PPOAgent:
+    torch.manual_seed(seed)
+    return PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig.model_validate(config), seed=seed)

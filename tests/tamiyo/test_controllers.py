@@ -1,0 +1,335 @@
+"""Controllers say legal things, and the heuristic says what a slow one would."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lifecycle import (
+    Actions,
+    GateConfig,
+    Head,
+    LifecycleConfig,
+    Op,
+    Outcome,
+    SlotEvidence,
+    SlotRecord,
+    SlotStates,
+    Stage,
+    apply,
+    relevance_table,
+    selectable_blueprints,
+    tick,
+)
+from esper.tamiyo.controllers import (
+    Controller,
+    Periodic,
+    RandomLegal,
+    Scene,
+    Scheduled,
+    Static,
+    any_legal,
+    kth_legal,
+)
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.tamiyo.policy.observation import Observation
+from tests.lifecycle.strategies import random_evidence
+
+GATES = GateConfig(training_epochs=2)
+RULES = LifecycleConfig(gates=GATES, embargo_ticks=2)
+MAKE = {
+    "static": Static,
+    "random": lambda: RandomLegal(0.5),
+    "periodic": lambda: Periodic(3, GATES),
+    "scheduled": lambda: Scheduled((0, 4, 9), GATES),
+    "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1), GATES),
+}
+
+
+def observe(states: SlotStates, evidence: SlotEvidence, accuracy: torch.Tensor | None = None) -> Observation:
+    members = states.num_members
+    flat = torch.full((members, 5), 0.5)
+    return Observation(
+        progress=torch.zeros(members),
+        val_loss=torch.ones(members),
+        val_accuracy=flat[:, 0],
+        loss_history=flat,
+        accuracy_history=flat if accuracy is None else accuracy,
+        parameter_ratio=torch.ones(members),
+        last_succeeded=torch.ones(members, dtype=torch.bool),
+        last_op=torch.zeros(members, dtype=torch.long),
+        slots=states,
+        evidence=evidence,
+    )
+
+
+@dataclass(frozen=True)
+class Turn:
+    step: int
+    observation: Observation
+    masks: ActionMasks
+    actions: Actions
+    outcome: Outcome
+
+
+def turns(
+    controller: Controller, members: int, slots: int, steps: int, topology: str = "cnn", seed: int = 0
+) -> Iterator[Turn]:
+    """A controller through the rules, with evidence at random."""
+    rng = np.random.default_rng(seed)
+    controller.begin(Scene(torch.arange(members), slots, seed, torch.device("cpu")))
+    states = SlotStates.empty(members, slots)
+    for step in range(steps):
+        evidence = random_evidence(rng, members, slots)
+        history = torch.from_numpy(rng.choice([0.5, 0.6], (members, 5), p=[0.8, 0.2])).float()
+        observation = observe(states, evidence, history)
+        masks = compute_batch_masks(states, config=RULES, topology=topology)
+        actions = controller.decide(observation, masks, step)
+        outcome = apply(states, actions, evidence, RULES, topology)
+        yield Turn(step, observation, masks, actions, outcome)
+        states = tick(outcome.states, RULES).states
+
+
+def assert_legal(turn: Turn) -> None:
+    """The engine agrees, every head that is read is open, and the others rest at 0."""
+    assert turn.outcome.legal.all()
+    op, slot = turn.actions[Head.OP], turn.actions[Head.SLOT]
+    members = torch.arange(len(op))
+    read = relevance_table()[op]
+    assert turn.masks.op[members, op].all()
+    assert (turn.masks.slot_by_op[members, op, slot] | ~read[:, Head.SLOT]).all()
+    for head in set(Head) - {Head.SLOT, Head.OP}:
+        open_ = turn.masks.head(head)[members, turn.actions[head]]
+        assert (open_ | ~read[:, head]).all(), head
+    assert (turn.actions.choices[~read] == 0).all()
+
+
+@pytest.mark.parametrize("topology", ["cnn", "mlp", "transformer"])
+@pytest.mark.parametrize("name", MAKE)
+@settings(deadline=None, max_examples=5)
+@given(seed=st.integers(0, 10_000), slots=st.integers(1, 5))
+def test_every_controller_says_only_what_is_legal(name: str, topology: str, seed: int, slots: int) -> None:
+    for turn in turns(MAKE[name](), 8, slots, 25, topology, seed):
+        assert_legal(turn)
+
+
+@pytest.mark.parametrize("name", ["periodic", "scheduled", "heuristic"])
+def test_scripted_controllers_are_never_refused_by_a_gate(name: str) -> None:
+    all_turns = list(turns(MAKE[name](), 16, 3, 40, seed=2))
+    assert all(turn.outcome.succeeded.all() for turn in all_turns)
+    executed = torch.stack([turn.outcome.executed_op for turn in all_turns])
+    assert {Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE} <= set(executed.unique().tolist())
+
+
+@pytest.mark.parametrize("name", ["random", "periodic", "scheduled", "heuristic"])
+def test_a_member_decides_alike_beside_any_others(name: str) -> None:
+    def decide(members: list[int]) -> torch.Tensor:
+        controller = MAKE[name]()
+        controller.begin(Scene(torch.tensor(members), 3, 7, torch.device("cpu")))
+        rng = np.random.default_rng(0)
+        states, said = SlotStates.empty(len(members), 3), []
+        for step in range(15):
+            evidence = random_evidence(rng, 1, 3)
+            evidence = SlotEvidence(
+                **{n: v.expand(len(members), 3).clone() for n, v in evidence.tensors().items()}
+            )
+            actions = controller.decide(observe(states, evidence), compute_batch_masks(states), step)
+            said.append(actions.choices)
+            states = tick(apply(states, actions, evidence, RULES, "cnn").states, RULES).states
+        return torch.stack(said)
+
+    assert torch.equal(decide([4])[:, 0], decide([0, 9, 4, 2])[:, 2])
+
+
+def test_static_only_waits() -> None:
+    assert all((turn.actions.choices == 0).all() for turn in turns(Static(), 4, 2, 10))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_random_germinates_at_its_rate(rate: float) -> None:
+    chances = hits = 0
+    for turn in turns(RandomLegal(rate), 64, 3, 60):
+        could = turn.masks.op[:, Op.GERMINATE]
+        chances += int(could.sum())
+        hits += int((could & (turn.actions[Head.OP] == Op.GERMINATE)).sum())
+    assert chances > 200
+    assert hits / chances == pytest.approx(rate, abs=0.06 if 0 < rate < 1 else 0)
+
+
+def test_random_draws_other_numbers_in_another_episode() -> None:
+    said = []
+    for episode in (0, 1, 0):
+        controller = RandomLegal(0.5)
+        controller.begin(Scene(torch.arange(32), 3, 0, torch.device("cpu"), episode))
+        states = SlotStates.empty(32, 3)
+        said.append(
+            controller.decide(observe(states, SlotEvidence.unmeasured(32, 3)), compute_batch_masks(states), 0)
+        )
+    assert torch.equal(said[0].choices, said[2].choices)
+    assert not torch.equal(said[0].choices, said[1].choices)
+
+
+def test_periodic_leaves_its_period_between_two_seeds() -> None:
+    planted = [
+        turn.step for turn in turns(Periodic(6, GATES), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE
+    ]
+    assert planted[0] == 0
+    assert len(planted) >= 3
+    assert all(b - a >= 6 for a, b in pairwise(planted))
+
+
+def test_a_schedule_plants_as_many_seeds_as_it_lists() -> None:
+    planted = [
+        turn.step
+        for turn in turns(Scheduled((3, 9, 15), GATES), 1, 4, 40)
+        if turn.actions[Head.OP] == Op.GERMINATE
+    ]
+    assert len(planted) == 3
+    assert all(p >= due for p, due in zip(planted, (3, 9, 15), strict=True))
+    assert planted[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: RandomLegal(1.5), "germination_rate is 1.5; allowed is 0 to 1"),
+        (lambda: Periodic(0), "period is 0"),
+        (lambda: Scheduled((5, 2)), r"steps are \[5, 2\]"),
+    ],
+)
+def test_bad_numbers_are_refused(make: object, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()  # type: ignore[operator]
+
+
+# ---- the heuristic ---------------------------------------------------------------------------------------
+
+
+class SlowHeuristic:
+    """One member at a time, one rule after another."""
+
+    def __init__(self, config: HeuristicConfig, topology: str) -> None:
+        self.config = config
+        self.blueprints = sorted(selectable_blueprints(topology))
+        self.planted, self.rested = 0, 0
+
+    def decide(self, turn: Turn, member: int) -> tuple[int, int, int]:
+        """(op, slot, blueprint), 0 where it is not read."""
+        slots, evidence = turn.observation.slots, turn.observation.evidence
+        legal = turn.masks.slot_by_op[member]
+        config = self.config
+        for op, wanted in (
+            (Op.PRUNE, self._hurts),
+            (Op.FOSSILIZE, self._earned),
+            (Op.ADVANCE, self._ready),
+            (Op.GERMINATE, None),
+        ):
+            for s in range(slots.num_slots):
+                if not legal[op, s]:
+                    continue
+                if wanted is not None and not wanted(slots, evidence, member, s):
+                    continue
+                if op == Op.GERMINATE:
+                    history = turn.observation.accuracy_history[member].tolist()[-config.plateau_epochs - 1 :]
+                    gains = [b - a for a, b in pairwise(history)]
+                    stuck = all(gain < config.plateau_points / 100 for gain in gains)
+                    if not stuck or turn.step < config.first_epoch or turn.step < self.rested:
+                        break
+                    self.planted += 1
+                    return int(op), s, int(self.blueprints[(self.planted - 1) % len(self.blueprints)])
+                if op == Op.PRUNE:
+                    self.rested = turn.step + config.rest_epochs
+                return int(op), s, 0
+        return int(Op.WAIT), 0, 0
+
+    def _hurts(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
+        contribution = evidence.contribution[n, s].item()
+        holding = slots.stage[n, s] == Stage.HOLDING
+        return contribution <= self.config.prune_points or (bool(holding) and contribution < 0)
+
+    def _earned(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
+        return evidence.contribution[n, s].item() > max(self.config.fossilise_points, 0.0)
+
+    def _ready(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
+        stage = slots.stage[n, s]
+        if stage == Stage.GERMINATED:
+            return True
+        if stage == Stage.TRAINING:
+            healthy = evidence.gradient_health[n, s].item() >= GATES.min_health
+            calm = evidence.exploding[n, s].item() == 0
+            return bool(slots.epochs_in_stage[n, s] >= GATES.training_epochs) and healthy and calm
+        return bool(slots.alpha[n, s] == 1 and slots.alpha_target[n, s] == 1 and slots.alpha_mode[n, s] == 0)
+
+
+@pytest.mark.parametrize("topology", ["cnn", "mlp", "transformer"])
+@settings(deadline=None, max_examples=6)
+@given(seed=st.integers(0, 10_000))
+def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
+    config = HeuristicConfig(first_epoch=2, rest_epochs=4)
+    slow = [SlowHeuristic(config, topology) for _ in range(6)]
+    for turn in turns(Heuristic(config, GATES), 6, 3, 40, topology, seed):
+        expected = [member.decide(turn, n) for n, member in enumerate(slow)]
+        found = turn.actions.choices[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
+        assert found == [list(e) for e in expected], turn.step
+
+
+def judged(stage: Stage, contribution: float, accuracy: list[float], step: int = 20) -> Op:
+    """What the heuristic does with a single slot, whose seed, if any, is 9 ticks old."""
+    grown = {"blueprint": 3, "age": 9, "epochs_in_stage": 9, "alpha": 1.0, "alpha_target": 1.0}
+    record = SlotRecord(stage=stage, **(grown if stage != Stage.DORMANT else {}))
+    states = SlotStates.from_records([[record]])
+    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[contribution]]))
+    controller = Heuristic()
+    controller.begin(Scene(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
+    observation = observe(states, evidence, torch.tensor([accuracy]))
+    return Op(int(controller.decide(observation, compute_batch_masks(states), step)[Head.OP]))
+
+
+FLAT = [0.5] * 5
+RISING = [0.1, 0.2, 0.3, 0.4, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("stage", "contribution", "accuracy", "step", "op"),
+    [
+        (Stage.HOLDING, 0.6, RISING, 20, Op.FOSSILIZE),
+        (Stage.HOLDING, 0.4, RISING, 20, Op.WAIT),
+        (Stage.HOLDING, -0.1, RISING, 20, Op.PRUNE),
+        (Stage.HOLDING, math.nan, RISING, 20, Op.WAIT),
+        (Stage.BLENDING, -1.9, RISING, 20, Op.ADVANCE),
+        (Stage.BLENDING, -2.0, RISING, 20, Op.PRUNE),
+        (Stage.DORMANT, math.nan, FLAT, 20, Op.GERMINATE),
+        (Stage.DORMANT, math.nan, FLAT, 4, Op.WAIT),
+        (Stage.DORMANT, math.nan, RISING, 20, Op.WAIT),
+        (Stage.DORMANT, math.nan, [math.nan, math.nan, 0.5, 0.5, 0.5], 20, Op.WAIT),
+        (Stage.DORMANT, math.nan, [0.1, 0.5, 0.5, 0.5, 0.5], 20, Op.GERMINATE),
+    ],
+)
+def test_the_rules_of_the_heuristic(
+    stage: Stage, contribution: float, accuracy: list[float], step: int, op: Op
+) -> None:
+    assert judged(stage, contribution, accuracy, step) is op
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 40), st.floats(0, 1, exclude_max=True)
+)
+def test_choosing_among_legal_ones(mask: list[bool], k: int, u: float) -> None:
+    legal = [i for i, open_ in enumerate(mask) if open_]
+    if not legal:
+        return
+    row = torch.tensor([mask])
+    assert int(kth_legal(row, torch.tensor([k]))) == legal[k % len(legal)]
+    u32 = torch.tensor([u], dtype=torch.float32).clamp(max=1 - 2**-24)
+    expected = legal[min(int(u32 * len(legal)), len(legal) - 1)]
+    assert int(any_legal(row, u32)) == expected
