@@ -51,12 +51,12 @@ class Line:
 
 FRONTIER = (
     Line("mnist1d", "cnn", (4, 6, 8, 12, 16, 32)),
-    Line("mnist1d", "mlp", (8, 16, 64)),
-    Line("mnist1d_shuffled", "cnn", (4, 8, 16)),
+    Line("mnist1d", "mlp", (8, 32)),
+    Line("mnist1d_shuffled", "cnn", (4, 16)),
     Line("letter", "mlp", (8, 16, 48)),
     Line("digits", "cnn", (4, 8, 10)),
-    Line("mnist5000", "cnn", (4, 8, 12), {"first_stride": 2}),
-    Line("spirals", "mlp", (4, 8)),
+    Line("mnist5000", "cnn", (4, 8), {"first_stride": 2}),
+    Line("spirals", "mlp", (8, 16)),
     Line("text", "gpt", (8, 16), {"heads": 2}),
 )
 SHORT_TASKS = {"digits": 1500, "mnist5000": 1500, "text": 2000}  # steps; the others take the recipe's
@@ -145,18 +145,24 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=Recipe.peak_lr, help="peak learning rate")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    results = []
+    path = RESULTS / ("ungrown_hosts.json" if arguments.hosts else "frontier.json")
     print("| task | host | parameters | steps | validation | test (min to max) | seconds |")
     print("|---|---|---|---|---|---|---|")
     for task, spec in experiments(arguments.hosts, arguments.task):
         steps = SHORT_TASKS.get(task.name, Recipe.steps)
         result = measure(task, spec, Recipe(steps=steps, peak_lr=arguments.lr), arguments.seeds)
-        results.append(asdict(result))
         print(row(result), flush=True)
-    if arguments.task is None:
-        RESULTS.mkdir(exist_ok=True)
-        name = "ungrown_hosts.json" if arguments.hosts else "frontier.json"
-        (RESULTS / name).write_text(json.dumps(results, indent=1) + "\n")
+        keep(path, result)
+
+
+def keep(path: Path, result: Result) -> None:
+    """Write a result beside the others of its file, in the place of an older one."""
+    path.parent.mkdir(exist_ok=True)
+    kept = json.loads(path.read_text()) if path.exists() else []
+    others = [r for r in kept if (r["task"], r["host"]) != (result.task, result.host)]
+    order = task_names()
+    rows = sorted([*others, asdict(result)], key=lambda r: (order.index(r["task"]), r["parameters"]))
+    path.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,9 @@ class TaskEntry:
     ]  # samples to train on, to validate on, to test on; fold 0 where there are folds
     host: HostSpec
     description: str
-    ungrown_accuracy: float | None = None
+    ungrown_accuracy: float | None = (
+        None  # mean test accuracy of three hosts trained alone: studies/frontier.py
+    )
     scaling: Scaling = "channel"
     package: str | None = None  # needed beyond the core, from the extra "data"
     folds: int = 0  # 0: the task has none, and its seed decides the splits

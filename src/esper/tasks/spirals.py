@@ -7,7 +7,7 @@ import numpy as np
 from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
 from esper.tasks.task import HostSpec
 
-TURNS = 1.75
+TURNS = 3.0
 NOISE = 0.02
 
 SPIRALS = TaskEntry(
@@ -16,7 +16,8 @@ SPIRALS = TaskEntry(
     input_shape=(2,),
     num_classes=2,
     sizes=(1000, 500, 500),
-    host=HostSpec("mlp", {"width": 4, "depth": 3}),
+    host=HostSpec("mlp", {"width": 8, "depth": 3}),
+    ungrown_accuracy=0.937,
     description="Two interleaved spirals in the plane (generated)",
     scaling="feature",
 )

