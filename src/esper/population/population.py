@@ -90,7 +90,7 @@ class Population:
         self._seed_bank: Tensor | None = None
         self._order: DataOrder | None = None
         self._pool: tuple[int, int] | None = None
-        self._latest: ReplayedStep | None = None
+        self._replayed: list[ReplayedStep] = []
         self.begin_episode(0)
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -187,13 +187,14 @@ class Population:
 
     def _runner(self, step: TrainStep) -> TrainStep | ReplayedStep:
         """On a GPU, and where every module has a row form, minibatches are replayed as one graph."""
-        replayed = self.config.graphs and self.device.type == "cuda" and self.bodies.in_row_form
-        if not replayed or self.config.batches_per_epoch < REPLAY_FROM:
+        possible = self.config.graphs and self.device.type == "cuda" and self.bodies.in_row_form
+        if not possible or self.config.batches_per_epoch < REPLAY_FROM:
             return step
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        self._latest = ReplayedStep(step, self._pool)  # kept: the pool lives as long as one of its graphs
-        return self._latest
+        replayed = ReplayedStep(step, self._pool)
+        self._replayed = [*self._replayed[-1:], replayed]  # the pool lives as long as one of its graphs does
+        return replayed
 
     def _rate(self, clock: Clock, batch: int) -> float:
         """The schedule's share of the peak learning rate at this minibatch."""
