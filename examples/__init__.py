@@ -1,0 +1,1 @@
+"""The learner on small worlds: `python -m examples.cartpole`, `examples.memory`, `examples.masked`."""
