@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
 from esper.lifecycle.stages import COOLDOWN_STAGES
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learned import LearningController
 from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controllers import Periodic, RandomLegal, Scene, Static
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
@@ -265,3 +273,113 @@ def test_dwell_times_follow_the_length_of_an_episode() -> None:
     assert lifecycle_for(5).gates.training_epochs == 1
     assert lifecycle_for(1000).gates.training_epochs == 10
     assert lifecycle_for(30, QUICK).embargo_ticks == QUICK.embargo_ticks
+
+
+# ---- saving ----------------------------------------------------------------------------------------------
+
+FRESH_PROCESS = """
+import sys, torch
+from esper.lifecycle import Actions, Head, Op
+from safetensors.torch import load_file, save_file
+from tests.simic.worlds import make_environment
+environment = make_environment(steps=12)
+environment.load_state_dict(load_file(sys.argv[1]))
+for action in ({}, {Head.OP: Op.ADVANCE}, {}, {}):
+    environment.step(Actions.of([action] * 4))
+save_file(environment.state_dict(), sys.argv[2])
+"""
+
+
+def test_trap_41_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_path: Path) -> None:
+    environment = make_environment(steps=12)
+    environment.reset(3)
+    for plan in (
+        (PLANT, PLANT, PLANT, PLANT),
+        (ADVANCE, ADVANCE, ADVANCE, {}),
+        (ADVANCE, ADVANCE, {Head.OP: Op.PRUNE}, {}),
+        ({Head.OP: Op.WAIT}, {**PLANT, Head.SLOT: 1}, {}, {}),
+    ):
+        environment.step(Actions.of(list(plan)))
+    assert len(environment.slots.stage.unique()) >= 4  # seeds in several stages, and a slot that cools down
+    save_file(environment.state_dict(), tmp_path / "before.safetensors")
+    files = [str(tmp_path / "before.safetensors"), str(tmp_path / "after.safetensors")]
+    subprocess.run([sys.executable, "-c", FRESH_PROCESS, *files], check=True, cwd=Path(__file__).parents[2])
+    for action in ({}, ADVANCE, {}, {}):
+        environment.step(everyone(environment, action))
+    after = load_file(tmp_path / "after.safetensors")
+    for name, value in environment.state_dict().items():
+        assert torch.equal(value.nan_to_num(-7.0), after[name].nan_to_num(-7.0)), name
+
+
+def test_trap_41_a_saved_empty_slot_clears_a_live_one() -> None:
+    environment = make_environment(members=(0, 1), steps=4)
+    environment.reset(0)
+    empty = environment.state_dict()
+    environment.step(everyone(environment, PLANT))
+    assert (environment.population.seeds.weights != 0).any()
+    environment.load_state_dict(empty)
+    assert (environment.slots.stage == Stage.DORMANT).all()
+    assert (environment.population.seeds.weights == 0).all()
+    assert environment.clock == 0
+
+
+def test_a_state_of_another_environment_is_refused() -> None:
+    environment = make_environment(members=(0, 1), steps=4)
+    before = environment.population.hosts.weights.clone()
+    with pytest.raises(ValueError, match=r"belongs to members \[2, 3\]"):
+        environment.load_state_dict(make_environment(members=(2, 3), steps=4).state_dict())
+    with pytest.raises(ValueError, match="restore into the same members, host, slots"):
+        environment.load_state_dict(make_environment(members=(0, 1, 2), steps=4).state_dict())
+    with pytest.raises(ValueError, match="lacks "):
+        environment.load_state_dict({})
+    damaged = environment.state_dict()
+    damaged["rows.slots.stage"] = torch.full_like(damaged["rows.slots.stage"], 5)
+    with pytest.raises(ValueError, match="5 is retired"):
+        environment.load_state_dict(damaged)
+    assert torch.equal(before, environment.population.hosts.weights)
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All but `train_epoch` and `validate` runs under an error for every synchronisation."""
+    environment = make_environment(steps=8, device="cuda")
+    controller = LearningController(make_agent_on("cuda"), steps=8)
+    for name in ("train_epoch", "validate"):
+        monkeypatch.setattr(environment.population, name, allowed(getattr(environment.population, name)))
+    play(environment, controller, 0, on_step=controller.remember)  # tables and buffers are made once
+    observation = environment.reset(1)
+    controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device, 1))
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for t in range(8):
+            result = environment.step(controller.decide(observation, environment.masks(), t))
+            controller.remember(result)
+            observation = result.observation
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert environment.done
+
+
+def make_agent_on(device: str) -> PPOAgent:
+    torch.manual_seed(0)
+    return PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), device=device)
+
+
+def allowed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, free to look at the device."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+    return call

@@ -146,7 +146,9 @@ def test_a_rollback_prunes_the_seed_that_grew_since_and_cools_its_slot() -> None
     environment.reset(0)
     act(environment, PLANT)
     act(environment, {Head.OP: Op.ADVANCE})
+    births = environment.population.births.clone()
     result = act(environment, {Head.OP: Op.ADVANCE}, poisoned=True)  # TRAINING → BLENDING, and it breaks
+    assert torch.equal(environment.population.births, births)
     assert result.rolled_back.nonzero().tolist() == [[0, 0]]
     assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.BLENDING]
     seeds = environment.population.seeds.weights.view(2, environment.num_slots, -1)
@@ -201,3 +203,12 @@ def test_a_member_that_broke_goes_on_learning(when: int) -> None:
         assert result.panicked.tolist() == [t == when, False]
     assert environment.population.hosts.weights.isfinite().all()
     assert environment.population.hosts.steps.tolist() == [10.0, 12.0]  # 2 minibatches were undone
+
+
+def test_the_seed_after_a_rollback_is_another_draw() -> None:
+    environment = make_environment(members=(0, 1), steps=10)
+    environment.reset(0)
+    births = environment.population.births.clone()
+    act(environment, PLANT, poisoned=True)  # it breaks in the step of its birth
+    assert (environment.slots.stage[:, 0] == torch.tensor([Stage.PRUNED, Stage.GERMINATED])).all()
+    assert torch.equal(environment.population.births, births + 1)

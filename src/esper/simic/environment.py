@@ -29,7 +29,7 @@ The decision path waits for the device only where `train_epoch` and `validate` e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -56,9 +56,11 @@ from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
+from esper.simic.rows import check_like, named, part, refill
 from esper.simic.signals import Signals, update_evidence
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.protocol import tensors_of
 from esper.tasks.task import Split, Task
 
 NO_OP = -1  # the last op before the first action
@@ -221,6 +223,44 @@ class GrowthEnvironment:
             training=training,
             validation=validation,
         )
+
+    # ---- saving ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where every member stands in the middle of an episode, as plain tensors."""
+        return {
+            **named("population", self.population.tensors()),
+            **named("rows", tensors_of(self.rows)),
+            **named("governor", self._governor.state_dict()),
+            "potential": self.potential.clone(),
+            "start_potential": self.start_potential.clone(),
+            "flops": self.flops.clone(),
+            "last_op": self._last_op.clone(),
+            "last_succeeded": self._last_succeeded.clone(),
+            "members": self.members.clone(),
+            "episode": torch.tensor(self.episode),
+            "clock": torch.tensor(self.clock),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`, checked: the episode goes on to the same bits."""
+        check_like(self.state_dict(), tensors, "the state of an environment")
+        if not torch.equal(tensors["members"].cpu(), self.members.cpu()):
+            raise ValueError(
+                f"the state belongs to members {tensors['members'].tolist()}; this environment has "
+                f"{self.members.tolist()}"
+            )
+        rows = refill(self.rows, part("rows", tensors))
+        rows.slots.check()
+        self.population.restore(part("population", tensors))
+        self.rows = rows
+        self._governor.load_state_dict(part("governor", tensors))
+        self.potential = tensors["potential"].to(self.device)
+        self.start_potential = tensors["start_potential"].to(self.device)
+        self.flops = tensors["flops"].to(self.device)
+        self._last_op = tensors["last_op"].to(self.device)
+        self._last_succeeded = tensors["last_succeeded"].to(self.device)
+        self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
 
     # ---- the parts of a step ---------------------------------------------------------------------------
 

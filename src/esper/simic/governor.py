@@ -8,6 +8,7 @@ the member does not walk into the same wall again.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,8 +20,9 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.population import Population
 from esper.simic.config import GovernorConfig
-from esper.simic.rows import choose, fit
+from esper.simic.rows import choose, fit, named, part, refill
 from esper.simic.signals import Signals
+from esper.tamiyo.policy.protocol import tensors_of
 
 
 @dataclass(frozen=True)
@@ -132,7 +134,8 @@ class Governor:
             }
         )
         slots = force_prune(undone, suspects)
-        self.population.restore(self._bodies, panicked)
+        # Births are counted on: the next seed is another draw, not the one that just failed.
+        self.population.restore({**self._bodies, "births": self.population.births}, panicked)
         self.population.prune(suspects)
         after = choose(panicked, self._rows, rows)
         return (
@@ -152,3 +155,21 @@ class Governor:
         for name, value in self.population.tensors().items():
             saved = self._bodies[name]
             saved.copy_(torch.where(fit(good, value), value, saved))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that it remembers, as plain tensors."""
+        return {
+            **named("watch", tensors_of(self.watch)),
+            **named("rows", tensors_of(self._rows)),
+            **named("bodies", self._bodies),
+            "ticks": self._ticks.clone(),
+            "reviews": torch.tensor(self._reviews),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`; names and shapes are the caller's to check."""
+        self.watch = refill(self.watch, part("watch", tensors))
+        self._rows = refill(self._rows, part("rows", tensors))
+        self._bodies = {n: value.to(self.population.device) for n, value in part("bodies", tensors).items()}
+        self._ticks = tensors["ticks"].to(self._ticks.device)
+        self._reviews = int(tensors["reviews"])

@@ -1,7 +1,8 @@
-"""Choosing between two records, member by member."""
+"""Records of rows: choosing between two, member by member, and the way to plain tensors and back."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import TypeVar
 
@@ -26,3 +27,39 @@ def choose(where: Tensor, yes: Record, no: Record) -> Record:
     return replace(
         yes, **{f.name: choose(where, getattr(yes, f.name), getattr(no, f.name)) for f in fields(yes)}
     )
+
+
+def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies under `prefix.name`, as a checkpoint holds them."""
+    return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
+
+
+def part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `named`: what lies under a prefix."""
+    start = f"{prefix}."
+    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
+    """A record like this one with tensors of the given dotted names."""
+    if isinstance(record, Tensor):
+        return tensors[prefix].to(record.device)  # type: ignore[return-value]
+    changes = {
+        f.name: refill(getattr(record, f.name), tensors, f"{prefix}.{f.name}" if prefix else f.name)
+        for f in fields(record)  # type: ignore[arg-type]
+    }
+    return replace(record, **changes)  # type: ignore[type-var]
+
+
+def check_like(own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+    """Refuse tensors whose names, shapes or types differ, before anything is overwritten."""
+    missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
+    if missing or unknown:
+        raise ValueError(f"{what} lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")
+    for name, tensor in own.items():
+        other = given[name]
+        if other.shape != tensor.shape or other.dtype != tensor.dtype:
+            raise ValueError(
+                f"{name} of {what} is {other.dtype} {tuple(other.shape)}; expected {tensor.dtype} "
+                f"{tuple(tensor.shape)}: restore into the same members, host, slots and config"
+            )
