@@ -1,0 +1,93 @@
+"""The learner never waits for its device behind anyone's back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from benchmarks.rollouts import Scene, play
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+
+# What would make a GPU wait: reading a number, and shapes that depend on values.
+WAITS = {
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::is_nonzero",
+    "aten::item",
+}
+
+
+class Waits(TorchDispatchMode):
+    """Collects the operations that would make the host wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        name = func.name().split(".")[0]
+        indexed_by_mask = name in {"aten::index", "aten::index_put_"} and any(
+            index is not None and index.dtype == torch.bool for index in args[1]
+        )
+        if name in WAITS or indexed_by_mask:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def make_agent(**config: object) -> PPOAgent:
+    torch.manual_seed(0)
+    return PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig.model_validate(config))
+
+
+def test_acting_and_storing_read_nothing_back() -> None:
+    agent, scene = make_agent(), Scene.random(6, 3, steps=4)
+    buffer = play(agent, scene)
+    with Waits() as waits:
+        play(agent, scene, buffer)
+    assert waits.found == []
+
+
+def test_an_update_reads_nothing_back_before_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the loop may not be left early, and everything comes back in one read."""
+    agent, scene = make_agent(target_kl=1e-5, learning_rate=0.01), Scene.random(6, 3, steps=4)
+    buffer = play(agent, scene)
+    monkeypatch.setattr(agent, "_may_look", lambda: False)
+    reads: list[int] = []
+
+    def read_back(values: torch.Tensor) -> list[float]:
+        reads.append(len(values))
+        return [float(v) for v in values.numpy()]
+
+    monkeypatch.setattr("esper.simic.agent.ppo.read_back", read_back)
+    with Waits() as waits:
+        metrics = agent.update(buffer)
+    assert waits.found == []
+    assert len(reads) == 1
+    assert metrics.stopped_early
+
+
+def test_the_counter_of_waits_sees_them() -> None:
+    with Waits() as waits:
+        torch.ones(3).sum().item()
+        torch.ones(3)[torch.tensor([True, False, True])]
+        torch.ones(3).nonzero()
+    assert len(waits.found) >= 3
+
+
+@pytest.mark.gpu
+def test_a_rollout_and_an_update_pass_where_every_wait_is_an_error() -> None:
+    agent = PPOAgent(TamiyoNet(), PPOConfig(target_kl=1e-4), "cuda")
+    scene = Scene.random(16, 3, 8, "cuda")
+    buffer: TamiyoRolloutBuffer = play(agent, scene)
+    agent.update(buffer)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        play(agent, scene, buffer)
+        metrics = agent.update(buffer)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert metrics.steps_learned == 16 * 8
