@@ -13,8 +13,26 @@ from esper.config_files import build, merged, parse_override, parse_yaml, read_y
 from esper.errors import UserError
 from esper.lifecycle.config import Config, LifecycleConfig
 from esper.population.config import PopulationConfig
-from esper.simic.agent.ppo import PPOConfig
-from esper.tamiyo.policy.network import TamiyoNetConfig
+from esper.simic.agent.config import PPOConfig
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
+from esper.tamiyo.policy.config import TamiyoNetConfig
+
+
+class HostConfig(Config):
+    """The network that seeds grow in. What is null is as the task has it."""
+
+    preset: Literal["cnn", "mlp", "gpt"] | None = Field(default=None, description="the kind of network")
+    width: int | None = Field(default=None, ge=1, description="channels or features at every joint")
+    depth: int | None = Field(default=None, ge=1, description="segments, and as many slots")
+    kernel: int | None = Field(default=None, ge=1, description="cnn: width of a convolution")
+    first_stride: int | None = Field(default=None, ge=1, description="cnn: stride of the first segment")
+    stride: int | None = Field(default=None, ge=1, description="cnn: stride of the other segments")
+    heads: int | None = Field(default=None, ge=1, description="gpt: attention heads")
+    expansion: int | None = Field(default=None, ge=1, description="gpt: width of the inner layer, in widths")
+
+    def options(self) -> dict[str, int]:
+        """What was set, besides the preset."""
+        return self.model_dump(exclude={"preset"}, exclude_none=True)
 
 
 class TelemetryConfig(Config):
@@ -39,12 +57,16 @@ class RunConfig(Config):
     seed: int = Field(default=0, ge=0, description="every random number derives from it and a member's id")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     task: str = Field(default="digits", description="the data set: see 'esper tasks'")
+    task_seed: int = Field(default=0, ge=0, description="decides the splits, or the data that are generated")
+    host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
     members: int = Field(default=16, ge=1, description="networks that train at once")
     rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
-    steps: int = Field(
-        default=30, ge=1, description="decision steps in an episode: an epoch and an action each"
+    episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
+    reward: RewardConfig = Field(default=RewardConfig(), description="what is paid")
+    governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")
+    lifecycle: LifecycleConfig = Field(
+        default=lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
     )
-    lifecycle: LifecycleConfig = Field(default=LifecycleConfig(), description="the rules of growth")
     population: PopulationConfig = Field(default=PopulationConfig(), description="how bodies train")
     policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the shape of Tamiyo's network")
     ppo: PPOConfig = Field(default=PPOConfig(), description="how Simic learns")
@@ -68,7 +90,7 @@ def load_config(
     file: Path | str | None = None, preset: str | None = None, overrides: Sequence[str] = ()
 ) -> RunConfig:
     """Defaults, then the preset, then the file, then each `a.b=c`: the later wins."""
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = RunConfig().model_dump(mode="json")
     if preset is not None:
         data = merged(data, read_preset(preset))
     if file is not None:

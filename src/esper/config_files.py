@@ -145,15 +145,15 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def keys_of(kind: type[Config], above: str = "") -> Iterator[Key]:
-    """Every leaf of a config class, in the order of its fields."""
+def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None) -> Iterator[Key]:
+    """Every leaf of a config class, in the order of its fields; `defaults` stand in for its own."""
     for name, field in kind.model_fields.items():
         path = f"{above}.{name}" if above else name
+        default = getattr(defaults, name, None) if defaults else field.get_default(call_default_factory=True)
         inner = _config_class(field.annotation)
         if inner is not None:
-            yield from keys_of(inner, path)
+            yield from keys_of(inner, path, default)
         else:
-            default = field.get_default(call_default_factory=True)
             yield Key(path, default, allowed(field), field.description or "")
 
 

@@ -51,7 +51,9 @@ def presets() -> None:
 
     for name in preset_names():
         resolved = load_config(preset=name)
-        print(f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {resolved.steps} steps")
+        print(
+            f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {resolved.episode.steps} steps"
+        )
 
 
 def _explain(values: dict[str, Any]) -> None:

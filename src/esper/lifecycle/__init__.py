@@ -1,76 +1,16 @@
-"""The rules of growth: stages, actions, slots, alpha, gates, legality, and one step of them all."""
+"""The rules of growth: stages, actions, slots, alpha, gates, legality, and one step of them all.
 
-from esper.lifecycle.actions import (
-    HEAD_CHOICES,
-    HEADS_READ,
-    NUM_BLUEPRINTS,
-    NUM_HEADS,
-    NUM_OPS,
-    Actions,
-    AlphaCurve,
-    AlphaSpeed,
-    AlphaTarget,
-    Blend,
-    Blueprint,
-    Head,
-    Op,
-    Style,
-    Tempo,
-    head_sizes,
-    relevance_table,
-    selectable_blueprints,
-)
-from esper.lifecycle.alpha import advance_alpha, ease, retarget
-from esper.lifecycle.config import Config, GateConfig, LifecycleConfig
-from esper.lifecycle.engine import Outcome, TickOutcome, apply, force_prune, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import Gate
-from esper.lifecycle.legality import holds_seed, legal_slots_by_op
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotRecord, SlotStates
-from esper.lifecycle.stages import TRANSITIONS, Stage
-from esper.lifecycle.tables import device_table
+What `api` lists is loaded when it is first asked for, so that a configuration is read without torch.
+"""
 
-__all__ = [
-    "HEADS_READ",
-    "HEAD_CHOICES",
-    "NO_BLUEPRINT",
-    "NUM_BLUEPRINTS",
-    "NUM_HEADS",
-    "NUM_OPS",
-    "TRANSITIONS",
-    "Actions",
-    "AlphaCurve",
-    "AlphaMode",
-    "AlphaSpeed",
-    "AlphaTarget",
-    "Blend",
-    "Blueprint",
-    "Config",
-    "Gate",
-    "GateConfig",
-    "Head",
-    "LifecycleConfig",
-    "Op",
-    "Outcome",
-    "SlotConfig",
-    "SlotEvidence",
-    "SlotRecord",
-    "SlotStates",
-    "Stage",
-    "Style",
-    "Tempo",
-    "TickOutcome",
-    "advance_alpha",
-    "apply",
-    "device_table",
-    "ease",
-    "force_prune",
-    "head_sizes",
-    "holds_seed",
-    "legal_slots_by_op",
-    "relevance_table",
-    "retarget",
-    "selectable_blueprints",
-    "tick",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from esper.lifecycle.api import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(import_module("esper.lifecycle.api"), name)

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance_table
-from esper.lifecycle.config import Config
 from esper.lifecycle.tables import device_table
 from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.config import MOST_CHOICES
+from esper.tamiyo.policy.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
 from esper.tamiyo.policy.layers import linear
@@ -29,19 +29,7 @@ from esper.tamiyo.policy.recurrent import RecurrentCore
 # The heads between slot and op, in head order: those that are drawn last.
 DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))
 DETAIL_CHOICES = max(len(HEAD_CHOICES[head]) for head in DETAIL_HEADS)
-
-
-class TamiyoNetConfig(Config):
-    """The shape of Tamiyo's network."""
-
-    width: int = Field(default=128, ge=8, description="width of the encoders and of the memory")
-    embedding: int = Field(default=16, ge=1, description="width of the blueprint and op embeddings")
-    floor: float = Field(
-        default=0.0, ge=0, lt=1 / DETAIL_CHOICES, description="least probability of a legal choice; 0 is off"
-    )
-    bf16: bool = Field(
-        default=False, description="whether encoders and memory multiply in bfloat16; heads never do"
-    )
+assert DETAIL_CHOICES == MOST_CHOICES, "the floor of TamiyoNetConfig is bounded by the widest head"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,47 @@
+"""The constants of the learner, apart from it so that reading a configuration does not import torch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from esper.lifecycle.config import Config
+
+
+class PPOConfig(Config):
+    """How Simic learns."""
+
+    gamma: float = Field(
+        default=0.995, ge=0, le=1, description="discount; a shaped reward must use the same one"
+    )
+    lam: float = Field(default=0.98, ge=0, le=1, description="λ of the advantages")
+    clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
+    learning_rate: float = Field(default=3e-4, gt=0, description="of Adam")
+    adam_epsilon: float = Field(default=1e-5, gt=0, description="of Adam")
+    epochs: int = Field(default=4, ge=1, description="passes over a rollout")
+    minibatches: int = Field(
+        default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
+    )
+    target_kl: float | None = Field(
+        default=0.015, gt=0, description="KL per step to aim at; none never stops early"
+    )
+    kl_stop: float = Field(
+        default=1.5, gt=0, description="stop learning from a rollout at this multiple of target_kl"
+    )
+    entropy_start: float = Field(default=0.05, ge=0, description="entropy coefficient of the first update")
+    entropy_end: float = Field(
+        default=0.01, ge=0, description="entropy coefficient after entropy_updates updates"
+    )
+    entropy_updates: int = Field(
+        default=200, ge=1, description="updates over which the entropy coefficient moves"
+    )
+    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
+    value_clip: float | None = Field(
+        default=None, gt=0, description="how far V may move per update; none does not clip"
+    )
+    max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
+    normalise_values: bool = Field(
+        default=True, description="whether V is learned in units of the returns' scale"
+    )
+    normalise_observations: bool = Field(
+        default=False, description="whether features are standardised; ours are bounded"
+    )
