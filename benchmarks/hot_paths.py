@@ -18,8 +18,8 @@ def find_works() -> dict[str, Work]:
     works: dict[str, Work] = {}
     for module in pkgutil.iter_modules(benchmarks.__path__, "benchmarks."):
         if module.name != __spec__.name:
-            for work in getattr(importlib.import_module(module.name), "WORKS", ()):
-                works[work.name] = work
+            found = getattr(importlib.import_module(module.name), "WORKS", ())
+            works.update({work.name: work for work in found if isinstance(work, Work)})
     return works
 
 

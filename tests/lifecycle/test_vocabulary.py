@@ -122,6 +122,8 @@ def test_actions_check_their_shape() -> None:
     for shape in ((3,), (3, 7), (2, 3, 8)):
         with pytest.raises(ValueError, match=r"expected \[members, 8\]"):
             Actions(torch.zeros(shape, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"actions are of torch.float32; expected torch.int64"):
+        Actions(torch.zeros(3, 8))
 
 
 def test_slot_config_orders_and_validates() -> None:

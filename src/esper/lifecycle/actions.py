@@ -198,6 +198,10 @@ class Actions:
                 f"actions have shape {tuple(self.choices.shape)}; "
                 f"expected [members, {NUM_HEADS}], a column per head"
             )
+        if self.choices.dtype != torch.long:
+            raise ValueError(
+                f"actions are of {self.choices.dtype}; expected torch.int64, the index of a choice"
+            )
 
     def __getitem__(self, head: Head) -> Tensor:
         """The choice of one head for every member.  # [N]"""

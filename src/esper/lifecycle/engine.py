@@ -136,7 +136,7 @@ def apply(
     choices = actions.choices.clamp(min=0).minimum(last)  # [N, heads], safe to gather with
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
     in_range = choices == actions.choices
-    read = _relevance(states.device)[op]
+    read = _relevance(states.device)[op]  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
     pair_legal = legal_slots_by_op(states, config, governor_override)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
@@ -145,7 +145,7 @@ def apply(
     passed = _passed(states, evidence, config, topology, choices)
     succeeded = legal & passed
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
-    after, germinated, pruned = _execute(states, choices, executed)
+    after, germinated, pruned = _execute(states, _Orders.of(choices, executed, states.num_slots))
     return Outcome(
         states=after,
         legal=legal,
@@ -165,10 +165,10 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     ramped = advance_alpha(states)
     ended = ramped.prune_pending & (ramped.alpha_mode == AlphaMode.HOLD)
     clock = states.epochs_in_stage + 1
-    patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks)[states.stage]
+    patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks).take(states.stage)
     cooled = clock >= patience
     moved = ended | cooled
-    stage = torch.where(cooled, _cooled_stages(states.device)[states.stage], states.stage)
+    stage = torch.where(cooled, _cooled_stages(states.device).take(states.stage), states.stage)
     after = _without_seed(ramped, ended).replace(
         stage=stage.masked_fill(ended, int(Stage.PRUNED)),
         epochs_in_stage=clock.masked_fill(moved, 0),
@@ -230,60 +230,73 @@ def _passed(
     return ~(refused | ((op == Op.FOSSILIZE) & ~earned))
 
 
-def _execute(states: SlotStates, choices: Tensor, op: Tensor) -> tuple[SlotStates, Tensor, Tensor]:
-    """Carry out ops that are legal and let through; also where seeds began and where they ended."""
-    slots = torch.arange(states.num_slots, device=states.device)
-    here = slots == choices[:, Head.SLOT, None]  # [N, S]
-    does = {kind: here & (op == kind).unsqueeze(1) for kind in Op}
-    germinate, prune = does[Op.GERMINATE], does[Op.PRUNE]
-    at_once = (choices[:, Head.ALPHA_SPEED, None] == AlphaSpeed.INSTANT) | (states.alpha == 0)
-    prune_now, prune_later = prune & at_once, prune & ~at_once
+@dataclass(frozen=True)
+class _Orders:
+    """What is to be carried out: legal, and let through by the gates."""
 
-    after = _plant(_without_seed(states, germinate | prune_now), germinate, choices)
-    after = after.replace(
-        style=torch.where(does[Op.SET_ALPHA_TARGET], choices[:, Head.STYLE, None], after.style),
-        prune_pending=after.prune_pending | prune_later,
-    )
-    after = _begin_ramps(after, choices, does[Op.SET_ALPHA_TARGET], prune_later, does[Op.ADVANCE])
+    pick: dict[Head, Tensor]  # each [N, 1]: the member's choices
+    at: dict[Op, Tensor]  # each [N, S] bool: the slots on which the op is carried out
 
-    stage = torch.where(does[Op.ADVANCE], _next_stages(states.device)[states.stage], states.stage)
-    stage = stage.masked_fill(germinate, int(Stage.GERMINATED)).masked_fill(prune_now, int(Stage.PRUNED))
-    lowered = (does[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
-    stage = stage.masked_fill(lowered & (states.stage == Stage.HOLDING), int(Stage.BLENDING))
-    stage = stage.masked_fill(does[Op.FOSSILIZE], int(Stage.FOSSILIZED))
+    @staticmethod
+    def of(choices: Tensor, op: Tensor, num_slots: int) -> _Orders:
+        pick = dict(zip(Head, choices.unsqueeze(2).unbind(1), strict=True))
+        here = torch.arange(num_slots, device=op.device) == pick[Head.SLOT]  # [N, S]
+        kinds = op.unsqueeze(1) == torch.arange(len(Op), device=op.device)  # [N, ops]
+        at = (here.unsqueeze(1) & kinds.unsqueeze(2)).unbind(1)
+        return _Orders(pick, dict(zip(Op, at, strict=True)))
+
+
+def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, Tensor]:
+    """The states afterwards, where seeds began and where they ended."""
+    at = orders.at
+    at_once = (orders.pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
+    prune_now, prune_later = at[Op.PRUNE] & at_once, at[Op.PRUNE] & ~at_once
+    after = _plant(_without_seed(states, at[Op.GERMINATE] | prune_now), orders)
+    after = _begin_ramps(after, orders, prune_later)
+
+    stage = torch.where(at[Op.ADVANCE], _next_stages(states.device).take(states.stage), states.stage)
+    lowered = (at[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
+    entered = {
+        Stage.GERMINATED: at[Op.GERMINATE],
+        Stage.BLENDING: lowered & (states.stage == Stage.HOLDING),  # HOLDING is alpha 1 at rest
+        Stage.FOSSILIZED: at[Op.FOSSILIZE],
+        Stage.PRUNED: prune_now,
+    }
+    for into, where in entered.items():
+        stage = stage.masked_fill(where, int(into))
     clock = states.epochs_in_stage.masked_fill(stage != states.stage, 0)
-    return after.replace(stage=stage, epochs_in_stage=clock), germinate, prune_now
+    return after.replace(stage=stage, epochs_in_stage=clock), at[Op.GERMINATE], prune_now
 
 
-def _plant(states: SlotStates, where: Tensor, choices: Tensor) -> SlotStates:
-    """A new seed with the member's choices: it keeps its target until its first ramp."""
-    target = _target_alphas(states.device)[choices[:, Head.ALPHA_TARGET, None]]
+def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
+    """A new seed with the member's choices; a new target brings its style along too.
+
+    A seed keeps its target until its first ramp.
+    """
+    new, pick = orders.at[Op.GERMINATE], orders.pick
+    target = _target_alphas(states.device).take(pick[Head.ALPHA_TARGET])
     return states.replace(
-        blueprint=torch.where(where, choices[:, Head.BLUEPRINT, None], states.blueprint),
-        style=torch.where(where, choices[:, Head.STYLE, None], states.style),
-        tempo=torch.where(where, choices[:, Head.TEMPO, None], states.tempo),
-        alpha_target=torch.where(where, target, states.alpha_target),
+        blueprint=torch.where(new, pick[Head.BLUEPRINT], states.blueprint),
+        style=torch.where(new | orders.at[Op.SET_ALPHA_TARGET], pick[Head.STYLE], states.style),
+        tempo=torch.where(new, pick[Head.TEMPO], states.tempo),
+        alpha_target=torch.where(new, target, states.alpha_target),
     )
 
 
-def _begin_ramps(
-    states: SlotStates, choices: Tensor, set_target: Tensor, prune_later: Tensor, advance: Tensor
-) -> SlotStates:
+def _begin_ramps(states: SlotStates, orders: _Orders, prune_later: Tensor) -> SlotStates:
     """The first ramp of a seed that enters BLENDING, a new target, or the way down to a prune."""
-    device = states.device
-    first = advance & (states.stage == Stage.TRAINING)
-    chosen = _target_alphas(device)[choices[:, Head.ALPHA_TARGET, None]].masked_fill(prune_later, 0.0)
-    return retarget(
+    device, pick = states.device, orders.pick
+    first = orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING)
+    chosen = _target_alphas(device).take(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
+    tempo, speed = _tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
+    ramped = retarget(
         states,
-        where=first | set_target | prune_later,
+        where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,
         target=torch.where(first, states.alpha_target, chosen),
-        ticks=torch.where(
-            first,
-            _tempo_ticks(device)[states.tempo],
-            _speed_ticks(device)[choices[:, Head.ALPHA_SPEED, None]],
-        ),
-        curve=torch.where(first, _style_curves(device)[states.style], choices[:, Head.ALPHA_CURVE, None]),
+        ticks=torch.where(first, tempo, speed),
+        curve=torch.where(first, _style_curves(device).take(states.style), pick[Head.ALPHA_CURVE]),
     )
+    return ramped.replace(prune_pending=states.prune_pending | prune_later)
 
 
 _BLANK = SlotRecord()

@@ -65,7 +65,7 @@ def legal_slots_by_op(
     `governor_override` [N] bool lifts the rest condition of PRUNE for the members where it is True.
     """
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
-    at_rest = states.alpha_mode == AlphaMode.HOLD
+    at_rest = states.alpha_mode == int(AlphaMode.HOLD)
     released = at_rest if governor_override is None else at_rest | governor_override.unsqueeze(1)
     conditions: dict[Op, Tensor] = {
         Op.WAIT: states.enabled,

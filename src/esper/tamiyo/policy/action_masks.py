@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from esper.lifecycle import (
-    HEAD_CHOICES,
     NO_BLUEPRINT,
+    AlphaCurve,
     AlphaMode,
+    AlphaSpeed,
     AlphaTarget,
     Blueprint,
     Head,
@@ -26,6 +28,7 @@ from esper.lifecycle import (
     SlotStates,
     Stage,
     Style,
+    Tempo,
     device_table,
     legal_slots_by_op,
 )
@@ -33,11 +36,12 @@ from esper.lifecycle.gates import blueprint_table
 from esper.lifecycle.stages import SEED_STAGES, check_stage
 
 DEFAULT_RULES = LifecycleConfig()
+OPEN_HEADS = {"tempo": Tempo, "alpha_speed": AlphaSpeed, "alpha_curve": AlphaCurve}
 
 
 @dataclass(frozen=True)
 class ActionMasks:
-    """True = legal. The mask of a head that does not depend on the state may be an expanded view."""
+    """True = legal. Read, never write: a head that does not depend on the state shares one row."""
 
     slot: Tensor  # [N, S]: the enabled slots
     blueprint: Tensor  # [N, 13]
@@ -123,9 +127,17 @@ def states_from_mask_states(
     return states.to(device)
 
 
+@cache
+def _constant_heads(device: torch.device, topology: str, num_members: int) -> dict[str, Tensor]:
+    """The masks that do not depend on the state, as views of one row.  # each [N, choices]"""
+    rows = {name: _all_open(device, len(choices)) for name, choices in OPEN_HEADS.items()}
+    rows["blueprint"] = blueprint_table(device, topology)
+    return {name: row.expand(num_members, -1) for name, row in rows.items()}
+
+
 @device_table
-def _all_open(head: Head) -> Tensor:
-    return torch.ones(len(HEAD_CHOICES[head]), dtype=torch.bool)
+def _all_open(choices: int) -> Tensor:
+    return torch.ones(choices, dtype=torch.bool)
 
 
 @device_table
@@ -149,20 +161,17 @@ def compute_batch_masks(
     """
     states = _states(batch_slot_states, device)
     _check(states, slot_config, governor_override)
-    n, device = states.num_members, states.device
+    device = states.device
     slot_by_op = legal_slots_by_op(states, config, governor_override)  # [N, ops, S]
     op = slot_by_op.any(dim=2)
     shapes_alpha = (op[:, Op.GERMINATE] | op[:, Op.SET_ALPHA_TARGET]).unsqueeze(1)  # [N, 1]
     return ActionMasks(
         slot=states.enabled,
-        blueprint=blueprint_table(device, topology).expand(n, -1),
         style=shapes_alpha | _only(device, Style.SIGMOID_ADD),
-        tempo=_all_open(device, Head.TEMPO).expand(n, -1),
         alpha_target=shapes_alpha | _only(device, AlphaTarget.FULL),
-        alpha_speed=_all_open(device, Head.ALPHA_SPEED).expand(n, -1),
-        alpha_curve=_all_open(device, Head.ALPHA_CURVE).expand(n, -1),
         op=op,
         slot_by_op=slot_by_op,
+        **_constant_heads(device, topology, states.num_members),
     )
 
 
