@@ -29,7 +29,7 @@ The decision path waits for the device only where `train_epoch` and `validate` e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -51,6 +51,7 @@ from esper.lifecycle import (
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, build_host
+from esper.population.objectives import Objective
 from esper.population.population import Population, TrainMetrics, ValidationMetrics
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import ForwardCosts, Work
@@ -81,6 +82,10 @@ class EnvironmentSpec:
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
     population: PopulationConfig = field(default_factory=PopulationConfig)
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
+    variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
+    objective: str | Objective = (
+        "classification"  # what is trained for, and the score that counts as accuracy
+    )
 
 
 @dataclass(frozen=True)
@@ -113,20 +118,28 @@ class GrowthEnvironment:
             self.members,
             spec.seed,
             self.device,
+            spec.objective,
         )
         self.topology = self.population.bodies.host.topology
         self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
         self.slot_config = SlotConfig.grid(1, self.num_slots)
         self.steps = spec.episode.steps
         self.host_parameters = self.population.bodies.host_width
-        self._train = self._member_data(task.train)
-        self._validation = self._member_data(task.validation)
+        tasks = spec.variants or (task,)
+        self._train = self._member_data([t.train for t in tasks])
+        self._validation = self._member_data([t.validation for t in tasks])
         self._costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
         self._chance_loss = math.log(task.num_classes)
         self.reset(0)
 
-    def _member_data(self, split: Split) -> MemberData:
-        return MemberData.shared(split.inputs, split.targets, self.num_members).to(self.device)
+    def _member_data(self, splits: Sequence[Split]) -> MemberData:
+        """One split of each task, cut to the length of the shortest."""
+        shortest = min(len(split) for split in splits)
+        return MemberData.of(
+            torch.stack([split.inputs[:shortest] for split in splits]),
+            torch.stack([split.targets[:shortest] for split in splits]),
+            self.members.cpu() % len(splits),
+        ).to(self.device)
 
     # ---- one episode -----------------------------------------------------------------------------------
 
@@ -149,8 +162,8 @@ class GrowthEnvironment:
             signals=blank.update(measured.loss, measured.accuracy, self.spec.episode),
             loss=measured.loss,
             accuracy=measured.accuracy,
-            parameters=self.population.parameter_counts(slots),
         )
+        self.parameters = self.population.parameter_counts(slots)  # [N] int64
         self._governor = Governor(self.spec.governor, self.population, self.rows, self._chance_loss)
         self.potential = self.start_potential = self._potential()
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
@@ -188,7 +201,7 @@ class GrowthEnvironment:
             val_accuracy=rows.accuracy,
             loss_history=rows.signals.loss_history,
             accuracy_history=rows.signals.accuracy_history,
-            parameter_ratio=rows.parameters / self.host_parameters,
+            parameter_ratio=self.parameters / self.host_parameters,
             last_succeeded=self._last_succeeded,
             last_op=self._last_op,
             slots=rows.slots,
@@ -207,9 +220,9 @@ class GrowthEnvironment:
             signals=self.rows.signals.update(validation.loss, validation.accuracy, self.spec.episode),
             loss=validation.loss,
             accuracy=validation.accuracy,
-            parameters=self.population.parameter_counts(ticked.states),
         )
         self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
+        self.parameters = self.population.parameter_counts(self.slots)
         self.clock += 1
         self._last_op, self._last_succeeded = actions[Head.OP], outcome.succeeded
         return StepResult(
@@ -254,6 +267,7 @@ class GrowthEnvironment:
         rows.slots.check()
         self.population.restore(part("population", tensors))
         self.rows = rows
+        self.parameters = self.population.parameter_counts(rows.slots)
         self._governor.load_state_dict(part("governor", tensors))
         self.potential = tensors["potential"].to(self.device)
         self.start_potential = tensors["start_potential"].to(self.device)
@@ -298,4 +312,4 @@ class GrowthEnvironment:
         return REWARDS[self.spec.reward.mode](at) - self.spec.governor.penalty * panicked
 
     def _potential(self) -> Tensor:
-        return potential(self.rows.accuracy, self.rows.parameters / self.host_parameters, self.spec.reward)
+        return potential(self.rows.accuracy, self.parameters / self.host_parameters, self.spec.reward)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,7 +34,6 @@ class MemberRows:
     signals: Signals
     loss: Tensor  # [N] of the latest validation
     accuracy: Tensor  # [N] of the latest validation, 0..1
-    parameters: Tensor  # [N] int64
 
 
 @dataclass(frozen=True)
@@ -127,26 +126,22 @@ class Governor:
         """Saved rows for those who panicked, less what grew since."""
         saved, now = self._rows.slots, rows.slots
         suspects = panicked.unsqueeze(1) & grown_since(saved, now, self._ticks)
+        taken_back, present = panicked.unsqueeze(1) & ~suspects, now.tensors()
         undone = SlotStates(
-            **{
-                name: torch.where(panicked.unsqueeze(1) & ~suspects, value, now.tensors()[name])
-                for name, value in saved.tensors().items()
-            }
+            **{n: torch.where(taken_back, value, present[n]) for n, value in saved.tensors().items()}
         )
         slots = force_prune(undone, suspects)
         # Births are counted on: the next seed is another draw, not the one that just failed.
         self.population.restore({**self._bodies, "births": self.population.births}, panicked)
         self.population.prune(suspects)
-        after = choose(panicked, self._rows, rows)
-        return (
-            replace(
-                after,
-                slots=slots,
-                evidence=after.evidence.forget(suspects),
-                parameters=self.population.parameter_counts(slots),
-            ),
-            suspects,
+        after = MemberRows(
+            slots=slots,
+            evidence=choose(panicked, self._rows.evidence, rows.evidence).forget(suspects),
+            signals=choose(panicked, self._rows.signals, rows.signals),
+            loss=choose(panicked, self._rows.loss, rows.loss),
+            accuracy=choose(panicked, self._rows.accuracy, rows.accuracy),
         )
+        return after, suspects
 
     def _keep(self, rows: MemberRows, good: Tensor) -> None:
         """These are the rows to come back to."""

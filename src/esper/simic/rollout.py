@@ -142,7 +142,7 @@ def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
     return {
         "accuracy": rows.accuracy,
         "loss": rows.loss,
-        "parameters": rows.parameters,
+        "parameters": environment.parameters,
         "potential": environment.potential,
         "plateau": rows.signals.plateau,
         "seen_stage": rows.slots.stage,

@@ -14,7 +14,8 @@ Record = TypeVar("Record")
 
 def fit(where: Tensor, value: Tensor) -> Tensor:
     """A flag per member, shaped to choose rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
-    rows = where.repeat_interleave(value.shape[0] // where.shape[0])
+    each = value.shape[0] // where.shape[0]
+    rows = where if each == 1 else where.repeat_interleave(each)
     return rows.view(-1, *[1] * (value.ndim - 1))
 
 
