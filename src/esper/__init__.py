@@ -1,3 +1,37 @@
-"""Esper: networks that grow while they train."""
+"""Esper: networks that grow while they train.
+
+`esper.grow(model, train=..., val=...)` grows a network of your own. Everything is imported when it is first
+asked for, so that `import esper` alone costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.growing.api import grow as grow
+    from esper.growing.callback import Grower as Grower
+    from esper.growing.result import Grown as Grown
+    from esper.growing.sklearn import GrowingClassifier as GrowingClassifier
+    from esper.growing.sklearn import GrowingRegressor as GrowingRegressor
 
 __version__ = "0.1.0"
+
+_LAZY = {
+    "grow": "esper.growing.api",
+    "Grown": "esper.growing.result",
+    "Grower": "esper.growing.callback",
+    "GrowingClassifier": "esper.growing.sklearn",
+    "GrowingRegressor": "esper.growing.sklearn",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
+    return getattr(import_module(_LAZY[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

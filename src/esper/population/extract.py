@@ -60,18 +60,19 @@ def extract(
     stages = {Stage.FOSSILIZED} if fossilised_only else HEARD_STAGES
     slots = states[member].to("cpu")
     parts: list[nn.Module] = []
-    for k, segment in enumerate(_segments(population, member)):
+    for k, segment in enumerate(member_segments(population, member)):
         parts.append(segment)
         if (
             k < population.num_slots
             and Stage(int(slots.stage[0, k])) in stages
             and float(slots.alpha[0, k]) > 0
         ):
-            parts.append(_graft(population, slots, member, k))
+            parts.append(graft(population, slots, member, k))
     return nn.Sequential(*parts).eval()
 
 
-def _segments(population: Population, member: int) -> list[nn.Module]:
+def member_segments(population: Population, member: int) -> list[nn.Module]:
+    """One member's segments and head with its weights and running statistics, on the CPU."""
     bodies = population.bodies
     weights = population.hosts.weights[member].cpu().split(bodies.host_sizes)
     modules = []
@@ -83,7 +84,8 @@ def _segments(population: Population, member: int) -> list[nn.Module]:
     return modules
 
 
-def _graft(population: Population, slots: SlotStates, member: int, k: int) -> nn.Module:
+def graft(population: Population, slots: SlotStates, member: int, k: int) -> Grafted:
+    """The seed in slot k of one member, whose slots are given, with its way of blending."""
     host, slot = population.bodies.host, population.bodies.slots[k]
     row = population.seeds.weights[member * population.num_slots + k].cpu()
     seed = build_blueprint(int(slots.blueprint[0, k]), host.topology, host.widths[k], host.spatial_dims)

@@ -19,7 +19,7 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.gradients import SeedGradients, measure_seeds
 from esper.population.hosts import Host
-from esper.population.objectives import OBJECTIVES
+from esper.population.objectives import OBJECTIVES, Objective
 from esper.population.optimiser import RowWeights
 from esper.population.plan import (
     Measurement,
@@ -69,15 +69,15 @@ class Population:
         members: Tensor,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        objective: str = "classification",
+        objective: str | Objective = "classification",
     ):
-        if objective not in OBJECTIVES:
+        if isinstance(objective, str) and objective not in OBJECTIVES:
             raise ValueError(f"objective is {objective!r}; allowed are {', '.join(OBJECTIVES)}")
         self.config = config
         self.seed = seed
         self.device = torch.device(device)
         self.members = members.to(self.device)  # [N] global ids
-        self.objective = OBJECTIVES[objective]
+        self.objective = OBJECTIVES[objective] if isinstance(objective, str) else objective
         self.bodies = Bodies(make_host, config, self.device)
         self.num_members, self.num_slots = members.shape[0], len(self.bodies.slots)
         self.hosts = RowWeights.zeros(self.num_members, self.bodies.host_width, self.device)

@@ -1,0 +1,1 @@
+"""Grow a network of your own: `esper.grow(model, train=..., val=...)`."""

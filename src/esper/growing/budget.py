@@ -1,0 +1,92 @@
+"""A limit on what growth may add, kept by masking what would not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from esper.errors import UserError
+from esper.lifecycle import Actions, Op, SlotStates, Style
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, selectable_blueprints
+from esper.lifecycle.legality import holds_seed
+from esper.population.bodies import Bodies
+from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What a seed costs in parameters."""
+
+    seeds: Tensor  # [S, blueprints] int64
+    gates: Tensor  # [S] int64: of the gate, for the style that has one
+    choosable: Tensor  # [blueprints] bool
+
+    @staticmethod
+    def of(bodies: Bodies, device: torch.device) -> Prices:
+        choosable = torch.zeros(len(Blueprint), dtype=torch.bool)
+        choosable[[int(b) for b in selectable_blueprints(bodies.host.topology)]] = True
+        return Prices(
+            bodies.parameter_table().to(device), bodies.gate_parameters().to(device), choosable.to(device)
+        )
+
+    def spent(self, slots: SlotStates) -> Tensor:
+        """The parameters of all living seeds.  # [N]"""
+        slot = torch.arange(slots.num_slots, device=slots.device)
+        each = self.seeds[slot, slots.blueprint.clamp(min=0)] + _gated(slots.device)[slots.style] * self.gates
+        return (each * holds_seed(slots)).sum(dim=1)
+
+
+def _gated(device: torch.device) -> Tensor:
+    return torch.tensor([STYLE_BLEND[style] is Blend.GATE for style in Style], device=device)
+
+
+class Budgeted:
+    """A controller that is never shown a seed which would take its member over the budget.
+
+    A slot stays open for GERMINATE while the cheapest seed fits there; a blueprint stays open while it fits
+    in every slot that is open; the gated style stays open while its gate fits as well. So no combination of
+    open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
+    """
+
+    def __init__(self, controller: Controller, prices: Prices, budget: int):
+        cheapest = int(prices.seeds[:, prices.choosable].min())
+        if budget < cheapest:
+            raise UserError(
+                f"budget is {budget} parameters and the smallest seed that fits this model has "
+                f"{cheapest}; give a "
+                f"budget of at least {cheapest}, or None for no limit"
+            )
+        self.controller, self.prices, self.budget = controller, prices, budget
+
+    def begin(self, scene: Scene) -> None:
+        self.controller.begin(scene)
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        return self.controller.decide(observation, self.limited(observation.slots, masks), step)
+
+    def limited(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
+        """The masks without what the budget does not allow."""
+        prices, left = self.prices, self.budget - self.prices.spent(slots)  # [N]
+        seeds = prices.seeds.masked_fill(~prices.choosable, torch.iinfo(torch.long).max // 2)
+        room = left.view(-1, 1, 1)
+        fits = seeds.unsqueeze(0) <= room  # [N, S, blueprints]
+        open_slots = masks.slot_by_op[:, Op.GERMINATE] & fits.any(dim=2)  # [N, S]
+        shut = ~open_slots.unsqueeze(2)
+        blueprints = masks.blueprint & (fits | shut).all(dim=1)
+        open_slots = open_slots & blueprints.any(dim=1, keepdim=True)
+        any_open = open_slots.any(dim=1, keepdim=True)
+        blueprints = torch.where(any_open, blueprints, masks.blueprint)
+        with_gate = (seeds + prices.gates.unsqueeze(1)).unsqueeze(0) <= room
+        gate_fits = (with_gate | shut | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
+        restyled = prices.gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate
+        gate_fits = gate_fits & (restyled | ~masks.slot_by_op[:, Op.SET_ALPHA_TARGET]).all(
+            dim=1, keepdim=True
+        )
+        styles = masks.style & (~_gated(left.device) | gate_fits)
+        by_op = masks.slot_by_op.clone()
+        by_op[:, Op.GERMINATE] = open_slots
+        return replace(masks, blueprint=blueprints, style=styles, slot_by_op=by_op, op=by_op.any(dim=2))

@@ -1,0 +1,208 @@
+"""Where a model can be cut: the values through which everything flows, and the choice among them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from esper.errors import UserError
+from esper.growing.tracing import ADVICE, Traced
+
+MOST_SLOTS = 8  # as many as are chosen without being asked for by name
+TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie
+
+_RESHAPING_LAYERS = (nn.Flatten, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
+_RESHAPING_CALLS = {torch.flatten, torch.mean, F.adaptive_avg_pool2d, F.adaptive_avg_pool1d, "mean"}
+_RESHAPING_CALLS |= {"flatten", "view", "reshape", torch.reshape}
+_NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
+_SEQUENCE_LAYERS = (nn.Embedding, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A value at which a model is cut and a seed may live."""
+
+    name: str  # of the slot
+    node: fx.Node
+    topology: str
+    shape: tuple[int, ...]  # of one sample
+
+    @property
+    def width(self) -> int:
+        return self.shape[0] if self.topology == "cnn" else self.shape[-1]
+
+    @property
+    def spatial_dims(self) -> int:
+        return len(self.shape) - 1 if self.topology == "cnn" else 0
+
+
+class Joints:
+    """The joints of a traced model."""
+
+    def __init__(self, traced: Traced, topology: str | None = None):
+        self.traced = traced
+        self.kind = type(traced.module).__name__
+        self.topology = topology
+        self.nodes = traced.nodes
+        self._place = {node: i for i, node in enumerate(self.nodes)}
+        self._last_use = [max((self._place[u] for u in n.users), default=i) for n, i in self._place.items()]
+
+    def crossing(self, node: fx.Node) -> list[fx.Node]:
+        """What else is needed after a node, besides its value and constants."""
+        at = self._place[node]
+        return [
+            other
+            for i, other in enumerate(self.nodes[: at + 1])
+            if other is not node
+            and self._last_use[i] > at
+            and not (other.op == "get_attr" and self._first_use(other) > at)
+            and not self.traced.is_constant(other)
+        ]
+
+    def _first_use(self, node: fx.Node) -> int:
+        return min(self._place[user] for user in node.users)
+
+    def joint(self, node: fx.Node, name: str | None = None) -> Joint | None:
+        """The joint at a node, if its value is a batch of activations that a seed could work on."""
+        value, other = self.traced.first[node], self.traced.second[node]
+        if node.op in ("placeholder", "output", "get_attr") or not isinstance(value, Tensor):
+            return None
+        if node is self.nodes[-1].args[0]:
+            return None
+        fits = (
+            value.is_floating_point()
+            and 2 <= value.ndim <= 4
+            and value.shape[1:] == other.shape[1:]
+            and value.shape[0] != other.shape[0]
+        )
+        if not fits or self.crossing(node):
+            return None
+        return Joint(name or slot_name(node), node, self._topology(value), tuple(value.shape[1:]))
+
+    def _topology(self, value: Tensor) -> str:
+        if value.ndim != 3:
+            return "mlp" if value.ndim == 2 else "cnn"
+        if self.topology is not None:
+            return self.topology
+        modules = list(self.traced.module.modules())
+        signals = any(isinstance(m, nn.Conv1d) for m in modules)
+        sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
+        return "cnn" if signals and not sequences else "transformer"
+
+    # ---- choosing --------------------------------------------------------------------------------------
+
+    def found(self) -> list[Joint]:
+        """Joints at the ends of blocks: the last one before each further layer with weights."""
+        chosen: list[Joint] = []
+        candidate: Joint | None = None
+        weighted = opaque = False
+        for node in self.nodes:
+            heavy, layer = self._layer(node)
+            ends = heavy and not isinstance(layer, nn.Embedding)
+            ends = ends or self._reshapes(node, layer) or (opaque and isinstance(layer, _NORMS))
+            if ends and weighted and candidate is not None:
+                chosen.append(candidate)
+                candidate, weighted = None, False
+            weighted = weighted or heavy
+            if heavy:
+                opaque = layer is not None and not type(layer).__module__.startswith("torch.nn")
+            candidate = self.joint(node) or candidate
+        return _spread([joint for joint in chosen if joint.topology == self._favourite(chosen)])
+
+    def _favourite(self, chosen: Sequence[Joint]) -> str:
+        if self.topology is not None:
+            return self.topology
+        if not chosen:
+            raise UserError(
+                f"{self.kind} has no place for a slot between two of its layers; {ADVICE}, and at least "
+                "two of them"
+            )
+        counts = {topology: sum(j.topology == topology for j in chosen) for topology in TOPOLOGY_ORDER}
+        return max(TOPOLOGY_ORDER, key=lambda topology: counts[topology])
+
+    def _layer(self, node: fx.Node) -> tuple[bool, nn.Module | None]:
+        """Whether a node has weights beyond those of a norm, and its layer."""
+        if node.op != "call_module":
+            return False, None
+        layer = self.traced.module.get_submodule(str(node.target))
+        return any(True for _ in layer.parameters()) and not isinstance(layer, _NORMS), layer
+
+    def _reshapes(self, node: fx.Node, layer: nn.Module | None) -> bool:
+        return isinstance(layer, _RESHAPING_LAYERS) or (
+            node.op in ("call_function", "call_method") and node.target in _RESHAPING_CALLS
+        )
+
+    def named(self, names: Sequence[str]) -> list[Joint]:
+        """The joints after the modules of these names, in the order of the forward pass."""
+        joints = [self._named(name) for name in names]
+        kinds = {joint.topology for joint in joints}
+        if len(kinds) > 1:
+            told = ", ".join(f"{j.name} {list(j.shape)}" for j in joints)
+            raise UserError(
+                f"the slots of {self.kind} are of different kinds ({told}); choose slots whose "
+                "activations all "
+                "have the same number of axes"
+            )
+        return sorted(joints, key=lambda joint: self._place[joint.node])
+
+    def _named(self, name: str) -> Joint:
+        calls = [n for n in self.nodes if n.op == "call_module"]
+        under = [n for n in calls if n.target == name or str(n.target).startswith(f"{name}.")]
+        if not under:
+            known = ", ".join(dict.fromkeys(str(n.target) for n in calls))
+            raise UserError(f"slot {name!r} is no module that {self.kind} calls; it calls {known}")
+        node = _tensor_of(under[-1], self.traced.first)
+        joint = self.joint(node, name)
+        if joint is None:
+            raise UserError(self._refusal(name, node))
+        return joint
+
+    def _refusal(self, name: str, node: fx.Node) -> str:
+        value = self.traced.first[node]
+        if node is self.nodes[-1].args[0]:
+            return f"{self.kind} cannot have a slot after {name!r}, its last layer; name a layer before it"
+        others = [other.name for other in self.crossing(node)]
+        if isinstance(value, Tensor) and others:
+            return (
+                f"{self.kind} cannot be cut after {name!r}: {', '.join(others[:3])} "
+                f"{'goes' if len(others) == 1 else 'go'} past it (a skip connection); put the slot after "
+                "the block "
+                "that joins them"
+            )
+        given = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+        return (
+            f"{self.kind} cannot have a slot after {name!r}, which gives {given}; a slot needs one float "
+            "tensor "
+            "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
+        )
+
+
+def slot_name(node: fx.Node) -> str:
+    """The module that a value comes from, or the name of the operation."""
+    source = node.args[0] if node.target is operator.getitem else node
+    return str(source.target) if isinstance(source, fx.Node) and source.op == "call_module" else node.name
+
+
+def _tensor_of(node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
+    """The tensor that a block hands on: its first item where it returns several."""
+    if isinstance(values[node], Tensor):
+        return node
+    for user in node.users:
+        if user.op == "call_function" and user.target is operator.getitem and user.args[1] == 0:
+            return user
+    return node
+
+
+def _spread(joints: list[Joint]) -> list[Joint]:
+    """At most `MOST_SLOTS` of them, evenly spaced, the last always among them."""
+    count = len(joints)
+    if count <= MOST_SLOTS:
+        return joints
+    return [joints[((k + 1) * count) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]

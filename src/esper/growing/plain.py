@@ -1,0 +1,195 @@
+"""What comes out: a plain module. Nothing in it is a class of ours, so it needs no esper to be loaded.
+
+A grown member is the user's own layers with their trained weights, and every seed as a small traced module
+of torch's layers and functions. An `nn.Sequential` stays one, with the names of its layers unchanged and a
+new entry after each layer where something grew; any other model becomes a `torch.fx.GraphModule` over its
+own submodules, with the names of its tensors unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from esper.errors import UserError
+from esper.growing.cutting import Cut
+from esper.growing.tracing import is_sequence
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, SqueezeExcite
+from esper.population.extract import Grafted, graft, member_segments
+from esper.population.population import Population
+
+# ---- seeds without sizes in their code, so that they can be traced once for every batch and length -------
+
+
+class _SqueezeExcite(nn.Module):
+    def __init__(self, seed: SqueezeExcite, spatial_dims: int):
+        super().__init__()
+        self.excite = seed.excite
+        self.blank = (..., *[None] * spatial_dims)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * torch.tanh(self.excite(h))[self.blank]
+
+
+class _Gate(nn.Module):
+    def __init__(self, gate: Gate, spatial_dims: int):
+        super().__init__()
+        self.linear = gate.linear
+        self.spatial = gate.spatial
+        self.blank = (..., *[None] * spatial_dims)
+
+    def forward(self, h: Tensor) -> Tensor:
+        pooled = h.flatten(2).mean(-1) if self.spatial else h
+        return torch.sigmoid(self.linear(pooled))[self.blank]
+
+
+class _CausalAttention(nn.Module):
+    def __init__(self, seed: CausalSelfAttention, spatial_dims: int):
+        super().__init__()
+        self.qkv, self.out, self.heads = seed.qkv, seed.out, seed.heads
+        self.width = seed.out.in_features
+
+    def forward(self, h: Tensor) -> Tensor:
+        qkv = self.qkv(F.layer_norm(h, [self.width]))
+        split = qkv.unflatten(-1, [3, self.heads, self.width // self.heads]).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(split[0], split[1], split[2], is_causal=True)
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class _AlibiAttention(nn.Module):
+    slopes: Tensor  # [heads, 1, 1]
+
+    def __init__(self, seed: AlibiAttention, spatial_dims: int):
+        super().__init__()
+        self.query, self.key_value, self.out, self.heads = seed.query, seed.key_value, seed.out, seed.heads
+        self.width = seed.out.in_features
+        slopes = torch.exp2(-8.0 * torch.arange(1, self.heads + 1) / self.heads)
+        self.register_buffer("slopes", slopes.view(-1, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        unit = F.layer_norm(h, [self.width])
+        query = self.query(unit).unflatten(-1, [self.heads, -1]).transpose(1, 2)  # [B, heads, T, D / heads]
+        pair = self.key_value(unit).unflatten(-1, [2, -1])
+        key, value = pair.select(2, 0).unsqueeze(1), pair.select(2, 1).unsqueeze(1)  # [B, 1, T, D / heads]
+        steps = torch.ones_like(h[0, :, 0]).cumsum(0)  # [T]
+        distance = steps.unsqueeze(0) - steps.unsqueeze(1)  # [T, T], above 0 in the future
+        bias = (self.slopes * distance).masked_fill(distance > 0, float("-inf"))
+        scores = query @ key.transpose(-1, -2) * (self.width // self.heads) ** -0.5
+        mixed = torch.softmax(scores + bias, dim=-1) @ value
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+_TRACEABLE: dict[type[nn.Module], Callable[[nn.Module, int], nn.Module]] = {
+    SqueezeExcite: lambda m, d: _SqueezeExcite(cast(SqueezeExcite, m), d),
+    Gate: lambda m, d: _Gate(cast(Gate, m), d),
+    CausalSelfAttention: lambda m, d: _CausalAttention(cast(CausalSelfAttention, m), d),
+    AlibiAttention: lambda m, d: _AlibiAttention(cast(AlibiAttention, m), d),
+}
+
+
+def plain_graft(grafted: Grafted, spatial_dims: int) -> fx.GraphModule:
+    """A seed with its way of blending, as a traced module of torch's own layers and functions."""
+    parts = copy.deepcopy(grafted)
+    for name, part in list(parts.named_children()):
+        if type(part) in _TRACEABLE:
+            setattr(parts, name, _TRACEABLE[type(part)](part, spatial_dims))
+    try:
+        graph = fx.Tracer().trace(parts)
+    except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError) as error:
+        raise UserError(
+            f"the blueprint {type(grafted.seed).__name__} cannot be traced ({error}), so that it would need "
+            "esper to be loaded; write its forward without asking for sizes"
+        ) from error
+    for node in graph.nodes:
+        node.type = None  # an annotation that is only a string cannot be pickled
+    return fx.GraphModule(parts, graph, class_name="Grown")
+
+
+# ---- the whole model -----------------------------------------------------------------------------------
+
+
+def grown_name(slot: str) -> str:
+    """The name of what grew in a slot: of a module in the plain model."""
+    return f"{slot.replace('.', '_')}_grown"
+
+
+def plain_member(pieces: Cut, population: Population, states: SlotStates, member: int) -> nn.Module:
+    """Member `member` as a plain module: the user's layers with its weights, and the seeds that it hears."""
+    weights = member_weights(pieces, population, member)
+    slots = states[member].to("cpu")
+    grafts: dict[int, nn.Module] = {}
+    for k in range(population.num_slots):
+        heard = Stage(int(slots.stage[0, k])) in HEARD_STAGES and float(slots.alpha[0, k]) > 0
+        if heard:
+            grafts[k] = plain_graft(graft(population, slots, member, k), pieces.host.spatial_dims)
+    return assemble(pieces, weights, grafts)
+
+
+def member_weights(pieces: Cut, population: Population, member: int) -> dict[str, Tensor]:
+    """The tensors of one member's host under the names that they have in the user's model."""
+    tensors: dict[str, Tensor] = {}
+    for keys, segment in zip(pieces.keys, member_segments(population, member), strict=True):
+        own = {**dict(segment.named_parameters()), **dict(segment.named_buffers())}
+        tensors |= {name: own[key].detach() for key, name in keys.items()}
+    return tensors
+
+
+def assemble(pieces: Cut, weights: Mapping[str, Tensor], grafts: Mapping[int, nn.Module]) -> nn.Module:
+    """The user's model with these weights, and a graft after each of these joints, on the CPU."""
+    model = copy.deepcopy(pieces.original)
+    with torch.no_grad():
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in weights:
+                tensor.copy_(weights[name])
+    names = {str(pieces.joints[k].node.target): (k, grafted) for k, grafted in grafts.items()}
+    if is_sequence(model) and all(name in model._modules for name in names):
+        return _as_sequence(cast(nn.Sequential, model), pieces, names).eval()
+    return _as_graph(model, pieces, grafts).eval()
+
+
+def _as_sequence(
+    model: nn.Sequential, pieces: Cut, grafts: Mapping[str, tuple[int, nn.Module]]
+) -> nn.Sequential:
+    parts: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        parts[name] = child
+        if name in grafts:
+            k, grafted = grafts[name]
+            parts[grown_name(pieces.joints[k].name)] = grafted
+    model._modules = parts
+    return model
+
+
+def _as_graph(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> fx.GraphModule:
+    graph = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    result = graph.graph_copy(pieces.traced.graph, copied)
+    root = nn.Module()
+    for name, value in [*model._modules.items(), *model._parameters.items()]:
+        setattr(root, name, value)
+    for name, buffer in model._buffers.items():
+        root.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
+    for k, grafted in grafts.items():
+        name = grown_name(pieces.joints[k].name)
+        setattr(root, name, grafted)
+        node = copied[pieces.joints[k].node]
+        with graph.inserting_after(node):
+            call = graph.call_module(name, (node,))
+        for user in [user for user in node.users if user is not call]:
+            user.replace_input_with(node, call)
+    graph.output(result)
+    return fx.GraphModule(root, graph, class_name=type(model).__name__)
+
+
+def classes_of(model: nn.Module) -> set[str]:
+    """Every class in a model, by the package it comes from: what someone needs installed to unpickle it."""
+    return {f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()}

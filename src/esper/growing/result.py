@@ -1,0 +1,193 @@
+"""What a user gets back: the grown model, its history, a report, a picture and a diff of the architecture."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import nn
+
+from esper.growing.plain import grown_name
+from esper.lifecycle import Head, Op
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
+from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.population.blueprints import blueprint_entry
+from esper.simic.rollout import EpisodeRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One decision and the epoch that followed it."""
+
+    epoch: int  # from 1 on
+    decision: str  # in words
+    train_loss: float
+    val_loss: float
+    score: float  # of validation
+    parameters: int
+
+
+@dataclass(frozen=True)
+class Addition:
+    """One seed that the model ended with."""
+
+    slot: str  # the user's submodule after which it sits
+    module: str  # its own name in the plain model
+    blueprint: str
+    summary: str
+    blend: str
+    alpha: float
+    permanent: bool  # fossilised: the controller was sure
+    parameters: int
+    contribution: float  # points of validation score lost without it; NaN if it was never measured
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A grown model and the story of it."""
+
+    models: tuple[nn.Module, ...] = field(repr=False)  # one for each member, each plain
+    record: EpisodeRecord = field(repr=False)
+    slot_names: tuple[str, ...]
+    score_name: str
+    topology: str
+
+    @property
+    def best(self) -> int:
+        """The member with the best validation score at the end."""
+        return int(np.nanargmax(np.nan_to_num(self.record.accuracy[-1], nan=-np.inf)))
+
+    @property
+    def model(self) -> nn.Module:
+        """The best member: a plain module, in eval mode, on the CPU."""
+        return self.models[self.best]
+
+    @property
+    def history(self) -> tuple[Epoch, ...]:
+        """What was decided and seen, epoch by epoch, for the best member."""
+        record, m = self.record, self.best
+        return tuple(
+            Epoch(
+                epoch=t + 1,
+                decision=self._decision(t, m),
+                train_loss=float(record.training_loss[t, m]),
+                val_loss=float(record.loss[t + 1, m]),
+                score=float(record.accuracy[t + 1, m]),
+                parameters=int(record.parameters[t + 1, m]),
+            )
+            for t in range(record.num_steps)
+        )
+
+    @property
+    def added(self) -> tuple[Addition, ...]:
+        """The seeds that the best member ended with, in the order of its slots."""
+        slots = self.record.final_slots[self.best]
+        heard = [
+            k
+            for k in range(len(self.slot_names))
+            if Stage(int(slots.stage[0, k])) in HEARD_STAGES and float(slots.alpha[0, k]) > 0
+        ]
+        return tuple(self._addition(k) for k in heard)
+
+    def _addition(self, k: int) -> Addition:
+        slots, m = self.record.final_slots[self.best], self.best
+        blueprint = Blueprint(int(slots.blueprint[0, k]))
+        blend = STYLE_BLEND[Style(int(slots.style[0, k]))]
+        gate = int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
+        return Addition(
+            slot=self.slot_names[k],
+            module=grown_name(self.slot_names[k]),
+            blueprint=blueprint.name,
+            summary=blueprint_entry(blueprint, self.topology).summary,
+            blend=_BLENDS[blend],
+            alpha=float(slots.alpha[0, k]),
+            permanent=int(slots.stage[0, k]) == Stage.FOSSILIZED,
+            parameters=int(self.record.seed_parameters[k, blueprint]) + gate,
+            contribution=float(self.record.contribution[-1, m, k]),
+        )
+
+    @property
+    def host_parameters(self) -> int:
+        """Trained parameters of the model as it was given."""
+        return self.record.host_parameters
+
+    def diff(self) -> str:
+        """What was added where, with how many parameters, earning how much."""
+        lines = [f"  {self.host_parameters:,} parameters as given"]
+        for item in self.added:
+            earned = "never measured"
+            if math.isfinite(item.contribution):
+                earned = f"worth {item.contribution:+.1f} points of validation {self.score_name}"
+            kept = "for good" if item.permanent else f"at strength {item.alpha:.2f}, on trial"
+            lines.append(
+                f"+ after {item.slot}: {item.blueprint} ({item.module}), {item.parameters:,} parameters, "
+                f"{item.blend}, {kept}, {earned}: {item.summary}"
+            )
+        total = self.host_parameters + sum(item.parameters for item in self.added)
+        ending = f"= {total:,} parameters" if self.added else "nothing was added"
+        return "\n".join([*lines, ending])
+
+    def report(self) -> str:
+        """The story in a few lines."""
+        record, m = self.record, self.best
+        first, last = float(record.accuracy[0, m]), float(record.accuracy[-1, m])
+        tried = int(record.germinated[:, m].sum())
+        ended = int(record.pruned[:, m].sum() + record.rolled_back[:, m].sum())
+        rollbacks = int(record.panicked[:, m].sum())
+        lines = [
+            f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs",
+            f"{tried} seeds were planted, {len(self.added)} stayed, {ended} were taken out again",
+        ]
+        if rollbacks:
+            lines.append(f"training broke {rollbacks} times and was taken back to its last good state")
+        if len(self.models) > 1:
+            lines.append(f"the best of {len(self.models)} members (number {m}) was kept")
+        told = [f"epoch {e.epoch}: {e.decision}" for e in self.history if e.decision != "waited"]
+        return "\n".join([*lines, "", self.diff(), "", *told]).rstrip()
+
+    def _decision(self, t: int, m: int) -> str:
+        record = self.record
+        asked = record.choices[t, m]
+        op, slot = Op(int(asked[Head.OP])), self.slot_names[int(asked[Head.SLOT])]
+        after = Stage(int(record.stage[t, m, asked[Head.SLOT]])).name
+        words = {
+            Op.WAIT: "waited",
+            Op.GERMINATE: f"planted {Blueprint(int(asked[Head.BLUEPRINT])).name} after {slot}",
+            Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
+            Op.PRUNE: f"took out the seed after {slot}",
+            Op.FOSSILIZE: f"made the seed after {slot} permanent",
+            Op.ADVANCE: f"moved the seed after {slot} on to {after}",
+        }
+        return words[op] if record.succeeded[t, m] else f"tried and was refused: {words[op]}"
+
+    def plot(self) -> Figure:
+        """The validation score and the number of parameters over the epochs, for the best member."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        score_axis, size_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        record, m = self.record, self.best
+        epochs = np.arange(record.num_steps + 1)
+        score_axis.plot(epochs, record.accuracy[:, m], color="#0072B2")
+        score_axis.set_ylabel(f"validation {self.score_name}")
+        size_axis.step(epochs, record.parameters[:, m], where="post", color="#D55E00")
+        size_axis.set_ylabel("parameters")
+        size_axis.set_xlabel("epoch")
+        for t, k in zip(*np.nonzero(record.germinated[:, m]), strict=True):
+            name = Blueprint(int(record.blueprint[t, m, k])).name
+            score_axis.axvline(t, color="#999999", linewidth=0.8)
+            score_axis.annotate(
+                f"{name} after {self.slot_names[k]}",
+                (t, 0.02),
+                xycoords=("data", "axes fraction"),
+                rotation=90,
+                fontsize=7,
+            )
+        return figure
