@@ -1,7 +1,8 @@
 """`python -m benchmarks.recurrent`: which recurrent core, at acting (T = 1) and over a sequence.
 
-The same LSTM four ways: torch's fused one (which cannot reset inside a sequence), torch's cell in a loop,
-one product per step over input and hidden state together, and ours; with oneDNN on and off.
+The same LSTM five ways: torch's fused one (which cannot reset inside a sequence), torch's cell in a loop,
+one product per step over input and hidden state together, our steps under autograd, and ours with its own
+backward pass; with oneDNN on and off.
 """
 
 from __future__ import annotations
@@ -72,12 +73,36 @@ class OneProduct(nn.Module):
         return torch.stack(outputs, dim=1)
 
 
+class Autograd(RecurrentCore):
+    """Our steps, with the backward pass left to autograd."""
+
+    def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> Tensor:  # type: ignore[override]
+        hidden, cell = state.chunk(2, dim=-1)
+        outputs = []
+        projections = self.from_input(inputs).unbind(1)
+        for projected, reset in zip(projections, resets.unsqueeze(-1).unbind(1), strict=True):
+            hidden, cell = hidden.masked_fill(reset, 0.0), cell.masked_fill(reset, 0.0)
+            gates = projected + self.from_hidden(hidden)
+            doors, candidate = gates.split((3 * self.width, self.width), dim=-1)
+            let_in, keep, let_out = doors.sigmoid().chunk(3, dim=-1)
+            cell = torch.addcmul(keep * cell, let_in, candidate.tanh())
+            hidden = let_out * cell.tanh()
+            outputs.append(hidden)
+        return torch.stack(outputs, dim=1)
+
+
 class Ours(RecurrentCore):
     def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(inputs, state, resets)[0]
 
 
-CORES = {"nn.LSTM": Fused, "LSTMCell": CellLoop, "one product": OneProduct, "ours": Ours}
+CORES = {
+    "nn.LSTM": Fused,
+    "LSTMCell": CellLoop,
+    "one product": OneProduct,
+    "autograd": Autograd,
+    "ours": Ours,
+}
 
 
 def measure(core: nn.Module, width: int, rows: int, steps: int) -> float:

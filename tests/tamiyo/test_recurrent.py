@@ -52,6 +52,50 @@ def test_the_core_is_an_lstm_that_resets_inside_the_sequence() -> None:
     torch.testing.assert_close(last, expected_last, atol=1e-6, rtol=1e-5)
 
 
+def test_every_gradient_is_that_of_autograd_through_the_reference() -> None:
+    core, inputs, state, resets = scene(4)
+    weight = torch.randn(ROWS, STEPS, WIDTH)
+    found = []
+    for run in (core, lambda *given: plain_loop(core, *given)):
+        leaves = [inputs.clone().requires_grad_(), state.clone().requires_grad_(), *core.parameters()]
+        outputs, last = run(leaves[0], leaves[1], resets)
+        found.append(torch.autograd.grad((outputs * weight).sum() + last.square().sum(), leaves))
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
+
+
+def plain_loop(core: RecurrentCore, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
+    """The same LSTM under autograd."""
+    hidden, memory = state.chunk(2, dim=-1)
+    outputs = []
+    for t in range(inputs.shape[1]):
+        keep = ~resets[:, t : t + 1]
+        hidden, memory = hidden * keep, memory * keep
+        gates = core.from_input(inputs[:, t]) + core.from_hidden(hidden)
+        let_in, keep_gate, let_out, candidate = gates.chunk(4, dim=-1)
+        memory = keep_gate.sigmoid() * memory + let_in.sigmoid() * candidate.tanh()
+        hidden = let_out.sigmoid() * memory.tanh()
+        outputs.append(hidden)
+    return torch.stack(outputs, dim=1), torch.cat((hidden, memory), dim=-1)
+
+
+def test_bf16_products_keep_fp32_memory_and_gradients() -> None:
+    core, inputs, state, resets = scene(5)
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs, last = core(inputs, state, resets)
+    exact, exact_last = core(inputs, state, resets)
+    assert outputs.dtype == last.dtype == torch.float32
+    torch.testing.assert_close(outputs, exact, atol=0.05, rtol=0.05)
+    torch.testing.assert_close(last, exact_last, atol=0.05, rtol=0.05)
+    gradients = torch.autograd.grad(outputs.square().sum(), list(core.parameters()))
+    expected = torch.autograd.grad(exact.square().sum(), list(core.parameters()))
+    for ours, reference_gradient in zip(gradients, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert (
+            torch.nn.functional.cosine_similarity(ours.flatten(), reference_gradient.flatten(), dim=0) > 0.99
+        )
+
+
 def test_steps_one_by_one_are_the_sequence() -> None:
     core, inputs, state, resets = scene(1)
     with torch.no_grad():
