@@ -10,7 +10,7 @@ import sys
 
 import gymnasium
 
-from esper.simic.agent.ppo import PPOConfig
+from esper.simic.agent.config import PPOConfig
 from esper.simic.gym import GymConfig, draw_curve, progress_line, train
 from examples.common import read_options, verdict
 

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
-from esper.simic.agent.ppo import PPOConfig
+from esper.simic.agent.config import PPOConfig
 from esper.simic.gym import GymConfig, draw_curve, progress_line, train
 from examples.common import read_options, verdict
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
-from esper.simic.agent.ppo import PPOConfig
+from esper.simic.agent.config import PPOConfig
 from esper.simic.gym import GymConfig, Trained, draw_curve, progress_line, train
 from esper.tamiyo.policy.flat import FlatPolicyConfig
 from examples.common import Options, read_options, verdict

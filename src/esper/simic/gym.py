@@ -27,8 +27,9 @@ from torch import Tensor
 
 from esper.lifecycle.config import Config
 from esper.lifecycle.streams import Stream, random_uniform
+from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.metrics import UpdateMetrics
-from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 
@@ -255,7 +256,7 @@ def progress_line(point: Point) -> None:
 
 
 def draw_curve(path: Path, title: str, curves: Mapping[str, Sequence[Point]], target: float) -> None:
-    """Mean return over environment steps, one line for each run, and the return that is aimed at, as a PNG."""
+    """Mean return over environment steps, a line for each run, and the return that is aimed at, as a PNG."""
     from esper.telemetry.palette import MUTED, SERIES
     from esper.telemetry.pictures import dress, figure, save_png
 
