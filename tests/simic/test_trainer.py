@@ -13,7 +13,7 @@ import esper
 from esper.lifecycle import Head, Op, Stage
 from esper.population.extract import extract
 from esper.simic.compare import as_comparison, compare, from_the_start
-from esper.simic.config import GovernorConfig
+from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.learned import LearnedController
@@ -86,6 +86,24 @@ def test_rollbacks_are_told() -> None:
     assert [(e.step, e.member) for e in told] == [(2, 1)]
     assert "loss" not in told[0].numbers  # it was not finite
     assert told[0].numbers["restored_loss"] == pytest.approx(float(result.record.loss[2, 1]))
+
+
+def test_the_control_variate_takes_the_ungrown_twin_out_of_what_is_learned() -> None:
+    """Stored rewards are those beyond the twin's; what is reported is what was paid."""
+    environment = make_environment(steps=6, reward=RewardConfig(control_variate=True))
+    trainer = Trainer(environment, make_agent(), rounds=1)
+    result = trainer.play_round()
+    twins = play(environment, Static(), 0)
+    stored = trainer.controller.buffer.get_batched_sequences().steps.reward.T.numpy()
+    np.testing.assert_allclose(stored, result.record.reward - twins.reward, atol=1e-7)
+    assert (stored != 0).any()
+    idle = (result.record.seen_stage[:-1] == Stage.DORMANT).all(axis=2).cumprod(axis=0).astype(bool)
+    idle &= (result.record.executed_op == Op.WAIT).cumprod(axis=0).astype(bool)
+    assert idle.any()
+    assert (stored[idle] == 0).all()  # as long as a member has done nothing it has earned nothing
+    assert result.summary.member_epochs == 2 * 4 * 6
+    plain = Trainer(make_environment(steps=6), make_agent(), rounds=1).play_round()
+    np.testing.assert_array_equal(plain.record.reward, result.record.reward)
 
 
 # ---- the test split --------------------------------------------------------------------------------------

@@ -40,6 +40,10 @@ class RewardConfig(Config):
     rent_weight: float = Field(
         default=0.02, ge=0, description="what a network e times as large as its host costs"
     )
+    control_variate: bool = Field(
+        default=False,
+        description="learn from what a step earned beyond an ungrown twin's; a round plays the twins too",
+    )
 
 
 class GovernorConfig(Config):

@@ -58,6 +58,7 @@ class LearningController(LearnedController):
         super().__init__(agent)
         self.steps = steps
         self._buffer: TamiyoRolloutBuffer | None = None
+        self._expected: Tensor | None = None
 
     @property
     def buffer(self) -> TamiyoRolloutBuffer:
@@ -67,19 +68,32 @@ class LearningController(LearnedController):
 
     def begin(self, scene: Scene) -> None:
         super().begin(scene)
+        self._steps_seen = 0
         if self._buffer is not None:
             self._buffer.reset()
+
+    def expect(self, rewards: Tensor) -> None:
+        """What each step of the coming episode pays whatever is done; it is left out of what is learned.
+
+        rewards [T, N]: those of the same members in the same episode with no growth at all. They do not
+        depend on the actions, so that they take noise away and move no optimum.
+        """
+        self._expected = rewards
 
     def remember(self, result: StepResult) -> None:
         """Store what the latest decision led to. Credit goes to the heads that the executed op read."""
         pending = self._pending
         if pending is None:
             raise RuntimeError("there is no decision to remember; call decide before remember")
+        reward = result.reward
+        if self._expected is not None:
+            reward = reward - self._expected[self._steps_seen]
+        self._steps_seen += 1
         transition = pending.decision.transition(
             pending.inputs,
             pending.masks,
             pending.reset,
-            result.reward,
+            reward,
             result.terminated,
             causal=relevance(result.outcome.executed_op),
         )

@@ -21,6 +21,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learned import LearningController
 from esper.simic.rollout import EpisodeRecord, play
+from esper.tamiyo.controllers import Static
 from esper.telemetry.schema import RoundSummary
 from esper.telemetry.statistics import mean_interval
 
@@ -54,6 +55,10 @@ class Trainer:
         self.seconds = 0.0
         self.controller = LearningController(agent, environment.steps)
 
+    @property
+    def _has_twins(self) -> bool:
+        return self.environment.spec.reward.control_variate
+
     def run(self) -> Iterator[Round]:
         """The rounds that are left, one at a time."""
         while self.rounds_done < self.rounds:
@@ -62,6 +67,9 @@ class Trainer:
     def play_round(self) -> Round:
         """One episode of all members, then one update."""
         begun = time.perf_counter()
+        if self._has_twins:
+            twins = play(self.environment, Static(), self.rounds_done)
+            self.controller.expect(torch.from_numpy(twins.reward).to(self.environment.device))
         record = play(self.environment, self.controller, self.rounds_done, on_step=self.controller.remember)
         update = self.agent.update(self.controller.buffer)
         self.rounds_done += 1
@@ -95,7 +103,7 @@ class Trainer:
             round=self.rounds_done,
             rounds=self.rounds,
             members=record.num_members,
-            member_epochs=self.rounds_done * record.member_epochs,
+            member_epochs=self.rounds_done * record.member_epochs * (1 + self._has_twins),
             seconds=self.seconds,
             return_mean=returns,
             return_ci=return_ci,
