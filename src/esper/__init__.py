@@ -1,11 +1,13 @@
 """Esper: networks that grow while they train.
 
 `esper.grow(model, train=..., val=...)` grows a network of your own. Everything is imported when it is first
-asked for, so that `import esper` alone costs nothing.
+asked for, so that `import esper` alone costs nothing. `import esper.gym` makes "esper/Growth-v0" known to
+Gymnasium; it happens by itself where Gymnasium was imported first.
 """
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -35,3 +37,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *_LAZY])
+
+
+if "gymnasium" in sys.modules:  # whoever already uses Gymnasium finds the environment there
+    import_module("esper.gym")

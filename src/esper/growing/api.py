@@ -69,7 +69,7 @@ def grow(
         environment = _environment(model, pieces, data, goal, _Run(slots, epochs, chosen, device))
         decider = make_controller(controller, chosen.rules(epochs).gates, device)
         if budget is not None:
-            decider = Budgeted(decider, Prices.of(environment.population.bodies, device), budget)
+            decider = Budgeted(decider, Prices.of(pieces.host, device), budget)
         with GrowthBar(epochs, goal.score_name, chosen.progress) as bar:
             record = play(environment, decider, 0, on_step=lambda result: bar.update(result.observation))
         models = tuple(

@@ -11,7 +11,8 @@ from esper.errors import UserError
 from esper.lifecycle import Actions, Op, SlotStates, Style
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, selectable_blueprints
 from esper.lifecycle.legality import holds_seed
-from esper.population.bodies import Bodies
+from esper.population.blueprints import gate_parameter_count, parameter_count
+from esper.population.hosts import Host
 from esper.tamiyo.controllers import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
@@ -26,12 +27,16 @@ class Prices:
     choosable: Tensor  # [blueprints] bool
 
     @staticmethod
-    def of(bodies: Bodies, device: torch.device) -> Prices:
+    def of(host: Host, device: torch.device) -> Prices:
+        """By the formulas of the blueprints at the widths of a host's joints."""
         choosable = torch.zeros(len(Blueprint), dtype=torch.bool)
-        choosable[[int(b) for b in selectable_blueprints(bodies.host.topology)]] = True
-        return Prices(
-            bodies.parameter_table().to(device), bodies.gate_parameters().to(device), choosable.to(device)
-        )
+        seeds = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
+        for b in selectable_blueprints(host.topology):
+            choosable[b] = True
+            for s, width in enumerate(host.widths):
+                seeds[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
+        gates = torch.tensor([gate_parameter_count(width) for width in host.widths])
+        return Prices(seeds.to(device), gates.to(device), choosable.to(device))
 
     def spent(self, slots: SlotStates) -> Tensor:
         """The parameters of all living seeds.  # [N]"""

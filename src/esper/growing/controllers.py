@@ -13,11 +13,13 @@ from torch import Tensor
 from esper.errors import UserError
 from esper.lifecycle import GateConfig
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
-from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 
 TAMIYO = "tamiyo"
+# A run of one's own is short and its validation noisy: one epoch that gains little is reason enough to grow.
+EAGER = HeuristicConfig(plateau_epochs=1, plateau_points=1.0, first_epoch=2)
 _SCRIPTED: dict[str, Callable[[GateConfig], Controller]] = {
-    "heuristic": lambda gates: Heuristic(gates=gates),
+    "heuristic": lambda gates: Heuristic(EAGER, gates),
     "periodic": lambda gates: Periodic(gates=gates),
     "scheduled": lambda gates: Scheduled(gates=gates),
     "random": lambda gates: RandomLegal(),
@@ -57,7 +59,7 @@ def _tamiyo_or_heuristic(gates: GateConfig, device: torch.device, path: Path | N
         return load_tamiyo(path, device)
     except UserError as error:
         warnings.warn(f"{error}; the heuristic controller decides instead", UserWarning, stacklevel=4)
-        return Heuristic(gates=gates)
+        return Heuristic(EAGER, gates)
 
 
 def load_tamiyo(path: Path, device: torch.device) -> Controller:

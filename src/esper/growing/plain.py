@@ -150,23 +150,21 @@ def assemble(pieces: Cut, weights: Mapping[str, Tensor], grafts: Mapping[int, nn
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name in weights:
                 tensor.copy_(weights[name])
-    names = {str(pieces.joints[k].node.target): (k, grafted) for k, grafted in grafts.items()}
-    if is_sequence(model) and all(name in model._modules for name in names):
-        return _as_sequence(cast(nn.Sequential, model), pieces, names).eval()
-    return _as_graph(model, pieces, grafts).eval()
+    return joined(model, pieces, grafts).eval()
 
 
-def _as_sequence(
-    model: nn.Sequential, pieces: Cut, grafts: Mapping[str, tuple[int, nn.Module]]
-) -> nn.Sequential:
-    parts: dict[str, nn.Module] = {}
+def joined(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> nn.Module:
+    """A model with a graft after each of these joints; its own layers are shared, not copied."""
+    names = {str(pieces.joints[k].node.target): k for k in grafts}
+    if not is_sequence(model) or not all(name in model._modules for name in names):
+        return _as_graph(model, pieces, grafts)
+    sequence = copy.copy(model)
+    sequence._modules = {}
     for name, child in model.named_children():
-        parts[name] = child
-        if name in grafts:
-            k, grafted = grafts[name]
-            parts[grown_name(pieces.joints[k].name)] = grafted
-    model._modules = parts
-    return model
+        sequence._modules[name] = child
+        if name in names:
+            sequence._modules[grown_name(pieces.joints[names[name]].name)] = grafts[names[name]]
+    return sequence
 
 
 def _as_graph(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> fx.GraphModule:

@@ -1,0 +1,186 @@
+"""The population as a Gymnasium vector environment, and one member as an ordinary environment.
+
+    envs = gymnasium.make_vec("esper/Growth-v0", num_envs=8, task="spirals", steps=20)
+    observations, infos = envs.reset(seed=1)
+    infos["action_mask"]        # [N, choices of all heads] bool, True = legal
+
+An action has a number for each head: slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve,
+op. The masks judge every head alone; a slot on which the chosen op is not legal is an action that fails: it
+costs the step and changes nothing. `infos["slot_by_op"]` [N, ops, slots] holds the pairs.
+
+An episode has a fixed number of steps and its clock is in the observation, so its end is a termination and
+never a truncation; `time_limit_truncates` turns that round, for learners that expect it.
+All members end together; the step after that resets them (autoreset mode NEXT_STEP). A reset with a seed
+begins the run of that seed; a reset without one begins its next episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.spaces import Box, MultiDiscrete
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from esper.lifecycle import NUM_BLUEPRINTS, Actions, Head
+from esper.lifecycle.actions import head_sizes
+from esper.population.config import PopulationConfig
+from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, batch_obs_to_features
+from esper.tamiyo.policy.observation import Observation
+from esper.tasks import Task, load_task
+
+Floats = NDArray[np.float32]
+Bools = NDArray[np.bool_]
+_BLUEPRINT_COLUMNS = NUM_BLUEPRINTS + 1  # one for an empty slot
+
+
+class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
+    """N members that grow at once, one decision each per step."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP, "render_modes": []}  # noqa: RUF012
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        task: str | Task = "spirals",
+        steps: int = 30,
+        batches_per_epoch: int = 4,
+        reward: RewardConfig | None = None,
+        gamma: float = 0.995,
+        time_limit_truncates: bool = False,
+        device: str = "cpu",
+    ):
+        if num_envs < 1:
+            raise ValueError(f"num_envs is {num_envs}; a population has at least 1 member")
+        self.num_envs = num_envs
+        self.time_limit_truncates = time_limit_truncates
+        self._spec = EnvironmentSpec(
+            task=load_task(task) if isinstance(task, str) else task,
+            members=torch.arange(num_envs),
+            gamma=gamma,
+            device=device,
+            episode=EpisodeConfig(steps=steps),
+            reward=reward or RewardConfig(),
+            lifecycle=lifecycle_for(steps),
+            population=PopulationConfig(batches_per_epoch=batches_per_epoch),
+        )
+        self._growth = GrowthEnvironment(self._spec)
+        self._episode = -1
+        self._over = False
+        slots = self._growth.num_slots
+        self.single_observation_space = observation_space(slots)
+        self.single_action_space = MultiDiscrete(list(head_sizes(slots)))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
+        """Fresh members: those of a run with this seed, or of the next episode of the present run."""
+        super().reset(seed=seed)
+        if seed is not None:
+            if seed != self._growth.spec.seed:
+                self._growth = GrowthEnvironment(replace(self._spec, seed=seed))
+            self._episode = -1
+        self._episode += 1
+        self._over = False
+        observation = self._growth.reset(self._episode)
+        return as_array(observation), self._infos()
+
+    def step(self, actions: Any) -> tuple[Floats, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
+        """One decision for every member and the epoch that follows it."""
+        if self._episode < 0:
+            raise gymnasium.error.ResetNeeded("step came before reset; call reset first")
+        nobody = np.zeros(self.num_envs, dtype=np.bool_)
+        if self._over:
+            observations, infos = self.reset()
+            return observations, np.zeros(self.num_envs), nobody, nobody.copy(), infos
+        choices = torch.as_tensor(np.asarray(actions), dtype=torch.long, device=self._growth.device)
+        result = self._growth.step(Actions(choices))
+        ends = result.terminated.cpu().numpy()
+        self._over = bool(ends.any())
+        infos = self._infos() | {
+            "succeeded": result.outcome.succeeded.cpu().numpy(),
+            "executed_op": result.outcome.executed_op.cpu().numpy(),
+        }
+        terminated, truncated = (nobody, ends) if self.time_limit_truncates else (ends, nobody)
+        rewards = result.reward.double().cpu().numpy()
+        return as_array(result.observation), rewards, terminated, truncated, infos
+
+    def action_masks(self) -> Bools:
+        """What is legal now, all heads side by side.  # [N, choices of all heads]"""
+        return flat_masks(self._growth.masks())
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Nothing is held open."""
+
+    def _infos(self) -> dict[str, Any]:
+        masks, rows = self._growth.masks(), self._growth.rows
+        return {
+            "action_mask": flat_masks(masks),
+            "slot_by_op": masks.slot_by_op.cpu().numpy(),
+            "accuracy": rows.accuracy.cpu().numpy(),
+            "parameters": self._growth.population.parameter_counts(rows.slots).cpu().numpy(),
+        }
+
+
+class GrowthEnv(gymnasium.Env[Floats, Any]):
+    """One member of the population as an ordinary environment."""
+
+    metadata = {"render_modes": []}  # noqa: RUF012
+
+    def __init__(self, render_mode: str | None = None, **options: Any):
+        self.render_mode = render_mode
+        self._members = GrowthVectorEnv(num_envs=1, **options)
+        self.observation_space = self._members.single_observation_space
+        self.action_space = self._members.single_action_space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Floats, dict[str, Any]]:
+        super().reset(seed=seed)
+        observations, infos = self._members.reset(seed=seed, options=options)
+        return observations[0], _first(infos)
+
+    def step(self, action: Any) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+        observations, rewards, terminated, truncated, infos = self._members.step(np.asarray(action)[None])
+        return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
+
+    def action_masks(self) -> Bools:
+        """What is legal now, all heads side by side.  # [choices of all heads]"""
+        mask: Bools = self._members.action_masks()[0]
+        return mask
+
+
+def _first(infos: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[0] for name, value in infos.items()}
+
+
+def observation_space(num_slots: int) -> Box:
+    """Tamiyo's features in their declared ranges, then the blueprint of every slot, one-hot."""
+    ranges = [c.range for c in (*BASE_COLUMNS, *SLOT_COLUMNS * num_slots) for _ in range(c.width)]
+    low, high = np.array(ranges, dtype=np.float32).T
+    blueprints = np.zeros(num_slots * _BLUEPRINT_COLUMNS, dtype=np.float32)
+    return Box(np.concatenate([low, blueprints]), np.concatenate([high, blueprints + 1.0]), dtype=np.float32)
+
+
+def as_array(observation: Observation) -> Floats:
+    """What a learner sees.  # [N, features + slots · (blueprints + 1)]"""
+    features, blueprints = batch_obs_to_features(observation)
+    one_hot = torch.nn.functional.one_hot(blueprints + 1, _BLUEPRINT_COLUMNS).flatten(1)
+    joined: Floats = torch.cat([features, one_hot.to(features.dtype)], dim=1).cpu().numpy()
+    return joined
+
+
+def flat_masks(masks: ActionMasks) -> Bools:
+    """The masks of all heads side by side, in head order.  # [N, choices of all heads]"""
+    flat: Bools = torch.cat([masks.head(head) for head in Head], dim=1).cpu().numpy()
+    return flat
