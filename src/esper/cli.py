@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import config, lifecycle, machine, report, tables
+from esper.commands import compare, config, lifecycle, machine, report, resume, tables, train
 
 app = typer.Typer(
     name="esper",
@@ -21,6 +21,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("train")(train.train)
+app.command("compare")(compare.compare)
+app.command("resume")(resume.resume)
 app.command("lifecycle")(lifecycle.lifecycle)
 app.command("report")(report.report)
 app.command("schema")(tables.schema)

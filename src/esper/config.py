@@ -87,10 +87,13 @@ def read_preset(name: str) -> dict[str, Any]:
 
 
 def load_config(
-    file: Path | str | None = None, preset: str | None = None, overrides: Sequence[str] = ()
+    file: Path | str | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    base: RunConfig | None = None,
 ) -> RunConfig:
-    """Defaults, then the preset, then the file, then each `a.b=c`: the later wins."""
-    data: dict[str, Any] = RunConfig().model_dump(mode="json")
+    """Defaults (or `base`), then the preset, then the file, then each `a.b=c`: the later wins."""
+    data: dict[str, Any] = (base or RunConfig()).model_dump(mode="json")
     if preset is not None:
         data = merged(data, read_preset(preset))
     if file is not None:

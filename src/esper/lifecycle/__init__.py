@@ -11,6 +11,6 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        if name.startswith("__"):
+        if name.startswith("__") and name != "__all__":
             raise AttributeError(name)
         return getattr(import_module("esper.lifecycle.api"), name)

@@ -41,6 +41,7 @@ class ControllerRun:
             parameters=self.record.parameters[-1].tolist(),
             member_epochs=[self.record.num_steps] * self.record.num_members,
             flops=self.record.flops.tolist(),
+            potential=self.potential.tolist(),
         )
 
 

@@ -39,7 +39,7 @@ def write_report(folder: RunFolder) -> Path:
 def render_report(folder: RunFolder) -> str:
     rounds, results = folder.metrics(), folder.results()
     sections = [
-        _section("Summary", _cards(rounds) + _verdict(rounds)),
+        _section("Summary", "" if results and not rounds else _cards(rounds) + _verdict(rounds)),
         _section("Results", _results_table(results) + _differences_table(results)),
         _section("Pictures", "".join(_figure(picture) for picture in _pictures(folder, rounds, results))),
         _section("Anomalies", _anomalies(rounds)),
@@ -162,6 +162,7 @@ def _results_table(results: Comparison | None) -> str:
             str(len(result.members)),
             interval(100 * accuracy, 100 * half, ".2f") + " %",
             interval(*mean_interval(result.parameters), ",.0f"),
+            interval(*mean_interval(result.potential), ".4f"),
             interval(*mean_interval(result.member_epochs), ",.0f"),
             interval(*mean_interval(result.flops), ".3g"),
         ]
@@ -171,14 +172,18 @@ def _results_table(results: Comparison | None) -> str:
     heading = (
         f"<p>{escape(results.task)}, host {escape(results.host)}; means with 95 % intervals over members.</p>"
     )
-    titles = ("controller", "members", "test accuracy", "parameters", "member-epochs", "FLOPs")
+    titles = ("controller", "members", "test accuracy", "parameters", "Φ", "member-epochs", "FLOPs")
     return heading + _table(titles, rows)
 
 
 def _differences_table(results: Comparison | None) -> str:
     if results is None or not results.differences:
         return ""
-    scale = {"test_accuracy": (100.0, "+.2f", " points"), "parameters": (1.0, "+,.0f", "")}
+    scale = {
+        "test_accuracy": (100.0, "+.2f", " points"),
+        "parameters": (1.0, "+,.0f", ""),
+        "potential": (1.0, "+.4f", ""),
+    }
     rows = []
     for d in results.differences:
         factor, form, unit = scale.get(d.quantity, (1.0, "+.3g", ""))

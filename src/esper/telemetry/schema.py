@@ -146,9 +146,11 @@ class ControllerResult:
     parameters: Sequence[Number]
     member_epochs: Sequence[Number]
     flops: Sequence[Number]
+    potential: Sequence[Number] = ()  # Φ: accuracy less the rent of parameters, or nothing
 
     def __post_init__(self) -> None:
-        _check_lengths(self, ("test_accuracy", "parameters", "member_epochs", "flops"), len(self.members))
+        quantities = ("test_accuracy", "parameters", "member_epochs", "flops")
+        _check_lengths(self, (*quantities, "potential") if self.potential else quantities, len(self.members))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from esper.telemetry.schema import NAN, ControllerResult, PairedDifference
 
 # Student's t at 97.5 %, for 1 to 10 degrees of freedom.
 _T_TABLE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-COMPARED = ("test_accuracy", "parameters")
+COMPARED = ("test_accuracy", "parameters", "potential", "flops")
 
 
 def t_quantile(degrees: int) -> float:
@@ -40,7 +40,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
-    """Every controller against the first one, member by member, in accuracy and in parameters."""
+    """Every controller against the first one, member by member, in every quantity that both have."""
     if not controllers:
         return []
     baseline = controllers[0]
@@ -52,6 +52,8 @@ def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDi
                 "compare controllers on the same member ids"
             )
         for quantity in COMPARED:
+            if not (getattr(other, quantity) and getattr(baseline, quantity)):
+                continue
             gaps = np.subtract(getattr(other, quantity), getattr(baseline, quantity))
             mean, half = mean_interval(gaps.tolist())
             differences.append(

@@ -1,0 +1,141 @@
+"""Controllers by name, and trained ones by the run or the checkpoint that holds them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import torch
+
+from esper.config import RunConfig
+from esper.config_files import build
+from esper.errors import UserError
+from esper.lifecycle import GateConfig
+from esper.runs import agent_schema, make_agent
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.learned import LearnedController
+from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.heuristic import Heuristic
+from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from esper.telemetry.run_folder import RunFolder
+
+PRETRAINED = "tamiyo"
+GREEDY = ":greedy"
+AGENT = "agent."  # the trainer's prefix for what belongs to the agent
+
+
+@dataclass(frozen=True)
+class Script:
+    """How to make a scripted controller, plain or from the text after its colon."""
+
+    plain: Callable[[GateConfig], Controller]
+    told: Callable[[str, GateConfig], Controller] | None = None
+    takes: str = ""  # what comes after the colon
+
+
+SCRIPTED: dict[str, Script] = {
+    "static": Script(lambda gates: Static()),
+    "random": Script(
+        lambda gates: RandomLegal(),
+        lambda text, gates: RandomLegal(float(text)),
+        "a germination rate, as in random:0.1",
+    ),
+    "heuristic": Script(lambda gates: Heuristic(gates=gates)),
+    "periodic": Script(
+        lambda gates: Periodic(gates=gates),
+        lambda text, gates: Periodic(int(text), gates),
+        "steps between seeds, as in periodic:5",
+    ),
+    "scheduled": Script(
+        lambda gates: Scheduled(gates=gates),
+        lambda text, gates: Scheduled([int(step) for step in text.split("+")], gates),
+        "the steps of the seeds, as in scheduled:2+8+14",
+    ),
+}
+CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)
+
+
+def load_controller(
+    name_or_path: str, gates: GateConfig | None = None, device: torch.device | str = "cpu"
+) -> Controller:
+    """A controller by its name, by the folder of the run that trained it, or by a checkpoint.
+
+    'tamiyo' is the pretrained one that ships with esper. A trained controller draws its choices as it did
+    when it was trained; with ':greedy' after its name it takes the likeliest ones.
+    """
+    name, _, text = name_or_path.partition(":")
+    if name in SCRIPTED:
+        return _scripted(name, text, gates or GateConfig())
+    plain = name_or_path.removesuffix(GREEDY)
+    return LearnedController(load_agent(find_checkpoint(plain), device), plain != name_or_path)
+
+
+def find_checkpoint(name_or_path: str) -> Path:
+    """Where a trained controller lies: in the package, in a run folder, or in the file itself."""
+    path = Path(name_or_path)
+    if name_or_path == PRETRAINED:
+        return pretrained_path()
+    if path.is_dir():
+        return CheckpointStore(RunFolder.read(path).checkpoints_path).last
+    if path.is_file():
+        return path
+    near = difflib.get_close_matches(name_or_path, CONTROLLER_NAMES, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise UserError(
+        f"controller is {name_or_path!r}; {hint}allowed are {', '.join(CONTROLLER_NAMES)}, "
+        "the folder of a run, or a checkpoint"
+    )
+
+
+def pretrained_path() -> Path:
+    """The checkpoint that ships with esper."""
+    path = Path(str(resources.files("esper"))) / "pretrained" / f"{PRETRAINED}.safetensors"
+    if not path.is_file():
+        raise UserError(
+            f"this installation of esper ships no pretrained controller (looked for {path}); "
+            "train one with 'esper train' and give the folder of that run instead of 'tamiyo'"
+        )
+    return path
+
+
+def load_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
+    """The agent of a checkpoint, with the network and the settings that it was trained with."""
+    if not path.exists():
+        raise UserError(f"{path} does not exist: the run has finished no round yet")
+    checkpoint = load_checkpoint(path, agent_schema())
+    config = checkpoint_config(checkpoint, path)
+    agent = make_agent(config, torch.device(device))
+    tensors = {n.removeprefix(AGENT): t for n, t in checkpoint.tensors.items() if n.startswith(AGENT)}
+    try:
+        agent.load_state_dict(tensors)
+    except (ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
+    return agent
+
+
+def checkpoint_config(checkpoint: Checkpoint, path: Path) -> RunConfig:
+    """The settings of the run that wrote a checkpoint."""
+    config = checkpoint.record.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
+        )
+    try:
+        return build(RunConfig, config)
+    except UserError as error:
+        raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
+
+
+def _scripted(name: str, text: str, gates: GateConfig) -> Controller:
+    script = SCRIPTED[name]
+    if not text:
+        return script.plain(gates)
+    if script.told is None:
+        raise UserError(f"controller is '{name}:{text}'; {name} takes nothing after a colon")
+    try:
+        return script.told(text, gates)
+    except (ValueError, OverflowError) as error:
+        raise UserError(f"controller is '{name}:{text}'; after the colon: {script.takes} ({error})") from None

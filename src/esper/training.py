@@ -1,0 +1,130 @@
+"""A training run: rounds, and everything that they leave in the run folder.
+
+After every round, in this order: events, metrics, film, checkpoint. The checkpoint is the truth: a run that
+is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from esper.config import RunConfig
+from esper.config_files import build, dump, parse_yaml
+from esper.controllers import checkpoint_config
+from esper.errors import UserError
+from esper.interrupts import StopRequest
+from esper.runs import WatchedEnvironment, agent_schema, choose_device, make_agent, make_environment
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.events import episode_events
+from esper.simic.films import film_reel
+from esper.simic.trainer import Round, Trainer
+from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
+from esper.telemetry.live import QuietView
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.sinks import Sink, open_sinks
+
+
+class WatchedTrainer(Trainer):
+    """A trainer whose environment tells about every step."""
+
+    environment: WatchedEnvironment
+
+
+class TrainingRun:
+    """A trainer and the folder that it writes to. Make one with `start` or `resume`."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, trainer: WatchedTrainer) -> None:
+        self.config = config
+        self.folder = folder
+        self.trainer = trainer
+        self.store = CheckpointStore(
+            folder.checkpoints_path, config.telemetry.checkpoint_every, config.telemetry.checkpoints_kept
+        )
+        self._sinks: Sequence[Sink] = ()
+
+    @classmethod
+    def start(cls, config: RunConfig, out: Path, command: Sequence[str] | None = None) -> TrainingRun:
+        """A new run in a new folder, which is made once everything else is known to work."""
+        trainer = make_trainer(config, choose_device(config.device))
+        folder = RunFolder.create(out, config=dump(config), seed=config.seed, command=command)
+        return cls(config, folder, trainer)
+
+    @classmethod
+    def resume(cls, path: Path, device: str | None = None, checkpoint: Path | None = None) -> TrainingRun:
+        """A run that was stopped, from its last checkpoint or from the one that is given."""
+        folder = RunFolder.open(path)
+        config = read_config(folder)
+        run = cls(config, folder, make_trainer(config, choose_device(device or config.device)))
+        if checkpoint is not None or run.store.last.exists():  # or else it was killed in its first round
+            run.load(checkpoint or run.store.last)
+        folder.truncate_after(run.trainer.rounds_done)
+        return run
+
+    def load(self, path: Path) -> None:
+        """Take the state of the run from a checkpoint of it."""
+        checkpoint = load_checkpoint(path, agent_schema(), self.trainer.agent.device)
+        if checkpoint_config(checkpoint, path) != self.config:
+            raise CheckpointError(
+                f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
+                "give a checkpoint of this run"
+            )
+        try:
+            self.trainer.load_state_dict(checkpoint.tensors)
+        except (ValueError, RuntimeError, AttributeError) as error:
+            raise CheckpointError(f"{path} does not fit this run: {error}") from None
+
+    def play(self, view: QuietView, stop: StopRequest) -> None:
+        """Play the rounds that are left, or those until a stop is asked for."""
+
+        def show(environment: GrowthEnvironment) -> None:
+            view.progress(self.trainer.rounds_done + environment.clock / environment.steps)
+
+        self.trainer.environment.on_step = show
+        self._sinks = open_sinks(
+            self.config.telemetry.sinks, self.folder, self.config.model_dump(mode="json")
+        )
+        try:
+            while self.trainer.rounds_done < self.trainer.rounds and not stop.requested:
+                self._keep(self.trainer.play_round(), view)
+        finally:
+            for sink in self._sinks:
+                sink.close()
+
+    def _keep(self, round: Round, view: QuietView) -> None:
+        """Write a finished round and show it."""
+        telemetry, number = self.config.telemetry, round.summary.round
+        if telemetry.events:
+            self.folder.append_events(episode_events(round.record, number))
+        for sink in self._sinks:
+            sink.write(round.summary)
+        reel = film_reel(round.record, telemetry.film_members, number) if telemetry.film_members else None
+        if reel is not None:
+            self.folder.write_film(reel)
+        record = {"config": self.config.model_dump(mode="json")}
+        self.store.save(
+            number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
+        )
+        view.update(round.summary, reel)
+
+    @property
+    def finished(self) -> bool:
+        return self.trainer.rounds_done >= self.trainer.rounds
+
+
+def make_trainer(config: RunConfig, device: torch.device) -> WatchedTrainer:
+    return WatchedTrainer(make_environment(config, device), make_agent(config, device), config.rounds)
+
+
+def read_config(folder: RunFolder) -> RunConfig:
+    """The settings of a run, or a sentence about why they cannot be used."""
+    where = str(folder.path / "config.yaml")
+    data = parse_yaml(folder.config_text(), where)
+    if not isinstance(data, dict):
+        raise UserError(f"{where} is damaged: it holds no settings")
+    try:
+        return build(RunConfig, data)
+    except UserError as error:
+        raise UserError(f"{where} was written by another version of esper, or is damaged: {error}") from None
