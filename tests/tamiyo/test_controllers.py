@@ -29,6 +29,7 @@ from esper.lifecycle import (
     selectable_blueprints,
     tick,
 )
+from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controllers import (
     Controller,
     Periodic,
@@ -39,9 +40,9 @@ from esper.tamiyo.controllers import (
     any_legal,
     kth_legal,
 )
-from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 from tests.lifecycle.strategies import random_evidence
 
 GATES = GateConfig(training_epochs=2)
