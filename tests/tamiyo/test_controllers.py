@@ -334,3 +334,9 @@ def test_choosing_among_legal_ones(mask: list[bool], k: int, u: float) -> None:
     u32 = torch.tensor([u], dtype=torch.float32).clamp(max=1 - 2**-24)
     expected = legal[min(int(u32 * len(legal)), len(legal) - 1)]
     assert int(any_legal(row, u32)) == expected
+
+
+def test_a_plateau_fits_into_the_history_that_is_seen() -> None:
+    assert HeuristicConfig(plateau_epochs=HISTORY_LENGTH - 1).plateau_epochs == HISTORY_LENGTH - 1
+    with pytest.raises(ValueError, match="plateau_epochs"):
+        HeuristicConfig(plateau_epochs=HISTORY_LENGTH)

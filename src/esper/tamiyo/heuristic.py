@@ -11,6 +11,8 @@ from esper.tamiyo.controllers import Gardener, Scene, Wish
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
+__all__ = ["Heuristic", "HeuristicConfig"]
+
 
 class Heuristic(Gardener):
     """Germinates on a plateau, advances as the gates allow, keeps what helps and prunes what hurts.
