@@ -1,6 +1,6 @@
 """The tasks that a controller is trained on: made from seeds, none of them a task that it is judged on.
 
-Signals and images are random smooth templates, one to three per class, shifted, scaled and drowned in noise;
+Signals and images are random smooth templates, one or two per class, shifted, scaled and drowned in noise;
 tables are labelled by random teacher networks. Every variant draws its own templates and its own noise, so
 that a controller meets easy and hard tasks, on hosts that are too small for most of them.
 """
@@ -51,11 +51,11 @@ def _patterns(rng: np.random.Generator, family: Family, count: int) -> tuple[Flo
     """Samples of a family of templates: each shifted, scaled and drowned in correlated noise."""
     space = family.shape[1:]
     axes = tuple(range(1, 1 + len(space)))
-    templates_per_class = int(rng.integers(1, 4))
+    templates_per_class = int(rng.integers(1, 3))
     templates = _smooth(rng.standard_normal((family.classes * templates_per_class, *space)), 1, axes)
     targets = rng.integers(0, family.classes, count)
     chosen = templates[targets * templates_per_class + rng.integers(0, templates_per_class, count)]
-    reach = max(1, int(space[0] * rng.uniform(0.1, 0.5)))
+    reach = max(1, int(space[0] * rng.uniform(0.1, 0.35)))
     for axis in axes:
         shift = rng.integers(-reach, reach + 1, count)
         index = (np.arange(space[0])[None, :] + shift[:, None]) % space[0]
@@ -63,7 +63,7 @@ def _patterns(rng: np.random.Generator, family: Family, count: int) -> tuple[Flo
         shape[axis] = space[0]
         chosen = np.take_along_axis(chosen, np.broadcast_to(index.reshape(shape), chosen.shape), axis=axis)
     scale = rng.uniform(0.6, 1.4, (count, *[1] * len(space)))
-    noise = rng.uniform(0.2, 1.0) * _smooth(rng.standard_normal(chosen.shape), 1, axes)
+    noise = rng.uniform(0.2, 0.6) * _smooth(rng.standard_normal(chosen.shape), 1, axes)
     return scale * chosen + noise, targets
 
 

@@ -107,6 +107,7 @@ class Population:
         self.seeds.rewrite(everyone.repeat_interleave(self.num_slots), torch.zeros_like(self.seeds.weights))
         self.buffers = self.bodies.initial_buffers(self.num_members)
         self.births = torch.full_like(self.births, episode << 16)
+        self._release_graphs()
 
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         """Write newly born seeds into the slots where True.  # where, blueprint [N, S]"""
@@ -195,6 +196,12 @@ class Population:
         replayed = ReplayedStep(step, self._pool)
         self._replayed = [*self._replayed[-1:], replayed]  # the pool lives as long as one of its graphs does
         return replayed
+
+    def _release_graphs(self) -> None:
+        """Give back what replays held; shapes change with every plan, and their memory would pile up."""
+        if self._pool is not None:
+            self._replayed, self._pool = [], None
+            torch.cuda.empty_cache()
 
     def _rate(self, clock: Clock, batch: int) -> float:
         """The schedule's share of the peak learning rate at this minibatch."""
