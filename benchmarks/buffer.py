@@ -66,7 +66,21 @@ def prepare_ragged(members: int, slots: int) -> Case:
     return prepare(members, slots, ragged=True)
 
 
+def prepare_step_counts(members: int, slots: int) -> Case:
+    """The mask of stored steps: from the buffer's own tensor, or from a list that becomes one."""
+    agent = PPOAgent(TamiyoNet())
+    state, no = agent.initial_state(members), torch.zeros(members, dtype=torch.bool)
+    step, _ = step_of(agent, Scene.random(members, slots, steps=1), 0, state, no)
+    buffer, counts = TamiyoRolloutBuffer(members, HORIZON, step, state), [HORIZON] * members
+
+    def baseline() -> Tensor:
+        return torch.arange(HORIZON) < torch.tensor(counts).unsqueeze(1)
+
+    return Case(ours=lambda: buffer.valid_mask, baseline=baseline)
+
+
 WORKS = (
+    Work("step_counts", "the mask of stored steps", prepare_step_counts, slots=(3,)),
     Work("buffer", "one step of every member into the rollout", prepare, slots=(3,)),
     Work("buffer_ragged", "the same with a mask of active members", prepare_ragged, slots=(3,)),
 )
