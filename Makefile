@@ -16,7 +16,8 @@ $(VENV)/.ready: pyproject.toml
 	touch $@
 
 demo: setup
-	$(BIN)/esper lifecycle --seed 7
+	rm -rf runs/demo
+	$(BIN)/esper demo --out runs/demo
 
 test: check
 	$(BIN)/python -m pytest -n 2

@@ -12,7 +12,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import compare, config, lifecycle, machine, report, resume, tables, train
+from esper.commands import compare, config, demo, grow, lifecycle, machine, report, resume, tables, train
 
 app = typer.Typer(
     name="esper",
@@ -22,8 +22,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train.train)
+app.command("grow")(grow.grow)
 app.command("compare")(compare.compare)
 app.command("resume")(resume.resume)
+app.command("demo")(demo.demo)
 app.command("lifecycle")(lifecycle.lifecycle)
 app.command("report")(report.report)
 app.command("schema")(tables.schema)

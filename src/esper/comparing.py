@@ -15,6 +15,7 @@ from esper.errors import UserError
 from esper.runs import OnStep, WatchedEnvironment, choose_device, make_environment
 from esper.simic.compare import ControllerRun, as_comparison, compare
 from esper.simic.films import film, film_reel
+from esper.tamiyo.controllers import Controller
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 from esper.telemetry.statistics import paired_differences
 
@@ -46,9 +47,13 @@ class LineUp:
         finals = dict.fromkeys(back[p.removeprefix(FINAL)] for p in asked if p.startswith(FINAL))
         return LineUp(controllers, tuple(finals))
 
-    @property
-    def episodes(self) -> int:
-        return len(self.controllers) + len(self.finals)
+    def load(self, config: RunConfig) -> dict[str, Controller]:
+        """The controllers themselves."""
+        device = choose_device(config.device)
+        return {
+            shown: load_controller(name, config.lifecycle.gates, device)
+            for shown, name in self.controllers.items()
+        }
 
 
 def _shown(name: str) -> str:
@@ -66,21 +71,23 @@ class Contest:
     can be refused is refused when the contest is made, before anything has run.
     """
 
-    def __init__(self, config: RunConfig, line_up: LineUp, seeds: int = 1) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        controllers: Mapping[str, Controller],
+        finals: Sequence[str] = (),
+        seeds: int = 1,
+    ) -> None:
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
-        self.config, self.line_up, self.seeds = config, line_up, seeds
+        self.config, self.controllers, self.finals, self.seeds = config, controllers, finals, seeds
         self._device = choose_device(config.device)
-        self._controllers = {
-            shown: load_controller(name, config.lifecycle.gates, self._device)
-            for shown, name in line_up.controllers.items()
-        }
         self._first = make_environment(config, self._device)
 
     @property
     def steps(self) -> int:
         """Decision steps of the whole contest."""
-        return self.seeds * self.line_up.episodes * self.config.episode.steps
+        return self.seeds * (len(self.controllers) + len(self.finals)) * self.config.episode.steps
 
     def run(self, on_step: OnStep | None = None) -> tuple[Comparison, FilmReel]:
         """What every controller reached, and the same member filmed under each of them."""
@@ -89,7 +96,7 @@ class Contest:
         for k in range(self.seeds):
             environment = self._environment(k)
             environment.on_step = on_step
-            runs = list(compare(environment, self._controllers, self.line_up.finals))
+            runs = list(compare(environment, self.controllers, self.finals))
             filmed = filmed or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]

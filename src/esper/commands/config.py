@@ -51,9 +51,8 @@ def presets() -> None:
 
     for name in preset_names():
         resolved = load_config(preset=name)
-        print(
-            f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {resolved.episode.steps} steps"
-        )
+        steps = resolved.episode.steps
+        print(f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {steps} steps")
 
 
 def _explain(values: dict[str, Any]) -> None:

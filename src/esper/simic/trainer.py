@@ -67,14 +67,14 @@ class Trainer:
     def play_round(self) -> Round:
         """One episode of all members, then one update."""
         begun = time.perf_counter()
-        if self._has_twins:
-            twins = play(self.environment, Static(), self.rounds_done)
+        twins = play(self.environment, Static(), self.rounds_done) if self._has_twins else None
+        if twins is not None:
             self.controller.expect(torch.from_numpy(twins.reward).to(self.environment.device))
         record = play(self.environment, self.controller, self.rounds_done, on_step=self.controller.remember)
         update = self.agent.update(self.controller.buffer)
         self.rounds_done += 1
         self.seconds += time.perf_counter() - begun
-        return Round(self._summary(record, update), record, update)
+        return Round(self._summary(record, update, twins), record, update)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint between two rounds holds."""
@@ -94,7 +94,9 @@ class Trainer:
         self.rounds_done = int(state[_ROUNDS_DONE])
         self.seconds = float(state[_SECONDS])
 
-    def _summary(self, record: EpisodeRecord, update: UpdateMetrics) -> RoundSummary:
+    def _summary(
+        self, record: EpisodeRecord, update: UpdateMetrics, twins: EpisodeRecord | None
+    ) -> RoundSummary:
         returns, return_ci = mean_interval(record.returns.tolist())
         accuracy, accuracy_ci = mean_interval(record.accuracy[-1].tolist())
         ratio, ratio_ci = mean_interval(record.parameter_ratio[-1].tolist())
@@ -122,7 +124,7 @@ class Trainer:
             explained_variance=update.explained_variance,
             gradient_norm=update.grad_norm,
             learning_rate=self.agent.config.learning_rate,
-            extra=_extra(record, update),
+            extra=_extra(record, update) | _above_twins(record, twins),
             anomalies=_anomalies(record, update),
         )
 
@@ -147,6 +149,14 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
         "epochs_done": update.epochs_done,
         "entropy_coefficient": update.entropy_coefficient,
     }
+
+
+def _above_twins(record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
+    """How far the returns lie above those of the ungrown twins, member by member."""
+    if twins is None:
+        return {}
+    mean, half = mean_interval((record.returns - twins.returns).tolist())
+    return {"above_twin": mean, "above_twin_ci": half}
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -150,7 +150,15 @@ def _cards(rounds: Sequence[RoundSummary]) -> str:
 
 
 def _verdict(rounds: Sequence[RoundSummary]) -> str:
-    return f"<p>{escape(learning_verdict([r.return_mean for r in rounds]).sentence)}</p>" if rounds else ""
+    """Whether it learned: by what the twins that never grow leave over, where they were played."""
+    if not rounds:
+        return ""
+    gains = [r.extra["above_twin"] for r in rounds if "above_twin" in r.extra]
+    if len(gains) == len(rounds):
+        told = learning_verdict(gains, "The return above that of ungrown twins").sentence
+    else:
+        told = learning_verdict([r.return_mean for r in rounds]).sentence
+    return f"<p>{escape(told)}</p>"
 
 
 def _results_table(results: Comparison | None) -> str:

@@ -70,8 +70,8 @@ class Verdict:
     sentence: str
 
 
-def learning_verdict(returns: Sequence[float]) -> Verdict:
-    """An honest sentence about the course of the mean return, round by round."""
+def learning_verdict(returns: Sequence[float], what: str = "The return") -> Verdict:
+    """An honest sentence about the course of the mean return, or of `what`, round by round."""
     finite = [value for value in returns if math.isfinite(value)]
     quarter = len(finite) // 4
     if quarter < 2:
@@ -83,7 +83,7 @@ def learning_verdict(returns: Sequence[float]) -> Verdict:
     course = f"from {begun} in the first quarter of the rounds to {ended} in the last"
     spread = math.hypot(first_ci, last_ci)
     if last - first > spread:
-        return Verdict(True, f"The return rose {course}.")
+        return Verdict(True, f"{what} rose {course}.")
     if first - last > spread:
-        return Verdict(False, f"The return fell {course}.")
-    return Verdict(False, f"The return did not clearly rise: it went {course}.")
+        return Verdict(False, f"{what} fell {course}.")
+    return Verdict(False, f"{what} did not clearly rise: it went {course}.")
