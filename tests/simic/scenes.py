@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
+from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
+from esper.tamiyo.policy.protocol import PolicyOutput
 
 FEATURES = 5
 HEAD_SIZES = (3, 4, 2)
@@ -84,3 +85,17 @@ def collect(
         buffer.add(made)
     assert buffer is not None
     return Rollout(buffer, transitions)
+
+
+def evaluate(agent: PPOAgent, batch: Sequences) -> PolicyOutput:
+    """What the present weights say about stored actions."""
+    steps = batch.steps
+    return agent.policy.sequence(
+        steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
+    )
+
+
+def prepared(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Sequences:
+    """A rollout as the update sees it, in the network's units."""
+    buffer.compute_advantages_and_returns(agent.config.gamma, agent.config.lam)
+    return agent._prepare(buffer.get_batched_sequences())[0]

@@ -1,0 +1,198 @@
+"""The PPO objective against a loop over members, steps and heads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.lifecycle.actions import Head, Op
+from esper.simic.agent.losses import (
+    LossWeights,
+    approximate_kl,
+    explained_variance,
+    masked_mean,
+    ppo_loss,
+    standardise,
+)
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import Sequences
+from esper.tamiyo.policy.network import relevance
+from esper.tamiyo.policy.protocol import PolicyOutput
+from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared
+
+WEIGHTS = LossWeights(clip=0.2, value_clip=None, value=0.5, entropy=0.01)
+HEADS = len(HEAD_SIZES)
+
+
+def scalar_loss(
+    output: PolicyOutput, batch: Sequences, weights: LossWeights
+) -> tuple[float, float, list[float]]:
+    """Policy loss, KL of the whole action, and KL per head: one number at a time."""
+    surrogates: list[list[float]] = [[] for _ in range(HEADS)]
+    estimates: list[list[float]] = [[] for _ in range(HEADS)]
+    acting = 0
+    for n in range(batch.valid.shape[0]):
+        for t in range(batch.valid.shape[1]):
+            if not batch.valid[n, t] or batch.steps.forced[n, t]:
+                continue
+            acting += bool(batch.steps.causal[n, t].any())
+            for h in range(HEADS):
+                if batch.steps.causal[n, t, h]:
+                    shift = float(output.log_prob[n, t, h] - batch.steps.log_prob[n, t, h])
+                    ratio, advantage = math.exp(shift), float(batch.advantages[n, t])
+                    clipped = min(max(ratio, 1 - weights.clip), 1 + weights.clip)
+                    surrogates[h].append(min(ratio * advantage, clipped * advantage))
+                    estimates[h].append(ratio - 1 - shift)
+    loss = -sum(sum(s) / len(s) for s in surrogates if s)
+    whole = sum(sum(e) for e in estimates) / max(acting, 1)
+    return loss, whole, [sum(e) / max(len(e), 1) for e in estimates]
+
+
+def moved_batch(agent: PPOAgent, seed: int = 0) -> Sequences:
+    """A rollout with random causal masks, forced steps, ragged rows, and weights that have moved since."""
+    rollout = collect(agent, members=6, steps=8, seed=seed)
+    batch = prepared(agent, rollout.buffer)
+    generator = torch.Generator().manual_seed(seed)
+    causal = torch.rand(6, 8, HEADS, generator=generator) < 0.6
+    forced = torch.rand(6, 8, generator=generator) < 0.2
+    valid = torch.arange(8) < torch.randint(1, 9, (6, 1), generator=generator)
+    with torch.no_grad():
+        for parameter in agent.policy.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return replace(batch, steps=replace(batch.steps, causal=causal, forced=forced), valid=valid)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_trap_18_means_run_over_relevant_steps(seed: int) -> None:
+    agent = make_agent(seed=seed)
+    batch = moved_batch(agent, seed)
+    with torch.no_grad():
+        output = evaluate(agent, batch)
+    terms = ppo_loss(output, batch, WEIGHTS)
+    policy_loss, kl, head_kl = scalar_loss(output, batch, WEIGHTS)
+    assert terms.policy_loss.item() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
+    assert terms.kl.item() == pytest.approx(kl, rel=1e-4, abs=1e-6)
+    assert terms.head_kl.tolist() == pytest.approx(head_kl, rel=1e-4, abs=1e-6)
+
+
+def test_trap_17_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    causal = batch.steps.causal.clone()
+    causal[..., 1] = False
+    batch = replace(batch, steps=replace(batch.steps, causal=causal))
+    terms = ppo_loss(evaluate(agent, batch), batch, WEIGHTS)
+    assert terms.loss.isfinite()
+    assert terms.kl.isfinite()
+    assert terms.head_kl[1] == 0
+    assert terms.head_used.tolist() == [True, False, True]
+    terms.loss.backward()
+    gradient = agent.policy.heads.weight.grad.unflatten(0, (HEADS, max(HEAD_SIZES)))
+    assert (gradient[1] == 0).all()
+    assert (gradient[0] != 0).any()
+
+
+def test_trap_16_causal_masks_use_the_executed_op_and_log_probs_the_sampled_one() -> None:
+    """An action that failed counts as WAIT: only its op head earns credit, at the sampled log-prob."""
+    sampled = torch.tensor([Op.GERMINATE, Op.GERMINATE, Op.PRUNE])
+    succeeded = torch.tensor([True, False, False])
+    causal = relevance(torch.where(succeeded, sampled, Op.WAIT))
+    assert causal[0].tolist() == relevance(torch.tensor(Op.GERMINATE)).tolist()
+    assert causal[1].nonzero().flatten().tolist() == [Head.OP]
+    agent = make_agent()
+    rollout = collect(agent)
+    steps = rollout.buffer.get_batched_sequences().steps
+    steps.causal[:, :, :-1] = False  # as if every action had failed: the last head stands for the op
+    batch = prepared(agent, rollout.buffer)
+    output = evaluate(agent, batch)
+    terms = ppo_loss(output, batch, WEIGHTS)
+    assert terms.head_used.tolist() == [False, False, True]
+    stored = torch.stack([made.log_prob for made in rollout.transitions], dim=1)
+    torch.testing.assert_close(batch.steps.log_prob, stored, rtol=0, atol=0)
+    torch.testing.assert_close(output.log_prob, stored, rtol=1e-5, atol=1e-6)
+
+
+def test_forced_steps_carry_no_actor_loss() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    forced = torch.ones_like(batch.steps.forced)
+    terms = ppo_loss(
+        evaluate(agent, batch), replace(batch, steps=replace(batch.steps, forced=forced)), WEIGHTS
+    )
+    terms.loss.backward()
+    assert terms.policy_loss == 0
+    assert terms.kl == 0
+    assert terms.value_loss > 0
+    assert not agent.policy.heads.weight.grad.any()
+    assert agent.policy.value_head.weight.grad.any()
+
+
+def test_kl_is_exact_against_the_categorical_kl_in_expectation() -> None:
+    """Many samples of two known distributions: the estimator's mean is their KL divergence."""
+    old = torch.tensor([0.5, 0.3, 0.2])
+    new = torch.tensor([0.4, 0.4, 0.2])
+    actions = torch.multinomial(old, 200_000, replacement=True, generator=torch.Generator().manual_seed(0))
+    shift = (new.log() - old.log())[actions].view(-1, 1, 1)
+    weight = torch.ones_like(shift, dtype=torch.bool)
+    kl, head_kl = approximate_kl(shift, weight)
+    exact = (old * (old / new).log()).sum()
+    assert kl.item() == pytest.approx(exact.item(), rel=0.02)
+    assert head_kl.item() == pytest.approx(exact.item(), rel=0.02)
+
+
+def test_kl_of_the_whole_action_is_the_sum_over_heads_with_the_masks_weight() -> None:
+    shift = torch.full((1, 4, 2), 0.1)
+    weight = torch.tensor([[[1, 1], [1, 0], [1, 0], [0, 0]]], dtype=torch.bool)
+    one = math.exp(0.1) - 1.1
+    kl, head_kl = approximate_kl(shift, weight)
+    assert kl.item() == pytest.approx(4 * one / 3, rel=1e-4)  # four relevant pairs over three acting steps
+    assert head_kl.tolist() == pytest.approx([one, one], rel=1e-4)
+
+
+def test_trap_26_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> None:
+    agent = make_agent(recurrent=False)
+    batch = prepared(agent, collect(agent).buffer)
+    far = replace(
+        batch,
+        steps=replace(batch.steps, log_prob=batch.steps.log_prob - 1.0),  # every ratio is e
+        advantages=torch.ones_like(batch.advantages),
+    )
+    no_others = replace(WEIGHTS, value=0.0, entropy=0.0)
+    terms = ppo_loss(evaluate(agent, far), far, no_others)
+    terms.loss.backward()
+    assert terms.clip_fraction == 1.0
+    assert not agent.policy.heads.weight.grad.any()
+
+
+def test_masked_mean_lets_nothing_through_from_elsewhere() -> None:
+    values = torch.tensor([[1.0, float("nan")], [3.0, float("inf")]], requires_grad=True)
+    weight = torch.tensor([[True, False], [True, False]])
+    mean = masked_mean(values, weight)
+    mean.backward()
+    assert mean.item() == 2.0
+    assert values.grad is not None
+    assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
+
+
+def test_standardised_advantages_and_explained_variance() -> None:
+    values = torch.randn(20, 30) * 7 + 3
+    weight = torch.rand(20, 30) < 0.5
+    normal = standardise(values, weight)
+    assert normal[weight].mean().item() == pytest.approx(0, abs=1e-5)
+    assert normal[weight].std(correction=0).item() == pytest.approx(1, abs=1e-4)
+    assert not normal[~weight].any()
+    assert explained_variance(values, values, weight).item() == pytest.approx(1, abs=1e-6)
+    assert explained_variance(torch.zeros_like(values), values, weight).item() == pytest.approx(0, abs=1e-5)
+    constant = standardise(torch.full((2, 3), 4.0), torch.ones(2, 3, dtype=torch.bool))
+    assert not constant.any()
+
+
+def test_the_value_clip_holds_v_near_its_old_value() -> None:
+    agent = make_agent(recurrent=False)
+    batch = moved_batch(agent)
+    free = ppo_loss(evaluate(agent, batch), batch, WEIGHTS)
+    held = ppo_loss(evaluate(agent, batch), batch, replace(WEIGHTS, value_clip=0.01))
+    assert held.value_loss > free.value_loss
