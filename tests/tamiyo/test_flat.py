@@ -57,7 +57,7 @@ def test_a_step_is_forced_when_no_head_has_a_choice() -> None:
 
 
 def test_without_memory_the_state_is_empty_and_the_order_of_steps_is_nothing() -> None:
-    policy, observation, masks, resets = scene(recurrent=False)
+    policy, observation, _, resets = scene(recurrent=False)
     assert policy.initial_state(ROWS).shape == (ROWS, 0)
     backwards = FlatObservation(observation.features.flip(1))
     first = policy.value(observation, policy.initial_state(ROWS), resets)

@@ -133,7 +133,8 @@ class PPOAgent:
         limit = float("inf") if config.target_kl is None else config.kl_stop * config.target_kl
 
         tally = Tally(len(self.policy.head_names), self.device)
-        stopped = torch.zeros((), dtype=torch.bool, device=self.device)
+        broken = buffer.fault() > 0
+        stopped = torch.zeros_like(broken)
         for rows in self._minibatches(buffer.num_members):
             part = _choose_rows(batch, rows)
             terms = self._evaluate(part, rows, weights)
@@ -142,7 +143,7 @@ class PPOAgent:
             self.optimiser.zero_grad()
             terms.loss.backward()
             grad_norm = clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-            vetoed = stopped | ~grad_norm.isfinite() | (self._fault + buffer.fault() > 0)
+            vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
             self.optimiser.step(vetoed)
             tally.add(terms, grad_norm, live, vetoed)
             if self._may_look() and bool(stopped):
@@ -186,7 +187,7 @@ class PPOAgent:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
-        if "feature_normaliser.mean" in tensors:
+        if self.config.normalise_observations and "feature_normaliser.mean" in tensors:
             self._make_feature_normaliser(tensors["feature_normaliser.mean"].shape[0])
         _check_state(self.state_dict(), tensors)
 
