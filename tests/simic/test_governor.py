@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.governor import Watch, grown_since, judge
+from esper.simic.governor import Governor, Watch, grown_since, judge
 from tests.simic.worlds import make_environment
 
 CHANCE = math.log(10)
@@ -212,3 +213,21 @@ def test_the_seed_after_a_rollback_is_another_draw() -> None:
     act(environment, PLANT, poisoned=True)  # it breaks in the step of its birth
     assert (environment.slots.stage[:, 0] == torch.tensor([Stage.PRUNED, Stage.GERMINATED])).all()
     assert torch.equal(environment.population.births, births + 1)
+
+
+def test_rows_under_suspicion_are_never_kept() -> None:
+    """Weights 1, 2, 3 are good; 4 is the first spike of two; the second one goes back to 3."""
+    environment = make_environment(members=(0, 1), steps=10)
+    environment.reset(0)
+    population, rows = environment.population, environment.rows
+    config = GovernorConfig(window_min=2, spike_epochs=2)
+    governor = Governor(config, population, rows, CHANCE)
+    panics = []
+    for weight, loss in ((1.0, 3.0), (2.0, 3.0), (3.0, 3.0), (4.0, 50.0), (5.0, 50.0)):
+        population.hosts.weights.fill_(weight)
+        measured = replace(rows, loss=torch.tensor([loss, 3.0]))
+        after, panicked, _ = governor.review(measured, torch.ones(2))
+        panics.append(panicked.tolist())
+    assert panics == [[False, False]] * 4 + [[True, False]]
+    assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]
+    assert after.loss.tolist() == [3.0, 3.0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import esper
-from esper.lifecycle import Head, Op, Stage
+from esper.lifecycle import Head, Op, Stage, relevance_table
 from esper.population.extract import extract
 from esper.simic.compare import as_comparison, compare, from_the_start
 from esper.simic.config import GovernorConfig, RewardConfig
@@ -61,6 +61,22 @@ def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
     end, again = whole.state_dict(), second.state_dict()
     for name in end:
         assert name == "seconds" or torch.equal(end[name], again[name]), name
+
+
+def test_trap_16_credit_goes_to_the_heads_that_the_executed_op_read() -> None:
+    trainer = make_trainer(rounds=1, steps=10)
+    record = trainer.play_round().record
+    steps = trainer.controller.buffer.get_batched_sequences().steps  # [N, T, ...]
+    assert not record.succeeded.all()  # a gate refused something, and that counts as WAIT
+    table = relevance_table()
+    executed = table[torch.from_numpy(record.executed_op).T]
+    asked = table[torch.from_numpy(record.choices[:, :, Head.OP]).T]
+    assert torch.equal(steps.causal, executed)
+    assert not torch.equal(steps.causal, asked)
+    assert torch.equal(steps.actions.permute(1, 0, 2), torch.from_numpy(record.choices))
+    assert steps.terminated.nonzero()[:, 1].tolist() == [9] * 4
+    assert not steps.truncated.any()
+    assert steps.reset.nonzero()[:, 1].tolist() == [0] * 4
 
 
 def test_a_foreign_state_is_refused() -> None:
@@ -142,9 +158,13 @@ def test_the_whole_test_split_is_measured() -> None:
     split = environment.spec.task.test()
     model = extract(environment.population, environment.slots, 1)
     with torch.no_grad():
-        accuracy = (model(split.inputs).argmax(-1) == split.targets).float().mean()
+        outputs = model(split.inputs)
+        accuracy = (outputs.argmax(-1) == split.targets).float().mean()
+        loss = torch.nn.functional.cross_entropy(outputs, split.targets)
     assert len(split) > environment.spec.population.validation_samples
-    assert evaluate_test(environment).accuracy[1] == pytest.approx(float(accuracy), abs=1e-6)
+    measured = evaluate_test(environment)
+    assert measured.accuracy[1] == pytest.approx(float(accuracy), abs=1e-6)
+    assert measured.loss[1] == pytest.approx(float(loss), abs=1e-5)
 
 
 # ---- comparing -------------------------------------------------------------------------------------------
