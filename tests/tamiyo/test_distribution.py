@@ -106,7 +106,7 @@ def test_trap_12_gradients_stay_alive_when_one_action_dominates(floor: float) ->
 def test_trap_13_sampled_frequencies_match_the_log_probs_that_are_stored() -> None:
     for floor in (0.0, 0.02):
         logits, legal, heads = random_heads(11, floor=floor)
-        draws = 20_000
+        draws = 4_000
         many = MaskedHeads(logits.expand(draws, *logits.shape), legal.expand(draws, *legal.shape), floor)
         actions = many.sample(torch.rand(draws, ROWS, HEADS, generator=torch.Generator().manual_seed(1)))
         frequency = torch.nn.functional.one_hot(actions, CHOICES).float().mean(0)
