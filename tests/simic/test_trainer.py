@@ -20,9 +20,10 @@ from esper.simic.learned import LearnedController
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.trainer import Trainer
 from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
 from esper.telemetry.schema import from_json, plain
-from tests.simic.worlds import QUICK, make_agent, make_environment
+from tests.simic.worlds import QUICK, make_agent, make_environment, task
 
 
 def make_trainer(rounds: int = 2, steps: int = 5) -> Trainer:
@@ -165,6 +166,18 @@ def test_the_whole_test_split_is_measured() -> None:
     measured = evaluate_test(environment)
     assert measured.accuracy[1] == pytest.approx(float(accuracy), abs=1e-6)
     assert measured.loss[1] == pytest.approx(float(loss), abs=1e-5)
+
+
+def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
+    """Labels turned round: the same network scores the other half of the points."""
+    one = task()
+    turned = (permuted_labels(one, seed) for seed in range(20))
+    other = next(t for t in turned if not torch.equal(t.train.targets, one.train.targets))
+    environment = make_environment(members=(0, 1, 2), steps=1, variants=(one, other))
+    environment.population.hosts.weights.copy_(environment.population.hosts.weights[:1].expand(3, -1).clone())
+    accuracy = evaluate_test(environment).accuracy
+    assert accuracy[0] == accuracy[2]
+    assert accuracy[1] == pytest.approx(1.0 - accuracy[0], abs=1e-6)
 
 
 # ---- comparing -------------------------------------------------------------------------------------------

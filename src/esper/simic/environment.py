@@ -29,7 +29,7 @@ The decision path waits for the device only where `train_epoch` and `validate` e
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -83,9 +83,7 @@ class EnvironmentSpec:
     population: PopulationConfig = field(default_factory=PopulationConfig)
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
-    objective: str | Objective = (
-        "classification"  # what is trained for, and the score that counts as accuracy
-    )
+    objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
 
 
 @dataclass(frozen=True)
@@ -125,15 +123,16 @@ class GrowthEnvironment:
         self.slot_config = SlotConfig.grid(1, self.num_slots)
         self.steps = spec.episode.steps
         self.host_parameters = self.population.bodies.host_width
-        tasks = spec.variants or (task,)
-        self._train = self._member_data([t.train for t in tasks])
-        self._validation = self._member_data([t.validation for t in tasks])
+        self.tasks = spec.variants or (task,)
+        self._train = self.member_data([t.train for t in self.tasks])
+        self._validation = self.member_data([t.validation for t in self.tasks])
         self._costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
-        self._chance_loss = math.log(task.num_classes)
+        chance_is_known = spec.objective == "classification"  # else no loss counts as a collapse
+        self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
         self.reset(0)
 
-    def _member_data(self, splits: Sequence[Split]) -> MemberData:
-        """One split of each task, cut to the length of the shortest."""
+    def member_data(self, splits: Sequence[Split]) -> MemberData:
+        """One split of each task, dealt to the members by their ids and cut to the length of the shortest."""
         shortest = min(len(split) for split in splits)
         return MemberData.of(
             torch.stack([split.inputs[:shortest] for split in splits]),

@@ -194,8 +194,7 @@ class TestResult:
 
 def evaluate_test(environment: GrowthEnvironment) -> TestResult:
     """The networks as they stand now, on the whole test split: the only place that opens it."""
-    split = environment.spec.task.test()
-    data = MemberData.shared(split.inputs, split.targets, environment.num_members).to(environment.device)
+    data = environment.member_data([task.test() for task in environment.tasks])
     size = environment.spec.population.validation_samples
     loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)
     accuracy = torch.zeros_like(loss)
