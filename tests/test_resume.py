@@ -1,0 +1,231 @@
+"""Nothing is lost: a run that is killed, stopped or damaged at its end goes on to the same bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper import cli
+from esper.config import load_config
+from esper.errors import UserError
+from esper.interrupts import StopRequest
+from esper.lifecycle import Actions, SlotStates, Stage
+from esper.lifecycle.stages import SEED_STAGES
+from esper.simic.environment import GrowthEnvironment
+from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
+from esper.telemetry.live import QuietView
+from esper.training import TrainingRun
+from tests.simic.worlds import make_environment
+from tests.tiny import TINY, sets, start_esper
+
+ROUNDS = 5
+SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2")
+PATIENCE = 120.0  # seconds that a busy machine may take for a start
+
+
+def metrics(run: Path) -> list[dict[str, object]]:
+    """metrics.jsonl without what the clock on the wall says."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def weights(run: Path, name: str = "last") -> dict[str, torch.Tensor]:
+    tensors = load_checkpoint(run / "checkpoints" / f"{name}.safetensors").tensors
+    return {key: value for key, value in tensors.items() if key != "seconds"}
+
+
+def assert_same_run(run: Path, other: Path) -> None:
+    assert metrics(run) == metrics(other)
+    for name in ("events.jsonl", "film.json", "config.yaml"):
+        assert (run / name).read_text() == (other / name).read_text(), name
+    for name in ("last", "best", "round-000002", "round-000004"):
+        mine, theirs = weights(run, name), weights(other, name)
+        assert mine.keys() == theirs.keys()
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine), name
+
+
+def play_out(run: TrainingRun) -> None:
+    """All rounds that are left, without the report, which takes longer than the rounds."""
+    with run.folder:
+        run.play(QuietView(), StopRequest())
+
+
+def wait_for_round(run: Path, number: int, process: subprocess.Popen[str]) -> None:
+    until = time.monotonic() + PATIENCE
+    file = run / "metrics.jsonl"
+    while not file.exists() or file.read_text().count("\n") < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < until, "the run is too slow to be killed"
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    play_out(TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path))
+    assert len(metrics(path)) == ROUNDS
+    return path
+
+
+def test_kill_9_loses_at_most_the_round_in_flight(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "killed"
+    process = start_esper("train", "--quiet", "--out", run, *sets(*SETTINGS))
+    wait_for_round(run, 2, process)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert len(metrics(run)) < ROUNDS, "it was to be killed before its end"
+    kept = int(load_checkpoint(run / "checkpoints" / "last.safetensors").tensors["rounds_done"])
+    assert kept >= len(metrics(run)) - 1
+    with open(
+        run / "metrics.jsonl", "a"
+    ) as file:  # a line of a round that no checkpoint knows, and half a line
+        file.write(json.dumps({"round": 99}) + '\n{"round": 1')
+    with open(run / "events.jsonl", "ab") as file:
+        file.write(b'{"round": 99, "step": 0}\n\x00\x00\n')
+    assert cli.run(["resume", str(run), "--quiet"]) == 0
+    assert_same_run(run, whole)
+    assert (run / "report.html").read_text().count("data:image/png") > 3
+
+
+def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "stopped"
+    process = start_esper("train", "--out", run, *sets(*SETTINGS))
+    wait_for_round(run, 1, process)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + signal.SIGTERM, err
+    done = len(metrics(run))
+    assert 1 <= done < ROUNDS
+    assert f"stopped after round {done} of {ROUNDS}; go on with: esper resume {run}" in out
+    assert (run / "report.html").is_file()
+    play_out(TrainingRun.resume(run))
+    assert_same_run(run, whole)
+
+
+@pytest.fixture
+def young(tmp_path: Path) -> Iterator[TrainingRun]:
+    """A run that has not finished a round."""
+    run = TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), tmp_path / "young")
+    yield run
+    run.folder.close()
+
+
+def test_a_run_that_was_killed_in_its_first_round_begins_again(young: TrainingRun, whole: Path) -> None:
+    path = young.folder.path
+    young.folder.close()
+    (path / "events.jsonl").write_text('{"round": 1, "step": 0, "member": 0, "kind": "germinated"}\n')
+    again = TrainingRun.resume(path)
+    assert again.trainer.rounds_done == 0
+    assert again.folder.events() == []
+    play_out(again)
+    assert_same_run(path, whole)
+
+
+def test_two_processes_cannot_write_one_run(young: TrainingRun) -> None:
+    with pytest.raises(UserError, match="another process is writing"):
+        TrainingRun.resume(young.folder.path)
+
+
+def test_resuming_a_finished_run_changes_nothing(
+    whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    before = (whole / "metrics.jsonl").read_bytes()
+    assert cli.run(["resume", str(whole)]) == 0
+    assert "5 of 5 rounds are done, nothing is left to do" in capsys.readouterr().out
+    assert (whole / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_can_go_on_from_an_older_checkpoint(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "back"))
+    continued = TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000002.safetensors")
+    assert continued.trainer.rounds_done == 2
+    assert len(metrics(run)) == 2
+    play_out(continued)
+    assert_same_run(run, whole)
+
+
+def test_the_second_signal_ends_at_once() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopRequest() as stop:
+        assert (stop.requested, stop.exit_code) == (False, 0)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert (stop.requested, stop.exit_code) == (True, 130)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+# ---- a member in the middle of its life -------------------------------------------------------------------
+
+STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
+RESTORE = """
+import sys
+from esper.lifecycle import Actions
+from esper.simic.environment import GrowthEnvironment
+from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
+from tests.test_resume import STAGES, live_environment
+environment = live_environment(episode=9)
+environment.load_state_dict(load_checkpoint(sys.argv[1], "test").tensors)
+for _ in range(2):
+    environment.step(Actions.wait(len(STAGES)))
+save_checkpoint(sys.argv[2], environment.state_dict(), {}, "test")
+"""
+
+
+def live_environment(episode: int, empty: bool = False) -> GrowthEnvironment:
+    """One member for every stage, its first slot in that stage; or members with nothing in them."""
+    environment = make_environment(members=range(len(STAGES)), steps=8)
+    slots = SlotStates.empty(len(STAGES), environment.num_slots)
+    stage = slots.stage.clone()
+    stage[:, 0] = torch.tensor([int(s) for s in STAGES])
+    seed = torch.isin(stage, torch.tensor([int(s) for s in SEED_STAGES]))
+    heard = torch.where(stage == Stage.BLENDING, 0.5, 1.0)
+    alpha = torch.where(seed & (stage >= Stage.BLENDING), heard, 0.0)
+    given = slots.replace(
+        stage=stage,
+        blueprint=torch.where(seed, 10, slots.blueprint),
+        style=torch.where(stage == Stage.HOLDING, 3, slots.style),
+        alpha=alpha,
+        alpha_start=alpha,
+        alpha_target=alpha,
+    )
+    environment.reset(episode, None if empty else given)
+    return environment
+
+
+def test_trap_41_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_a_fresh_process(tmp_path: Path) -> None:
+    environment = live_environment(episode=2)
+    wait = Actions.wait(len(STAGES))
+    environment.step(wait)
+    before, after = tmp_path / "before.safetensors", tmp_path / "after.safetensors"
+    save_checkpoint(before, environment.state_dict(), {}, "test")
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", RESTORE, before, after], check=True, cwd=root)
+    for _ in range(2):
+        environment.step(wait)
+    theirs = load_checkpoint(after).tensors
+    assert theirs.keys() == environment.state_dict().keys()
+    for name, mine in environment.state_dict().items():
+        assert torch.equal(mine.nan_to_num(-7.0), theirs[name].nan_to_num(-7.0)), name
+
+
+def test_trap_41_a_checkpoint_of_empty_slots_clears_live_ones(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "c", live_environment(episode=2, empty=True).state_dict(), {}, "test")
+    environment = live_environment(episode=2)
+    assert bool((environment.population.seeds.weights != 0).any())
+    environment.load_state_dict(load_checkpoint(tmp_path / "c").tensors)
+    assert bool((environment.slots.stage == Stage.DORMANT).all())
+    assert bool((environment.population.seeds.weights == 0).all())

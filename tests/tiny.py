@@ -1,0 +1,41 @@
+"""Settings for runs of a second, and a run in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+TINY = (
+    "members=3",
+    "episode.steps=4",
+    "rounds=2",
+    "population.batch_size=8",
+    "population.batches_per_epoch=1",
+    "population.validation_samples=16",
+    "population.initial_weights=4",
+    "population.seed_weights=1",
+    "policy.width=8",
+    "policy.embedding=2",
+    "ppo.epochs=1",
+    "ppo.minibatches=1",
+)
+
+
+def sets(*more: str) -> list[str]:
+    """The tiny settings and more, as options of a command."""
+    return [word for setting in (*TINY, *more) for word in ("--set", setting)]
+
+
+def start_esper(*arguments: str | Path) -> subprocess.Popen[str]:
+    """The command in a process of its own, with the threads of this one: sums depend on their number."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from esper.cli import main; main()", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
