@@ -2,7 +2,8 @@
 
     python -m studies.growth train --seed 0 --seconds 240 --out runs/study        (GPU)
     python -m studies.growth evaluate --task mnist1d --policy runs/study/seed0.safetensors --out runs/study
-    python -m studies.growth report --out runs/study
+    python -m studies.growth ship --policy runs/study/seed0.safetensors --rounds 23
+    python -m studies.report                                       (the table and the figure of docs/study.md)
 
 Every arm of an evaluation has the same members: the same initial hosts, the same order of data, the same
 number of epochs. What is compared is what a controller made of them. The test split is read once per arm.
@@ -22,8 +23,11 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from esper.config import RunConfig
+from esper.controllers import AGENT
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
+from esper.runs import agent_schema
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.compare import ControllerRun, compare, run_controller
 from esper.simic.config import EpisodeConfig, RewardConfig
@@ -34,6 +38,7 @@ from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Schedule
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.telemetry.checkpoints import save_checkpoint
 from studies.distribution import FAMILIES, make_task
 
 STEPS = 24
@@ -204,6 +209,18 @@ def runs(args: argparse.Namespace, task: Task, members: torch.Tensor) -> Iterato
         yield run_controller(wider, f"static width {width}", Static())
 
 
+def ship(args: argparse.Namespace) -> None:
+    """Write a trained policy as the controller that comes with the package."""
+    agent = make_agent(0, "cpu")
+    agent.load_state_dict(load_file(args.policy[0]))
+    config = RunConfig(
+        episode=EpisodeConfig(steps=STEPS), reward=REWARD, lifecycle=RULES, policy=POLICY, ppo=PPO
+    )
+    record = {"config": config.model_dump(mode="json"), "round": args.rounds}
+    tensors = {AGENT + name: value for name, value in agent.state_dict().items()}
+    save_checkpoint(args.to, tensors, record, agent_schema())
+
+
 def as_row(run: ControllerRun, task: str) -> dict[str, Any]:
     record = run.record
     return {
@@ -252,6 +269,12 @@ def main() -> None:
     three = commands.add_parser("export", help="write held-out tasks as plain tensors")
     three.add_argument("tasks", nargs="+")
     three.set_defaults(run=export_tasks)
+
+    four = commands.add_parser("ship", help="make a policy the controller of the package")
+    four.add_argument("--policy", type=Path, nargs=1, required=True)
+    four.add_argument("--rounds", type=int, required=True, help="rounds that it was trained for")
+    four.add_argument("--to", type=Path, default=Path("src/esper/pretrained/tamiyo.safetensors"))
+    four.set_defaults(run=ship)
 
     for command in (one, two, three):
         command.add_argument("--out", type=Path, default=Path("runs/study"))
