@@ -21,7 +21,7 @@ import esper.gym
 
 
 class AsVecEnv(VecEnv):
-    """A Gymnasium vector environment in the dress of Stable-Baselines3, which resets in the step that ends."""
+    """A Gymnasium vector environment for Stable-Baselines3, which resets in the very step that ends."""
 
     def __init__(self, envs: gymnasium.vector.VectorEnv) -> None:
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
@@ -45,7 +45,10 @@ class AsVecEnv(VecEnv):
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if dones.any():  # all members end together
             for i in range(self.num_envs):
-                infos[i] = {"terminal_observation": observations[i], "TimeLimit.truncated": bool(truncated[i])}
+                infos[i] = {
+                    "terminal_observation": observations[i],
+                    "TimeLimit.truncated": bool(truncated[i]),
+                }
             self.episode_returns += self._returns.tolist()
             self._returns[:] = 0.0
             observations, _, _, _, self._infos = self.envs.step(self._actions)  # resets

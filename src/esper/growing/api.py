@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import UserError
-from esper.growing.budget import Budgeted, Prices
+from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import Cut, cut
 from esper.growing.data import Data, read_data
@@ -68,8 +68,7 @@ def grow(
         _check_rows(pieces.host, data.sample, device)
         environment = _environment(model, pieces, data, goal, _Run(slots, epochs, chosen, device))
         decider = make_controller(controller, chosen.rules(epochs).gates, device)
-        if budget is not None:
-            decider = Budgeted(decider, Prices.of(pieces.host, device), budget)
+        decider = Limited(decider, Prices.of(pieces.host, device, chosen.blueprints), budget)
         with GrowthBar(epochs, goal.score_name, chosen.progress) as bar:
             record = play(environment, decider, 0, on_step=lambda result: bar.update(result.observation))
         models = tuple(

@@ -1,7 +1,8 @@
-"""A limit on what growth may add, kept by masking what would not fit."""
+"""Limits on what growth may add, kept by masking what is not allowed or would not fit."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,8 @@ from esper.tamiyo.controllers import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
+_NO_LIMIT = 1 << 60
+
 
 @dataclass(frozen=True)
 class Prices:
@@ -27,11 +30,11 @@ class Prices:
     choosable: Tensor  # [blueprints] bool
 
     @staticmethod
-    def of(host: Host, device: torch.device) -> Prices:
-        """By the formulas of the blueprints at the widths of a host's joints."""
+    def of(host: Host, device: torch.device, allowed: Sequence[str] | None = None) -> Prices:
+        """By the formulas of the blueprints at the widths of a host's joints; `allowed` by name, or all."""
         choosable = torch.zeros(len(Blueprint), dtype=torch.bool)
         seeds = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
-        for b in selectable_blueprints(host.topology):
+        for b in _allowed_blueprints(host.topology, allowed):
             choosable[b] = True
             for s, width in enumerate(host.widths):
                 seeds[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
@@ -45,19 +48,34 @@ class Prices:
         return (each * holds_seed(slots)).sum(dim=1)
 
 
+def _allowed_blueprints(topology: str, names: Sequence[str] | None) -> list[Blueprint]:
+    """The blueprints of a topology, or those of them that are named."""
+    fitting = {b.name: b for b in sorted(selectable_blueprints(topology))}
+    if names is None:
+        return list(fitting.values())
+    unknown = [name for name in names if name not in fitting]
+    if unknown or not names:
+        raise UserError(
+            f"blueprints are {list(names)}; in a {topology} allowed are {', '.join(fitting)}, at least "
+            "one of them"
+        )
+    return [fitting[name] for name in names]
+
+
 def _gated(device: torch.device) -> Tensor:
     return torch.tensor([STYLE_BLEND[style] is Blend.GATE for style in Style], device=device)
 
 
-class Budgeted:
-    """A controller that is never shown a seed which would take its member over the budget.
+class Limited:
+    """A controller that is never shown a blueprint that is not allowed, nor a seed that breaks the budget.
 
     A slot stays open for GERMINATE while the cheapest seed fits there; a blueprint stays open while it fits
     in every slot that is open; the gated style stays open while its gate fits as well. So no combination of
     open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
     """
 
-    def __init__(self, controller: Controller, prices: Prices, budget: int):
+    def __init__(self, controller: Controller, prices: Prices, budget: int | None = None):
+        budget = _NO_LIMIT if budget is None else budget
         cheapest = int(prices.seeds[:, prices.choosable].min())
         if budget < cheapest:
             raise UserError(
@@ -76,7 +94,7 @@ class Budgeted:
     def limited(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
         """The masks without what the budget does not allow."""
         prices, left = self.prices, self.budget - self.prices.spent(slots)  # [N]
-        seeds = prices.seeds.masked_fill(~prices.choosable, torch.iinfo(torch.long).max // 2)
+        seeds = prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT)
         room = left.view(-1, 1, 1)
         fits = seeds.unsqueeze(0) <= room  # [N, S, blueprints]
         open_slots = masks.slot_by_op[:, Op.GERMINATE] & fits.any(dim=2)  # [N, S]
@@ -84,7 +102,7 @@ class Budgeted:
         blueprints = masks.blueprint & (fits | shut).all(dim=1)
         open_slots = open_slots & blueprints.any(dim=1, keepdim=True)
         any_open = open_slots.any(dim=1, keepdim=True)
-        blueprints = torch.where(any_open, blueprints, masks.blueprint)
+        blueprints = torch.where(any_open, blueprints, masks.blueprint & prices.choosable)
         with_gate = (seeds + prices.gates.unsqueeze(1)).unsqueeze(0) <= room
         gate_fits = (with_gate | shut | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
         restyled = prices.gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate

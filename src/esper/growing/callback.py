@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from esper.errors import UserError
-from esper.growing.budget import Budgeted, Prices
+from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import cut
 from esper.growing.data import GivenSplit, read_data
@@ -72,8 +72,8 @@ class Grower:
         self.model = joined(model, self._pieces, dict(enumerate(self._live.slots)))
         self.rules = self.settings.rules(epochs)
         decider = make_controller(controller, self.rules.gates, torch.device("cpu"))
-        self._prices = Prices.of(host, torch.device("cpu"))
-        self._controller = decider if budget is None else Budgeted(decider, self._prices, budget)
+        self._prices = Prices.of(host, torch.device("cpu"), self.settings.blueprints)
+        self._controller = Limited(decider, self._prices, budget)
         self._controller.begin(
             Scene(torch.zeros(1, dtype=torch.long), host.num_slots, self.settings.seed, torch.device("cpu"))
         )

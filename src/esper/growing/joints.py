@@ -114,18 +114,18 @@ class Joints:
             if heavy:
                 opaque = layer is not None and not type(layer).__module__.startswith("torch.nn")
             candidate = self.joint(node) or candidate
-        return _spread([joint for joint in chosen if joint.topology == self._favourite(chosen)])
+        favourite = self._favourite(chosen)
+        return _spread([joint for joint in chosen if joint.topology == favourite])
 
     def _favourite(self, chosen: Sequence[Joint]) -> str:
-        if self.topology is not None:
-            return self.topology
+        """The kind of most joints."""
         if not chosen:
             raise UserError(
-                f"{self.kind} has no place for a slot between two of its layers; {ADVICE}, and at least "
-                "two of them"
+                f"{self.kind} has no place for a slot between two of its layers; {ADVICE}, and at least two "
+                "of them"
             )
         counts = {topology: sum(j.topology == topology for j in chosen) for topology in TOPOLOGY_ORDER}
-        return max(TOPOLOGY_ORDER, key=lambda topology: counts[topology])
+        return self.topology or max(TOPOLOGY_ORDER, key=lambda topology: counts[topology])
 
     def _layer(self, node: fx.Node) -> tuple[bool, nn.Module | None]:
         """Whether a node has weights beyond those of a norm, and its layer."""

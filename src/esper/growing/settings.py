@@ -27,6 +27,9 @@ class GrowSettings(Config):
     metric: Callable[..., Any] | None = Field(
         default=None, description="(outputs, targets) of a batch → one number, best between 0 and 1, to raise"
     )
+    blueprints: tuple[str, ...] | None = Field(
+        default=None, description="names of the blueprints that may grow; all that fit the model if left out"
+    )
     optimiser: Literal["adamw", "sgd"] = Field(default="adamw", description="the rule that moves the weights")
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model")
     seed_lr: float | None = Field(

@@ -1,0 +1,58 @@
+"""Did growing help? The same members with and without growth, on data that neither has seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.errors import UserError
+from esper.growing.goals import BatchFunction
+from esper.growing.result import Grown
+from esper.telemetry.statistics import mean_interval
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(-1) == targets).float().mean()
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Test scores of paired members, and their difference with a 95 % interval."""
+
+    grown: tuple[float, ...]
+    ungrown: tuple[float, ...]
+    mean: float
+    half_width: float
+
+    @property
+    def helped(self) -> bool:
+        return self.mean - self.half_width > 0
+
+    def __str__(self) -> str:
+        pairs = len(self.grown)
+        without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
+        told = (
+            f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
+            f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f} points over {pairs} paired members"
+        )
+        if self.helped:
+            return f"{told}. Growth helped."
+        lost = self.mean + self.half_width < 0
+        return f"{told}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
+
+
+@torch.no_grad()
+def gain_on_test(
+    grown: Grown, ungrown: Grown, inputs: Tensor, targets: Tensor, score: BatchFunction = accuracy
+) -> Gain:
+    """Compare two runs of `grow` that differ by their controller alone, member by member."""
+    if len(grown.models) != len(ungrown.models) or len(grown.models) < 2:
+        raise UserError(
+            f"one run has {len(grown.models)} members and the other {len(ungrown.models)}; an interval needs "
+            "the same number in both, at least 2: give grow(members=...)"
+        )
+    scores = [[float(score(model(inputs), targets)) for model in run.models] for run in (grown, ungrown)]
+    mean, half = mean_interval([a - b for a, b in zip(*scores, strict=True)])
+    return Gain(tuple(scores[0]), tuple(scores[1]), mean, half)

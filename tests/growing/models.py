@@ -1,0 +1,142 @@
+"""Models as strangers write them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def small_cnn(width: int = 4) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(1, width, 3, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, width, 3, padding=1),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.Dropout(0.1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(width, 3),
+    )
+
+
+def small_mlp(outputs: int = 3) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, outputs))
+
+
+class Residual(nn.Module):
+    """Skip connections and functions in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.first = nn.Conv2d(4, 4, 3, padding=1)
+        self.second = nn.Conv2d(4, 4, 3, padding=1)
+        self.down = nn.Conv2d(4, 6, 3, stride=2, padding=1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norm(self.stem(x)))
+        x = x + self.second(torch.relu(self.first(x)))
+        x = F.relu(self.down(x))
+        return self.head(x.mean((2, 3)))
+
+
+class Block(nn.Module):
+    """A block that takes a mask and returns a tuple, as in many published transformers."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
+        self.mlp = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
+
+    def forward(self, x: Tensor, mask: Tensor) -> tuple[Tensor]:
+        h = self.norm(x)
+        x = x + self.attention(h, h, h, attn_mask=mask, need_weights=False)[0]
+        return (x + self.mlp(x),)
+
+
+class LanguageModel(nn.Module):
+    """Embeddings, a ModuleList of blocks, a check of the length, and a mask made from it."""
+
+    def __init__(self, vocabulary: int = 7, context: int = 6, width: int = 8, depth: int = 2) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        batch, time = tokens.shape
+        assert batch > 0
+        if time > self.context:
+            raise ValueError("too long")
+        mask = torch.ones(time, time, device=tokens.device).triu(1).bool()
+        x = self.tokens(tokens) + self.positions(torch.arange(time, device=tokens.device))
+        for block in self.blocks:
+            x = block(x, mask)[0]
+        return self.head(self.norm(x))
+
+
+class Branching(nn.Module):
+    """A forward whose way depends on values: it cannot be traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x)) if x.sum() > 0 else self.second(x)
+
+
+class FunctionalDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.dropout(self.first(x), 0.5, self.training))
+
+
+class Tied(nn.Module):
+    """One matrix at both ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(7, 8)
+        self.middle = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.tokens.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.middle(self.tokens(x))))
+
+
+def images(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three easy classes: where the bright square is.  # [n, 1, 8, 8], [n]"""
+    draw = torch.Generator().manual_seed(seed)
+    labels = torch.arange(count) % 3
+    x = 0.3 * torch.randn(count, 1, 8, 8, generator=draw)
+    for label in range(3):
+        x[labels == label, :, :, 2 * label : 2 * label + 3] += 1.0
+    return x, labels
+
+
+def table(count: int = 60, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Three classes by the largest of the first three columns.  # [n, 5], [n]"""
+    x = torch.randn(count, 5, generator=torch.Generator().manual_seed(seed))
+    return x, x[:, :3].argmax(1)
+
+
+def text(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Counting round and round from a random start.  # [n, 6], [n, 6]"""
+    start = torch.randint(0, 7, (count, 1), generator=torch.Generator().manual_seed(seed))
+    run = (start + torch.arange(7)) % 7
+    return run[:, :-1], run[:, 1:]

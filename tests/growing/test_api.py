@@ -1,0 +1,229 @@
+"""Ten lines, from a model and data to a grown model."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.errors import UserError
+from esper.growing.result import Grown
+from esper.lifecycle import GateConfig, LifecycleConfig
+from esper.tamiyo.controllers import Scheduled
+from tests.growing import models
+
+QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
+
+
+def eager() -> Scheduled:
+    """Plants at once, so that a few epochs see a whole life."""
+    return Scheduled(steps=(0, 4), gates=QUICK.gates)
+
+
+def grow(model: Any, data: Any, **settings: Any) -> Grown:
+    chosen = {
+        "controller": eager(),
+        "epochs": 10,
+        "lr": 1e-2,
+        "batch_size": 16,
+        "lifecycle": QUICK,
+    } | settings
+    return esper.grow(model, train=data, progress=False, **chosen)
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [
+        (models.small_cnn, models.images()),
+        (models.Residual, models.images()),
+        (models.small_mlp, models.table()),
+        (models.LanguageModel, models.text()),
+    ],
+)
+def test_a_model_grows_and_comes_back_plain(
+    make: Callable[[], nn.Module], data: tuple[Tensor, Tensor]
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    grown = grow(model, data)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert grown.added, grown.report()
+    added = sum(item.parameters for item in grown.added)
+    assert sum(p.numel() for p in grown.model.parameters()) == grown.host_parameters + added
+    assert set(before) <= set(grown.model.state_dict())  # the names of the user's tensors are kept
+    assert len(grown.history) == 10
+    assert grown.history[0].decision.startswith("planted")
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+
+
+def test_the_plain_model_scores_what_was_measured() -> None:
+    x, y = models.images()
+    grown = grow(models.small_cnn(), (x, y), val=(x[:30], y[:30]))
+    measured = grown.record.accuracy[-1, 0]
+    assert (grown.model(x[:30]).argmax(1) == y[:30]).float().mean().item() == pytest.approx(
+        measured, abs=1e-6
+    )
+    outputs = grown.model(x[:30])
+    assert F.cross_entropy(outputs, y[:30]).item() == pytest.approx(grown.record.loss[-1, 0], rel=1e-4)
+
+
+def test_running_statistics_are_those_of_training() -> None:
+    grown = grow(models.small_cnn(), models.images())
+    statistics = grown.model.state_dict()
+    assert int(statistics["1.num_batches_tracked"]) == 10 * (48 // 16)
+    assert not torch.equal(statistics["1.running_mean"], torch.zeros(4))
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_callers_randomness() -> None:
+    torch.manual_seed(3)
+    model = models.small_cnn()
+    state = torch.get_rng_state()
+    first, second = (grow(model, models.images(), seed=5).model.state_dict() for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_static_trains_and_adds_nothing() -> None:
+    grown = grow(models.small_mlp(), models.table(), controller="static")
+    assert not grown.added
+    assert "nothing was added" in grown.diff()
+    assert grown.model.state_dict().keys() == models.small_mlp().state_dict().keys()
+
+
+def test_frozen_layers_keep_their_weights() -> None:
+    model = models.small_mlp()
+    model[0].requires_grad_(False)
+    grown = grow(model, models.table())
+    assert torch.equal(grown.model.state_dict()["0.weight"], model[0].weight)
+    assert not torch.equal(grown.model.state_dict()["2.weight"], model[2].weight)
+
+
+def test_members_from_a_function_begin_apart_and_the_best_is_kept() -> None:
+    grown = grow(models.small_mlp, models.table(), members=3, epochs=4)
+    assert len(grown.models) == 3
+    starts = grown.record.loss[0]
+    assert len(set(starts.tolist())) == 3
+    assert grown.record.accuracy[-1, grown.best] == grown.record.accuracy[-1].max()
+
+
+def test_regression_with_loaders_and_one_output() -> None:
+    x = models.table(64)[0]
+    loader = DataLoader(TensorDataset(x, x[:, 0] * 2 + x[:, 1]), batch_size=16)
+    grown = grow(models.small_mlp(outputs=1), loader, val=loader, epochs=20, lr=2e-2)
+    assert grown.score_name == "R²"
+    assert grown.record.accuracy[-1, 0] > 0.5
+
+
+def test_the_loss_and_the_metric_may_be_the_users_own() -> None:
+    def hinge(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.multi_margin_loss(outputs, targets)
+
+    def hits(outputs: Tensor, targets: Tensor) -> float:
+        return float(np.mean(outputs.numpy().argmax(1) == targets.numpy()))  # cannot run under vmap
+
+    grown = grow(models.small_mlp(), models.table(), loss=hinge, metric=hits, members=2)
+    assert grown.score_name == "hits"
+    assert grown.record.loss[0, 0] > grown.record.loss[-1, 0]
+
+
+def test_report_diff_and_plot_tell_the_story() -> None:
+    grown = grow(models.small_cnn(), models.images())
+    report = grown.report()
+    item = grown.added[0]
+    assert f"+ after {item.slot}: {item.blueprint} ({item.module}), {item.parameters:,} parameters" in report
+    assert math.isfinite(item.contribution)
+    assert "validation accuracy" in report
+    assert "planted CONV_LIGHT after 3" in report
+    assert len(grown.plot().axes) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"budget": 8}, "budget is 8 parameters and the smallest seed that fits this model has 13"),
+        ({"blueprints": ["CONV_LIGHT"]}, "in a mlp allowed are NORM, LORA"),
+        ({"controller": "gardener"}, "controller is 'gardener'; allowed are heuristic"),
+        ({"controller": object()}, "without begin and decide"),
+        ({"epochs": 0}, "epochs is 0; at least 1"),
+        ({"learning_rate": 1.0}, "no setting 'learning_rate'; allowed are objective"),
+        ({"lr": -1.0}, "lr is -1.0: input should be greater than 0"),
+        ({"objective": "regression"}, "regression needs one output for each target"),
+        ({"device": "abacus"}, "device is 'abacus', which is not here"),
+        ({"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")}, "must return one number"),
+    ],
+)
+def test_bad_settings_are_told_in_one_sentence(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        grow(models.small_mlp(), models.table(), **settings)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "sentence"),
+    [
+        (2, models.table()[1], "the targets run from 0 to 2, but the model has 2 outputs"),
+        (3, models.text(60)[1], "classification needs outputs of|language needs outputs of"),
+    ],
+)
+def test_outputs_of_the_wrong_shape(outputs: int, targets: Tensor, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence) as told:
+        grow(models.small_mlp(outputs), (models.table()[0], targets))
+    assert "\n" not in str(told.value)
+
+
+def test_a_layer_that_cannot_run_for_many_members_is_named() -> None:
+    class Reading(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * float(x.mean())
+
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), Reading(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    with pytest.raises(UserError, match="cannot run for many copies at once"):
+        grow(model, models.table())
+
+
+def test_without_a_shipped_controller_tamiyo_steps_back_with_a_sentence() -> None:
+    from esper.growing.controllers import make_controller
+    from esper.tamiyo.heuristic import Heuristic
+
+    with pytest.warns(UserWarning, match="ships no trained controller.*heuristic controller decides instead"):
+        controller = make_controller(
+            "tamiyo", GateConfig(), torch.device("cpu"), path=Path("nowhere/tamiyo.safetensors")
+        )
+    assert isinstance(controller, Heuristic)
+
+
+def test_a_trained_policy_is_loaded_from_its_tensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    from esper.growing.controllers import load_tamiyo
+    from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+
+    policy = TamiyoNet(TamiyoNetConfig(width=16, embedding=4))
+    path = tmp_path / "tamiyo.safetensors"
+    save_file({f"agent/policy.{name}": t for name, t in policy.state_dict().items()}, path)
+    grown = grow(
+        models.small_mlp(), models.table(), controller=load_tamiyo(path, torch.device("cpu")), epochs=3
+    )
+    assert len(grown.history) == 3
+
+
+def test_import_is_quick_and_late() -> None:
+    import subprocess
+    import sys
+
+    code = "import sys, esper; assert 'torch' not in sys.modules; esper.grow; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'shrink'; it has"):
+        esper.shrink  # noqa: B018

@@ -1,0 +1,120 @@
+"""No combination of open choices takes a member over its budget."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import esper
+from esper.errors import UserError
+from esper.growing.budget import Limited, Prices
+from esper.lifecycle import Actions, Head, LifecycleConfig, Op, SlotRecord, SlotStates, Stage
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
+from esper.population.blueprints import gate_parameter_count, parameter_count
+from esper.population.hosts import Host
+from esper.tamiyo.controllers import RandomLegal, Scene, Static
+from esper.tamiyo.policy.action_masks import compute_batch_masks
+from tests.growing import models
+
+WIDTHS = (4, 9)
+HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
+PRICES = Prices.of(HOST, torch.device("cpu"))
+RULES = LifecycleConfig()
+
+
+def price(slot: int, blueprint: int, style: int) -> int:
+    gated = STYLE_BLEND[Style(style)] is Blend.GATE
+    return parameter_count(blueprint, "cnn", WIDTHS[slot], 2) + gated * gate_parameter_count(WIDTHS[slot])
+
+
+@st.composite
+def slots(draw: st.DrawFn) -> list[SlotRecord | None]:
+    kinds = st.sampled_from([Stage.DORMANT, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.TRAINING])
+    row: list[SlotRecord | None] = []
+    for _ in WIDTHS:
+        stage = draw(kinds)
+        blueprint = draw(st.sampled_from([1, 3, 5, 7]))
+        empty = stage is Stage.DORMANT
+        row.append(
+            None if empty else SlotRecord(stage=stage, blueprint=blueprint, style=draw(st.integers(0, 3)))
+        )
+    return row
+
+
+@given(slots(), st.integers(9, 2500))
+@settings(deadline=None, max_examples=80)
+def test_whatever_is_open_fits(row: list[SlotRecord | None], budget: int) -> None:
+    states = SlotStates.from_records([row])
+    spent = sum(price(s, r.blueprint, r.style) for s, r in enumerate(row) if r is not None)
+    assert int(PRICES.spent(states)) == spent
+    full = compute_batch_masks(states, None, RULES, "cnn")
+    masks = Limited(Static(), PRICES, budget).limited(states, full)
+    masks.check()
+    open_styles = masks.style[0].nonzero().flatten().tolist()
+    for s in masks.slot_by_op[0, Op.GERMINATE].nonzero().flatten().tolist():
+        for b, style in itertools.product(masks.blueprint[0].nonzero().flatten().tolist(), open_styles):
+            assert spent + price(s, b, style) <= budget
+    for s in masks.slot_by_op[0, Op.SET_ALPHA_TARGET].nonzero().flatten().tolist():
+        record = row[s]
+        assert record is not None
+        grows = max(price(s, record.blueprint, style) for style in open_styles) - price(
+            s, record.blueprint, record.style
+        )
+        assert grows <= 0 or spent + grows <= budget
+    for s, b in itertools.product(range(2), (Blueprint.NORM,)):  # what is shut does not fit, or was not legal
+        if full.slot_by_op[0, Op.GERMINATE, s] and spent + price(s, b, Style.LINEAR_ADD) <= budget:
+            assert masks.slot_by_op[0, Op.GERMINATE, s]
+
+
+def test_a_run_stays_within_its_budget() -> None:
+    grown = esper.grow(
+        models.small_mlp,
+        train=models.table(),
+        controller=RandomLegal(germination_rate=1.0),
+        epochs=25,
+        budget=120,
+        members=4,
+        batch_size=16,
+        progress=False,
+    )
+    added = grown.record.parameters - grown.host_parameters
+    assert added.max() > 0
+    assert added.max() <= 120
+
+
+def test_only_the_named_blueprints_grow() -> None:
+    grown = esper.grow(
+        models.small_mlp(),
+        train=models.table(),
+        controller=RandomLegal(germination_rate=1.0),
+        epochs=12,
+        blueprints=["LORA"],
+        progress=False,
+    )
+    planted = grown.record.seen_blueprint
+    assert set(planted[planted >= 0].tolist()) == {int(Blueprint.LORA)}
+
+
+def test_a_budget_below_the_smallest_seed_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"budget is 8 parameters and the smallest seed .* has 9; give a budget of"
+    ):
+        Limited(Static(), PRICES, 8)
+    only_lora = Prices.of(HOST, torch.device("cpu"), ["CONV_LIGHT"])
+    with pytest.raises(UserError, match="has 152"):
+        Limited(Static(), only_lora, 100)
+
+
+def test_actions_pass_through() -> None:
+    states = SlotStates.empty(1, 2)
+    limited = Limited(Static(), PRICES, 100)
+    limited.begin(Scene(torch.zeros(1, dtype=torch.long), 2, 0, torch.device("cpu")))
+    masks = compute_batch_masks(states, None, RULES, "cnn")
+    observation = type("Seen", (), {"slots": states})()
+    actions = limited.decide(observation, masks, 0)
+    assert isinstance(actions, Actions)
+    assert int(actions[Head.OP]) == Op.WAIT
