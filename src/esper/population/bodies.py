@@ -173,7 +173,8 @@ class Bodies:
             return x.index_select(0, work.rows)
         from esper.population.kernels import TakeRows
 
-        return self._as_seen(TakeRows.apply(self._as_stored(x), work.rows, work.entry))
+        taken: Tensor = TakeRows.apply(self._as_stored(x), work.rows, work.entry)  # type: ignore[no-untyped-call]
+        return self._as_seen(taken)
 
     def _blend(self, x: Tensor, deltas: list[Tensor], work: SlotWork) -> Tensor:
         """x with what the seeds said, each at its alpha.  # [R, B, ...]"""
@@ -183,7 +184,9 @@ class Bodies:
         from esper.population.kernels import BlendRows
 
         delta = torch.cat([self._as_stored(d) for d in deltas])
-        return self._as_seen(BlendRows.apply(self._as_stored(x), delta, work.alpha, work.rows, work.entry))
+        stored = self._as_stored(x)
+        blended: Tensor = BlendRows.apply(stored, delta, work.alpha, work.rows, work.entry)  # type: ignore[no-untyped-call]
+        return self._as_seen(blended)
 
     # On a GPU the channels of images and signals lie last in memory.
 

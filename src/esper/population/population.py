@@ -89,7 +89,7 @@ class Population:
         self._host_bank: dict[int, Tensor] = {}
         self._seed_bank: Tensor | None = None
         self._order: DataOrder | None = None
-        self._pool: tuple[int, int] | None = None
+        self._pool: torch.cuda._POOL_HANDLE | None = None
         self._replayed: list[ReplayedStep] = []
         self.begin_episode(0)
 

@@ -29,7 +29,8 @@ class RowLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight: Tensor = layer.weight
+        self.bias: Tensor | None = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
         flat = x.flatten(1, -2)  # [R, n, I]
@@ -62,7 +63,7 @@ class GroupedConv(nn.Module):
         out = self.conv(
             side_by_side, weight, bias, self.stride, self.padding, self.dilation, rows * self.groups
         )
-        return out.unflatten(1, (rows, -1)).transpose(0, 1)
+        return _rows_first(out, rows)
 
 
 class ProductConv(nn.Module):
@@ -156,7 +157,7 @@ class NativeGroupNorm(RowGroupNorm):
         weight = None if self.weight is None else self.weight.flatten()
         bias = None if self.bias is None else self.bias.flatten()
         out = F.group_norm(side_by_side, rows * self.groups, weight, bias, self.eps)
-        return out.unflatten(1, (rows, -1)).transpose(0, 1)
+        return _rows_first(out, rows)
 
 
 class FusedGroupNorm(RowGroupNorm):
@@ -172,16 +173,22 @@ class FusedGroupNorm(RowGroupNorm):
 
 
 class RowLayerNorm(nn.Module):
-    """x [R, ..., D], weight and bias [R, D]"""
+    """x [R, ..., *shape], weight and bias [R, *shape]"""
 
     def __init__(self, norm: nn.LayerNorm) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.weight: Tensor | None = norm.weight
+        self.bias: Tensor | None = norm.bias
+        self.eps = norm.eps
         self.shape = norm.normalized_shape
 
     def forward(self, x: Tensor) -> Tensor:
         unit = F.layer_norm(x, list(self.shape), eps=self.eps)
-        return unit if self.weight is None else _scaled(unit, self.weight, self.bias, channel_axis=x.ndim - 1)
+        if self.weight is None:
+            return unit
+        per_row = (x.shape[0], *[1] * (x.ndim - 1 - len(self.shape)), *self.shape)
+        scaled = unit * self.weight.view(per_row)
+        return scaled if self.bias is None else scaled + self.bias.view(per_row)
 
 
 class RowGlobalMean(nn.Module):
@@ -192,10 +199,14 @@ class RowGlobalMean(nn.Module):
 
 
 class RowFlatten(nn.Module):
-    """[R, B, ...] → [R, B, n]"""
+    """The same axes one further on.  # [R, B, ...] → [R, B, n]"""
+
+    def __init__(self, layer: nn.Flatten) -> None:
+        super().__init__()
+        self.first, self.last = (axis + 1 if axis >= 0 else axis for axis in (layer.start_dim, layer.end_dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2)
+        return x.flatten(self.first, self.last)
 
 
 class RowNormMix(nn.Module):
@@ -228,6 +239,12 @@ class RowGate(nn.Module):
         pooled = h.mean(dim=tuple(range(3, h.ndim))) if self.spatial else h
         gate = torch.sigmoid(self.linear(pooled))
         return gate.view(*gate.shape, *[1] * (h.ndim - 3)) if self.spatial else gate
+
+
+def _rows_first(x: Tensor, rows: int) -> Tensor:
+    """[B, R·C, *spatial] → [R, B, C, *spatial]"""
+    result: Tensor = x.unflatten(1, (rows, -1)).transpose(0, 1)
+    return result
 
 
 def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None, channel_axis: int) -> Tensor:
@@ -265,16 +282,18 @@ _CONVOLUTIONS: dict[str, Callable[[Conv], nn.Module]] = {
 
 
 def _leaf(module: nn.Module, way: str) -> nn.Module | None:
-    """The row form of a layer that has no parts, or None."""
-    if isinstance(module, nn.Conv1d | nn.Conv2d):
-        return _convolution(module, way)
-    if isinstance(module, nn.GroupNorm):
-        return _group_norm(module, way)
-    forms: dict[type[nn.Module], Callable[[], nn.Module]] = {
+    """The row form of a layer that has no parts, or None.
+
+    Types are compared exactly: a subclass, or a layer under a parametrisation, may compute something else.
+    """
+    forms: dict[type[nn.Module], Callable[[], nn.Module | None]] = {
+        nn.Conv1d: lambda: _convolution(cast(Conv, module), way),
+        nn.Conv2d: lambda: _convolution(cast(Conv, module), way),
+        nn.GroupNorm: lambda: _group_norm(cast(nn.GroupNorm, module), way),
         nn.Linear: lambda: RowLinear(cast(nn.Linear, module)),
         nn.LayerNorm: lambda: RowLayerNorm(cast(nn.LayerNorm, module)),
         GlobalMean: RowGlobalMean,
-        nn.Flatten: RowFlatten,
+        nn.Flatten: lambda: RowFlatten(cast(nn.Flatten, module)),
     }
     if type(module) in forms:
         return forms[type(module)]()
@@ -294,6 +313,8 @@ def row_form(module: nn.Module, way: str) -> nn.Module | None:
 
     `way` is how convolutions run: grouped, product or fused.
     """
+    if module._forward_pre_hooks or module._forward_hooks:  # these belong to the module as it is
+        return None
     leaf = _leaf(module, way)
     if leaf is not None:
         return leaf

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,7 @@ class RowModule:
 
         if rows is None:
             return vmap(run, randomness="different")
-        return torch.compile(run, dynamic=True) if compiled else run
+        return torch.compile(_with_own_code(run), dynamic=True) if compiled else run
 
     def initial_buffers(self, rows: int, device: torch.device) -> Buffers:
         """The module's buffers, one copy per row.  # {name: [R, *shape]}"""
@@ -48,3 +50,15 @@ class RowModule:
     def __call__(self, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
         """rows [R, P], x [R, B, ...] → [R, B, ...]; running statistics are updated in `buffers` in place."""
         return self._runs[training]({**self.layout.unflatten(rows), **buffers}, x)
+
+
+def _with_own_code(run: Run) -> Run:
+    """The same function over a code object of its own.
+
+    Graphs are kept, counted and limited per code object. Functions made by one `def` share theirs, so the
+    modules of one population would use up a single limit together and fall back to running uncompiled.
+    """
+    made = cast(types.FunctionType, run)
+    return types.FunctionType(
+        made.__code__.replace(), made.__globals__, made.__name__, made.__defaults__, made.__closure__
+    )

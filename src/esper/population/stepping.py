@@ -88,7 +88,7 @@ class TrainStep:
 class ReplayedStep:
     """A training step that runs once, is captured as a CUDA graph, and is replayed from then on."""
 
-    def __init__(self, step: TrainStep, pool: tuple[int, int]):
+    def __init__(self, step: TrainStep, pool: torch.cuda._POOL_HANDLE):
         self.step, self.pool = step, pool
         self.graph: torch.cuda.CUDAGraph | None = None
         self._static: tuple[Tensor, Tensor, Tensor] | None = None
