@@ -1,7 +1,8 @@
 """`python -m benchmarks.peers`: the learner against other libraries, the same work in one run.
 
 Needs the extra `peers`; a library that does not import is said to be missing. Before the clock starts, every
-peer's answer is held against ours where the work has one answer.
+peer's answer is held against ours where the work has one answer. Every peer has a process of its own, since
+some libraries turn process-wide switches when they are imported, to the good or harm of the next.
 """
 
 from __future__ import annotations
@@ -11,8 +12,11 @@ import importlib
 import json
 import platform
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +172,12 @@ def heads_case(given: HeadInputs, theirs: Callable[[], Any], name: str) -> Case:
     return Case(ours=ours, baseline=theirs)
 
 
+def heads_sb3_contrib_unchecked(batch: int) -> Case:
+    """The same with torch's checks of a distribution's arguments off, which are on unless one asks."""
+    torch.distributions.Distribution.set_default_validate_args(False)
+    return heads_sb3_contrib(batch)
+
+
 def heads_sb3_contrib(batch: int) -> Case:
     from sb3_contrib.common.maskable.distributions import MaskableMultiCategoricalDistribution
 
@@ -283,6 +293,7 @@ PEERS = (
     Peer(GAE[0], "torchrl", "vectorised", "torchrl.objectives", gae_torchrl(_VECTOR), *GAE[1:]),
     Peer(GAE[0], "tianshou", "numba kernel", "tianshou.algorithm", gae_tianshou, *GAE[1:]),
     Peer(MASKED[0], "sb3-contrib", "list of heads", "sb3_contrib", heads_sb3_contrib, *MASKED[1:]),
+    Peer(MASKED[0], "sb3-contrib", "unchecked", "sb3_contrib", heads_sb3_contrib_unchecked, *MASKED[1:]),
     Peer(MASKED[0], "torchrl", "list of heads", "torchrl.modules", heads_torchrl, *MASKED[1:]),
     Peer(
         "recurrent PPO update, one head of 6", "sb3-contrib", "RecurrentPPO", "sb3_contrib",
@@ -303,19 +314,27 @@ def imports(module: str) -> bool:
     return True
 
 
+def measure_peer(seconds: float, index: int) -> list[Row]:
+    """A row for every size; NaN where the library is missing."""
+    peer = PEERS[index]
+    here = imports(peer.module)
+    name = f"{peer.library} {version(peer.library) if here else 'not installed'}, {peer.way}"
+    rows = []
+    for size in peer.sizes:
+        ours = theirs = float("nan")
+        if here:
+            case = peer.prepare(size)
+            with one_thread():
+                ours, theirs = paired_ms(case, seconds)
+        rows.append(Row(peer.work, f"{peer.size_name}={size}", name, theirs, ours, theirs / ours))
+    return rows
+
+
 def run(seconds: float) -> Iterator[Row]:
-    """A row for every peer and size; NaN where the library is missing."""
-    for peer in PEERS:
-        here = imports(peer.module)
-        release = version(peer.library) if here else "not installed"
-        for size in peer.sizes:
-            ours = theirs = float("nan")
-            if here:
-                case = peer.prepare(size)
-                with one_thread():
-                    ours, theirs = paired_ms(case, seconds)
-            name = f"{peer.library} {release}, {peer.way}"
-            yield Row(peer.work, f"{peer.size_name}={size}", name, theirs, ours, theirs / ours)
+    """The rows of all peers, one process after another."""
+    with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as processes:
+        for rows in processes.map(partial(measure_peer, seconds), range(len(PEERS))):
+            yield from rows
 
 
 def machine() -> str:
