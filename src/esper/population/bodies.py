@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
 from esper.population.layout import flatten
-from esper.population.plan import Group, Plan, SlotWork
+from esper.population.plan import Group, Plan, SlotView, SlotWork
 from esper.population.row_module import Buffers, RowModule
 
 
@@ -101,6 +102,19 @@ class Bodies:
     def gate_parameters(self) -> Tensor:
         """Parameters of a gate by slot.  # [S]"""
         return torch.tensor([slot.gate.layout.total for slot in self.slots])
+
+    def check_blueprints(self, view: SlotView) -> None:
+        """Refuse a seed that trains or is heard and has no body at its slot."""
+        met = view.training | (view.alpha > 0)
+        for s, slot in enumerate(self.slots):
+            unknown = met[:, s] & ~np.isin(view.blueprint[:, s], list(slot.seeds))
+            if unknown.any():
+                member = int(unknown.argmax())
+                allowed = ", ".join(Blueprint(b).name for b in slot.seeds)
+                raise ValueError(
+                    f"member {member} has blueprint {int(view.blueprint[member, s])} in slot {s}; "
+                    f"allowed in a {self.host.topology} host are {allowed}"
+                )
 
     def _membership(self, slot: int, blueprint: int) -> Tensor:
         """Which tensor each element of a seed's row belongs to.  # [P, tensors]"""

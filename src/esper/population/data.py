@@ -30,10 +30,13 @@ class MemberData:
                 f"inputs are {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
                 "both must begin with the same [tasks, samples]"
             )
-        if task_of.numel() and int(task_of.max()) >= inputs.shape[0]:
+        wrong = task_of[(task_of < 0) | (task_of >= inputs.shape[0])]
+        if wrong.numel():
             raise ValueError(
-                f"a member asks for task {int(task_of.max())}, but there are {inputs.shape[0]} tasks"
+                f"a member asks for task {int(wrong[0])}, but there are tasks 0..{inputs.shape[0] - 1}"
             )
+        if inputs.shape[1] == 0:
+            raise ValueError(f"inputs are {tuple(inputs.shape)}: no samples; bring at least one per task")
         return MemberData(inputs, targets, task_of.to(inputs.device))
 
     @property

@@ -51,7 +51,8 @@ def measure_seeds(
         layout = bodies.slots[group.slot].seeds[group.blueprint].layout
         squares = gradient.index_select(0, index)[:, : layout.total].square()
         squares = squares.nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
-        norms = (squares @ bodies.membership(group.slot, group.blueprint)).sqrt()  # [g, tensors]
+        owner = bodies.membership(group.slot, group.blueprint).to(squares.dtype)
+        norms = (squares @ owner).sqrt()  # [g, tensors]
         vanishing = (norms < VANISHING_NORM).float().mean(dim=1)
         exploding = (norms > EXPLODING_NORM).float().mean(dim=1)
         total = norms.square().sum(dim=1).sqrt()

@@ -73,6 +73,11 @@ class Population:
     ):
         if isinstance(objective, str) and objective not in OBJECTIVES:
             raise ValueError(f"objective is {objective!r}; allowed are {', '.join(OBJECTIVES)}")
+        if members.ndim != 1 or members.shape[0] == 0 or members.is_floating_point():
+            raise ValueError(
+                f"members is {members.dtype} of shape {tuple(members.shape)}; give whole numbers, at least "
+                "one: torch.arange(N)"
+            )
         self.config = config
         self.seed = seed
         self.device = torch.device(device)
@@ -142,7 +147,7 @@ class Population:
 
     def train_epoch(self, states: SlotStates, data: MemberData, clock: Clock) -> TrainMetrics:
         """One epoch for every member: hosts and heard seeds together, isolated seeds in their shadows."""
-        view = SlotView.of(states)
+        view = self._view(states, data)
         order = self._data_order(data.num_samples)
         parts = [self._train_chunk(view, data, order, clock, *span) for span in self._chunks()]
         return TrainMetrics(
@@ -218,7 +223,7 @@ class Population:
     @torch.no_grad()
     def validate(self, states: SlotStates, data: MemberData, ablate: bool = True) -> ValidationMetrics:
         """Loss and accuracy of every member, and what each seed is worth."""
-        view = SlotView.of(states)
+        view = self._view(states, data)
         parts = [self._validate_chunk(view, data, ablate, *span) for span in self._chunks()]
         joined = {
             name: torch.cat([getattr(p, name) for p in parts])
@@ -285,6 +290,11 @@ class Population:
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
         """Take rows back from a snapshot: all of them, or those of the members where True.  # where [N]"""
+        if where is not None and (where.shape != (self.num_members,) or where.dtype is not torch.bool):
+            raise ValueError(
+                f"where is {where.dtype} of shape {tuple(where.shape)}; give one truth value per member, "
+                f"[{self.num_members}]"
+            )
         current = self.tensors()
         if set(saved) != set(current):
             raise ValueError(f"the snapshot holds {sorted(saved)}; this population holds {sorted(current)}")
@@ -299,6 +309,22 @@ class Population:
                 rows = where.repeat_interleave(value.shape[0] // self.num_members)
                 chosen = torch.where(rows.view(-1, *[1] * (value.ndim - 1)), chosen, value)
             value.copy_(chosen)
+
+    def _view(self, states: SlotStates, data: MemberData) -> SlotView:
+        """The slot states on the host, refused where they or the data are not those of these members."""
+        expected = (self.num_members, self.num_slots)
+        if (states.num_members, states.num_slots) != expected:
+            raise ValueError(
+                f"the slot states are {(states.num_members, states.num_slots)}; this population has "
+                f"{expected}: members, slots"
+            )
+        if data.task_of.shape[0] != self.num_members:
+            raise ValueError(
+                f"the data are for {data.task_of.shape[0]} members; this population has {self.num_members}"
+            )
+        view = SlotView.of(states)
+        self.bodies.check_blueprints(view)
+        return view
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         size = self.config.rows_per_chunk

@@ -1,0 +1,169 @@
+"""What no neighbour may change: members keep to themselves."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
+from esper.population.data import Clock, MemberData
+from esper.population.population import Population
+from tests.population.worlds import (
+    CLOCK,
+    WORLDS,
+    every_pair,
+    make_data,
+    make_population,
+    outputs_of,
+    plant,
+    record,
+)
+
+# ---- what no neighbour may change ------------------------------------------------------------------------
+
+
+def mixed_states(world: str, members: int) -> SlotStates:
+    """Members that differ in what they grow; member i is the same in any crowd."""
+    pairs = every_pair(world)
+    rows: list[list[SlotRecord | None]] = []
+    for i in range(members):
+        (a, style), (b, other) = pairs[(3 * i) % len(pairs)], pairs[(5 * i + 2) % len(pairs)]
+        kinds: list[list[SlotRecord | None]] = [
+            [record(Stage.BLENDING, a, style, 0.5), record(Stage.TRAINING, b, other)],
+            [None, record(Stage.HOLDING, b, other)],
+            [record(Stage.TRAINING, a, style), None],
+            [record(Stage.FOSSILIZED, a, style), record(Stage.FOSSILIZED, b, other)],
+            [record(Stage.GERMINATED, a, style), None],
+        ]
+        rows.append(kinds[i % len(kinds)])
+    return SlotStates.from_records(rows)
+
+
+def course(
+    world: str, ids: list[int], everyone: SlotStates, **settings: int
+) -> tuple[Population, list[Tensor]]:
+    """Three epochs of the chosen members out of a crowd, each with its own task of three."""
+    population = make_population(world, ids, **settings)
+    states = everyone[ids]
+    plant(population, states, awake=False)
+    data = make_data(world, everyone.num_members, tasks=3)
+    mine = MemberData.of(data.inputs, data.targets, data.task_of[ids])
+    seen = []
+    for epoch in range(3):
+        trained = population.train_epoch(states, mine, Clock(0, epoch, 3))
+        judged = population.validate(states, mine)
+        seen += [trained.loss, trained.shadow_loss, judged.loss, judged.accuracy, judged.contribution]
+    return population, seen
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_trap_39_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str) -> None:
+    """To 1e-5 after three epochs: products of other sizes may add in another order."""
+    crowd_of_seven = mixed_states(world, 7)
+    whole, seen = course(world, list(range(7)), crowd_of_seven)
+    for ids, chunk in (([4], 10), ([3, 0], 10), ([6, 5, 1, 2], 3), (list(range(7)), 1), (list(range(7)), 4)):
+        part, found = course(world, ids, crowd_of_seven, rows_per_chunk=chunk)
+        for here, there in zip(found, seen, strict=True):
+            torch.testing.assert_close(here, there[ids], atol=1e-5, rtol=1e-5, equal_nan=True)
+        for mine, all_rows in ((part.hosts, whole.hosts), (part.seeds, whole.seeds)):
+            rows = all_rows.weights.unflatten(0, (7, -1))[ids].flatten(0, 1)
+            torch.testing.assert_close(mine.weights, rows, atol=1e-5, rtol=1e-5)
+            assert torch.equal(mine.steps, all_rows.steps.unflatten(0, (7, -1))[ids].flatten())
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("broken", ["data", "heard seed", "isolated seed", "host"])
+def test_trap_29_what_is_not_finite_in_one_member_changes_no_other(world: str, broken: str) -> None:
+    if world == "text" and broken == "data":
+        pytest.skip("tokens are whole numbers")
+    results = []
+    for sick in (True, False):
+        states = mixed_states(world, 5)
+        population = make_population(world, 5)
+        plant(population, states)
+        data = make_data(world, 5, tasks=5)
+        if sick:
+            places = {"heard seed": population.seeds.weights[0], "isolated seed": population.seeds.weights[1]}
+            place = places.get(broken, population.hosts.weights[0] if broken == "host" else data.inputs[0])
+            place.fill_(float("nan"))
+        trained = population.train_epoch(states, data, CLOCK)
+        judged = population.validate(states, data)
+        results.append((population.snapshot(), trained, judged))
+    (ours, trained, judged), (twin, _, twin_judged) = results
+    for name, value in twin.items():
+        rows = value.shape[0] // 5
+        assert torch.equal(ours[name][rows:], value[rows:]), name
+    for name in ("loss", "accuracy", "contribution", "shadow_gain"):
+        here, there = getattr(judged, name)[1:], getattr(twin_judged, name)[1:]
+        torch.testing.assert_close(here, there, atol=0, rtol=0, equal_nan=True)
+    assert trained.seeds.health[0].nan_to_num(1.0).min() < 1.0  # the broken one is seen to be broken
+    if broken == "isolated seed":
+        assert torch.equal(ours["hosts.weights"], twin["hosts.weights"])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_trap_32_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) -> None:
+    """The bits of a twin with no seed, from germination on and through TRAINING."""
+    name, style = every_pair(world)[5]
+    empty = SlotStates.empty(3, 2)
+    born = SlotStates.from_records(
+        [[record(Stage.GERMINATED, name, style), None], [None, None], [None, None]]
+    )
+    isolated = SlotStates.from_records(
+        [[record(Stage.TRAINING, name, style), None], [None, None], [None, None]]
+    )
+    grown, bare = make_population(world), make_population(world)
+    data = make_data(world, 3)
+    inputs = data.inputs[0, :5]
+    plant(grown, born, awake=False)
+    for epoch, states in enumerate([born, isolated, isolated, isolated]):
+        assert torch.equal(outputs_of(grown, states, inputs), outputs_of(bare, empty, inputs))
+        trained = grown.train_epoch(states, data, Clock(0, epoch, 4))
+        assert torch.equal(trained.loss, bare.train_epoch(empty, data, Clock(0, epoch, 4)).loss)
+        for mine, twin in zip(grown.hosts.tensors().values(), bare.hosts.tensors().values(), strict=True):
+            assert torch.equal(mine, twin)
+        assert (grown.seeds.steps[0] > 0) == (states is isolated)
+
+
+# ---- data and updates ------------------------------------------------------------------------------------
+
+
+def test_trap_46_chunks_and_neighbours_change_neither_data_nor_updates() -> None:
+    for ids, chunk in (([2], 9), ([0, 1, 2], 9), ([0, 1, 2], 1)):
+        population = make_population("vectors", ids, rows_per_chunk=chunk)
+        data = make_data("vectors", len(ids))
+        for epoch in range(3):
+            population.train_epoch(SlotStates.empty(len(ids), 2), data, Clock(0, epoch, 3))
+        assert population.hosts.steps.tolist() == [6.0] * len(ids)
+        order = population._data_order(24)
+        passes = torch.cat([order.batch(0, b)[-1] for b in range(6)])
+        assert sorted(passes.tolist()) == list(range(24))  # a pass meets every sample once
+        if len(ids) == 1:
+            alone = passes
+        assert torch.equal(passes, alone)
+        assert not torch.equal(passes, torch.cat([order.batch(0, b)[-1] for b in range(6, 12)]))
+
+
+def test_a_member_learns_from_its_own_task() -> None:
+    """Changing one task moves the members on it and no other."""
+    results = []
+    for shift in (0.0, 1.0):
+        population = make_population("vectors", 4)
+        data = make_data("vectors", 4, tasks=2)
+        data.inputs[1] += shift
+        population.train_epoch(SlotStates.empty(4, 2), data, CLOCK)
+        results.append(population.hosts.weights)
+    same = (results[0] == results[1]).all(dim=1)
+    assert same.tolist() == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [("constant", [1.0, 1.0, 1.0]), ("cosine", [1.0, 0.5, 0.001]), ("one_cycle", [0.04, 0.6913, 0.001])],
+)
+def test_schedules_move_the_rate(schedule: str, shares: list[float]) -> None:
+    population = make_population("vectors", 1, schedule=schedule, warmup=0.2)
+    found = [population._rate(Clock(0, epoch, 10), 0) for epoch in (0, 5, 10)]
+    assert found == pytest.approx(shares, abs=1e-3)
