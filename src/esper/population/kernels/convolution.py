@@ -1,8 +1,8 @@
-"""GPU kernels for rows of small networks: convolutions without the nine-fold copy, and one-group norms.
+"""Convolutions of rows without the nine-fold copy.
 
 Activations are channels last: [R, B, H, W, C]. A convolution is an implicit matrix product: each program
 gathers its patches from the cache as it multiplies, so that memory sees every activation once. Signals are
-images of height 1. Products run in TF32, sums in FP32. This module needs Triton: it is imported on a GPU.
+images of height 1. Products run in TF32, sums in FP32.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.population.kernels.tiles import power
+
 PIXELS = 128  # outputs per program of a convolution
-SAMPLE_TILE = 4096  # elements that a norm holds at a time
 
 
 @dataclass(frozen=True)
@@ -156,143 +157,6 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     tl.store(out + (row * KH * KW + tap) * C + c, tl.sum(acc, axis=0), mask=c < C)
 
 
-@triton.jit
-def _norm(  # type: ignore[no-untyped-def]
-    x, w, b, out, mean_out, rstd_out, B, P, eps, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
-):
-    """Each sample [P pixels, C] to mean 0 and deviation 1, then scaled by the row's w and b [R, C]."""
-    sample = tl.program_id(0).to(tl.int64)
-    row = sample // B
-    c = tl.arange(0, BC)
-    base = sample * P * C
-    total = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        total += tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-    mean = tl.sum(total) / (P * C)
-    square = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        value = tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-        centred = tl.where(inside, value - mean, 0.0)
-        square += centred * centred
-    rstd = 1.0 / tl.sqrt(tl.sum(square) / (P * C) + eps)
-    weight = tl.load(w + row * C + c, mask=c < C, other=0.0)
-    bias = tl.load(b + row * C + c, mask=c < C, other=0.0)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        value = tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-        result = (value - mean) * rstd * weight[None, :] + bias[None, :]
-        tl.store(out + base + p[:, None] * C + c[None, :], result, mask=inside)
-    tl.store(mean_out + sample, mean)
-    tl.store(rstd_out + sample, rstd)
-
-
-@triton.jit
-def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w, g, mean_in, rstd_in, dx, dw, db, B, P, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
-):
-    """dx [R·B, P, C] and, per sample, the shares of dw and db [R·B, C]"""
-    sample = tl.program_id(0).to(tl.int64)
-    row = sample // B
-    c = tl.arange(0, BC)
-    base = sample * P * C
-    mean = tl.load(mean_in + sample)
-    rstd = tl.load(rstd_in + sample)
-    weight = tl.load(w + row * C + c, mask=c < C, other=0.0)
-    grad_sum = tl.zeros((BP, BC), dtype=tl.float32)
-    grad_unit = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        place = base + p[:, None] * C + c[None, :]
-        grad = tl.load(g + place, mask=inside, other=0.0)
-        unit = (tl.load(x + place, mask=inside, other=0.0) - mean) * rstd
-        grad_sum += grad
-        grad_unit += grad * unit
-    by_channel = tl.sum(grad_sum, axis=0)
-    by_channel_unit = tl.sum(grad_unit, axis=0)
-    tl.store(db + sample * C + c, by_channel, mask=c < C)
-    tl.store(dw + sample * C + c, by_channel_unit, mask=c < C)
-    level = tl.sum(by_channel * weight) / (P * C)
-    slope = tl.sum(by_channel_unit * weight) / (P * C)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        place = base + p[:, None] * C + c[None, :]
-        grad = tl.load(g + place, mask=inside, other=0.0) * weight[None, :]
-        unit = (tl.load(x + place, mask=inside, other=0.0) - mean) * rstd
-        tl.store(dx + place, rstd * (grad - level - unit * slope), mask=inside)
-
-
-@triton.jit
-def _pick(  # type: ignore[no-untyped-def]
-    base, source, index, scale, out, L, BASE: tl.constexpr, SCALE: tl.constexpr, BL: tl.constexpr
-):
-    """out[r] = base[r] + scale[r] · source[index[r]], where index -1 picks nothing"""
-    row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BL + tl.arange(0, BL)
-    inside = place < L
-    pick = tl.load(index + row)
-    value = tl.load(source + pick * L + place, mask=inside & (pick >= 0), other=0.0)
-    if SCALE:
-        value = value * tl.load(scale + row)
-    if BASE:
-        value = value + tl.load(base + row * L + place, mask=inside, other=0.0)
-    tl.store(out + row * L + place, value, mask=inside)
-
-
-def pick_rows(
-    source: Tensor, index: Tensor, scale: Tensor | None = None, base: Tensor | None = None
-) -> Tensor:
-    """base + scale · source[index] by rows, index -1 picking nothing.  # source [E, ...] → [R, ...]"""
-    source = source.contiguous()
-    out = source.new_empty(index.shape[0], *source.shape[1:])
-    if not out.numel():
-        return out
-    length = out[0].numel()
-    block = 4096
-    _pick[(triton.cdiv(length, block), index.shape[0])](
-        out if base is None else base.contiguous(), source, index, index if scale is None else scale, out,
-        length, BASE=base is not None, SCALE=scale is not None, BL=block, num_warps=8,
-    )  # fmt: skip
-    return out
-
-
-class TakeRows(torch.autograd.Function):
-    """x[rows], each row at most once; `entry` is the inverse map, -1 where a row is not taken."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, entry: Tensor) -> Tensor:
-        ctx.save_for_backward(entry)
-        return pick_rows(x, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return pick_rows(grad, ctx.saved_tensors[0]), None, None
-
-
-class BlendRows(torch.autograd.Function):
-    """x with alpha · delta added to the rows that have an entry; alpha is a constant."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, alpha: Tensor, rows: Tensor, entry: Tensor) -> Tensor:
-        ctx.save_for_backward(alpha, rows)
-        return pick_rows(delta, entry, alpha[entry.clamp(min=0)], x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        alpha, rows = ctx.saved_tensors
-        return grad, pick_rows(grad, rows, alpha), None, None, None
-
-
-def _power(n: int, least: int = 1) -> int:
-    return max(int(triton.next_power_of_2(n)), least)
-
-
 def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, transposed: bool) -> Tensor:
     """x [R, B, H, W, C], w [R, K, O] → [R, B, *size, O]"""
     rows, images, height, width, channels = x.shape
@@ -304,7 +168,7 @@ def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, tran
     _conv[grid](
         x, w, out, height, width, *size, pixels, *shape.stride, *shape.padding,
         C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1], TRANSPOSED=transposed,
-        BM=PIXELS, BK=min(_power(depth, 16), 32), BO=_power(outputs, 16),
+        BM=PIXELS, BK=min(power(depth, 16), 32), BO=power(outputs, 16),
     )  # fmt: skip
     return out
 
@@ -341,7 +205,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, depth: int, shape: Geometry) -> Te
     rows, images, height, width, channels = x.shape
     outputs = grad.shape[-1]
     pixels = images * grad.shape[2] * grad.shape[3]
-    block = min(_power(depth, 16), 64)
+    block = min(power(depth, 16), 64)
     blocks = triton.cdiv(depth, block)
     splits = max(1, min(triton.cdiv(1024, rows * blocks), triton.cdiv(pixels, 1024)))
     span = triton.cdiv(triton.cdiv(pixels, splits), 64) * 64
@@ -349,7 +213,7 @@ def _weight_gradient(x: Tensor, grad: Tensor, depth: int, shape: Geometry) -> Te
     _conv_weight[(blocks, rows, splits)](
         x, grad, out, height, width, grad.shape[2], grad.shape[3], pixels, *shape.stride, *shape.padding,
         span, splits, C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1],
-        BM=64, BK=block, BO=_power(outputs, 16),
+        BM=64, BK=block, BO=power(outputs, 16),
     )  # fmt: skip
     return out.sum(1) if splits > 1 else out.squeeze(1)
 
@@ -372,7 +236,7 @@ class RowDepthwise(torch.autograd.Function):
         _depthwise[(triton.cdiv(pixels, 64), rows)](
             x, w, out, height, width, *size, pixels, *shape.stride, *shape.padding,
             C=channels, KH=shape.kernel[0], KW=shape.kernel[1], TRANSPOSED=transposed,
-            BM=64, BC=_power(channels),
+            BM=64, BC=power(channels),
         )  # fmt: skip
         return out
 
@@ -391,39 +255,6 @@ class RowDepthwise(torch.autograd.Function):
             _depthwise_weight[(w.shape[1], rows)](
                 x, grad, dw, height, width, grad.shape[2], grad.shape[3], pixels,
                 *shape.stride, *shape.padding, C=channels, KH=shape.kernel[0], KW=shape.kernel[1],
-                BM=128, BC=_power(channels),
+                BM=128, BC=power(channels),
             )  # fmt: skip
         return dx, dw, None
-
-
-class RowNorm(torch.autograd.Function):
-    """A one-group norm over each sample.  # x [R, B, P, C], w and b [R, C]"""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-        x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
-        rows, images, pixels, channels = x.shape
-        out = torch.empty_like(x)
-        mean, rstd = x.new_empty(rows, images), x.new_empty(rows, images)
-        _norm[(rows * images,)](
-            x, w, b, out, mean, rstd, images, pixels, eps, C=channels, **_norm_tile(pixels, channels)
-        )
-        ctx.save_for_backward(x, w, mean, rstd)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, w, mean, rstd = ctx.saved_tensors
-        rows, images, pixels, channels = x.shape
-        dx = torch.empty_like(x)
-        dw, db = x.new_empty(rows, images, channels), x.new_empty(rows, images, channels)
-        _norm_backward[(rows * images,)](
-            x, w, grad.contiguous(), mean, rstd, dx, dw, db, images, pixels,
-            C=channels, **_norm_tile(pixels, channels),
-        )  # fmt: skip
-        return dx, dw.sum(1), db.sum(1), None
-
-
-def _norm_tile(pixels: int, channels: int) -> dict[str, int]:
-    wide = _power(channels)
-    return {"BP": min(_power(pixels), max(SAMPLE_TILE // wide, 1)), "BC": wide}
