@@ -56,13 +56,13 @@ class LanguageModel(nn.Module):
         return self.head(self.norm(x))
 
 
-def main(epochs: int = EPOCHS, members: int = 6) -> Gain:
+def main(epochs: int = EPOCHS, members: int = 5) -> Gain:
     text = load_task("text")
     train, val, test = text.train, text.validation, text.test()
     runs = {
         controller: esper.grow(
             lambda: LanguageModel(text.num_classes, text.input_shape[0]),
-            train=(train.inputs[:2048], train.targets[:2048]),
+            train=(train.inputs[:1536], train.targets[:1536]),
             val=(val.inputs[:256], val.targets[:256]),
             slots=["blocks"],  # after each block
             blueprints=["MLP", "FLEX_ATTENTION"],

@@ -35,7 +35,7 @@ class Gain:
         without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
         told = (
             f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
-            f"{100 * self.mean:+.1f} ± {100 * self.half_width:.1f} points over {pairs} paired members"
+            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} paired members"
         )
         if self.helped:
             return f"{told}. Growth helped."

