@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointS
 from esper.telemetry.run_folder import RunFolder
 
 PRETRAINED = "tamiyo"
+SHIPPED = Path(__file__).parent / "pretrained"
 GREEDY = ":greedy"
 AGENT = "agent."  # the trainer's prefix for what belongs to the agent
 
@@ -92,7 +92,7 @@ def find_checkpoint(name_or_path: str) -> Path:
 
 def pretrained_path() -> Path:
     """The checkpoint that ships with esper."""
-    path = Path(str(resources.files("esper"))) / "pretrained" / f"{PRETRAINED}.safetensors"
+    path = SHIPPED / f"{PRETRAINED}.safetensors"
     if not path.is_file():
         raise UserError(
             f"this installation of esper ships no pretrained controller (looked for {path}); "

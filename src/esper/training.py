@@ -7,6 +7,7 @@ is killed at any moment goes on from the last one to the same bits as a run that
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import torch
@@ -55,12 +56,14 @@ class TrainingRun:
     @classmethod
     def resume(cls, path: Path, device: str | None = None, checkpoint: Path | None = None) -> TrainingRun:
         """A run that was stopped, from its last checkpoint or from the one that is given."""
-        folder = RunFolder.open(path)
-        config = read_config(folder)
-        run = cls(config, folder, make_trainer(config, choose_device(device or config.device)))
-        if checkpoint is not None or run.store.last.exists():  # or else it was killed in its first round
-            run.load(checkpoint or run.store.last)
-        folder.truncate_after(run.trainer.rounds_done)
+        with ExitStack() as undo:
+            folder = undo.enter_context(RunFolder.open(path))
+            config = read_config(folder)
+            run = cls(config, folder, make_trainer(config, choose_device(device or config.device)))
+            if checkpoint is not None or run.store.last.exists():  # or else it was killed in its first round
+                run.load(checkpoint or run.store.last)
+            folder.truncate_after(run.trainer.rounds_done)
+            undo.pop_all()  # all is well: the folder stays open
         return run
 
     def load(self, path: Path) -> None:

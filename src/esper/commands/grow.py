@@ -36,7 +36,7 @@ def grow(
     from esper.config_files import dump
     from esper.controllers import load_controller
     from esper.grown_network import GrownMember
-    from esper.runs import make_environment
+    from esper.runs import choose_device, make_environment
     from esper.simic.compare import as_comparison, run_controller
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel
@@ -44,8 +44,8 @@ def grow(
     from esper.telemetry.report import write_report
     from esper.telemetry.run_folder import RunFolder
 
+    chosen = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
     environment = make_environment(settings)
-    chosen = load_controller(controller, settings.lifecycle.gates, environment.device)
     folder = RunFolder.create(
         out or new_folder("grow", settings.task), config=dump(settings), seed=settings.seed
     )

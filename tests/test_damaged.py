@@ -1,0 +1,214 @@
+"""Bad input of any kind is one clear sentence and exit code 2, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import string
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from esper import cli
+from esper.config import RunConfig, load_config
+from esper.config_files import dump
+from esper.errors import UserError
+from esper.interrupts import StopRequest
+from esper.runs import agent_schema
+from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
+from esper.telemetry.live import QuietView
+from esper.training import TrainingRun
+from tests.tiny import TINY, sets
+
+Say = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of one round."""
+    path = tmp_path_factory.mktemp("runs") / "whole"
+    made = TrainingRun.start(load_config(overrides=[*TINY, "rounds=1", "task=spirals"]), path)
+    with made.folder:
+        made.play(QuietView(), StopRequest())
+    return path
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Run a command that must be refused, and return its one sentence."""
+
+    def refused(*arguments: str | Path) -> str:
+        code = cli.run([str(argument) for argument in arguments])
+        told = capsys.readouterr()
+        assert code == 2, told
+        assert told.err.startswith("esper: ")
+        assert told.err.count("\n") == 1
+        assert "Traceback" not in told.err
+        return told.err
+
+    return refused
+
+
+def last(run: Path) -> Path:
+    return run / "checkpoints" / "last.safetensors"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["train", "--preset", "fancy"], "preset is 'fancy'; allowed are demo"),
+        (["train", "--task", "imagenet"], "task is 'imagenet'; allowed are digits"),
+        (["train", "--device", "tpu"], "device is 'tpu'; allowed are auto, cpu"),
+        (["train", "--device", "cuda:99"], "device is 'cuda:99', and this torch sees"),
+        (["train", "--set", "members=0"], "members is 0; allowed is a whole number at least 1"),
+        (["train", "--set", "host.width=none"], "host.width is 'none'; allowed is a whole number"),
+        (["train", "--task", "spirals", "--set", "host.kernel=3"], "the mlp host has no option 'kernel'"),
+        (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),
+        (["grow", "--controller", "tamyo"], "controller is 'tamyo'; did you mean 'tamiyo'?"),
+        (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
+        (["grow", "--controller", "random:2"], "after the colon: a germination rate, as in random:0.1"),
+        (["grow", "--controller", "periodic:x"], "after the colon: steps between seeds"),
+        (["grow", "--controller", "scheduled:5+2"], "steps from 0 on in rising order"),
+        (["grow", "--members", "0"], "--members is 0; allowed are 1 to"),
+        (["compare", "--controllers", " , "], "--controllers is ' , '; give some of tamiyo, static"),
+        (["compare", "--controllers", "static,nobody"], "controller is 'nobody'"),
+        (["compare", "--controllers", "final:nobody"], "controller is 'nobody'"),
+        (["compare", "--seeds", "0"], "--seeds is 0; allowed are 1 to"),
+        (["resume", "nowhere"], "there is no run folder at nowhere"),
+        (["report", "nowhere"], "there is no run folder at nowhere"),
+    ],
+)
+def test_unknown_names_and_bad_values(arguments: list[str], says: str, say: Say) -> None:
+    assert says in say(*arguments)
+
+
+def test_a_place_that_cannot_be_written_to(run: Path, tmp_path: Path, say: Say) -> None:
+    (tmp_path / "file").write_text("in the way")
+    tiny = sets("task=spirals")
+    assert "a part of the path is a file" in say("train", "--out", tmp_path / "file" / "run", *tiny)
+    assert "is not an empty folder" in say("train", "--out", run, *tiny)
+    assert "is not an empty folder" in say("compare", "-C", "static", "--members", "2", "--out", run, *tiny)
+    assert "is not an empty folder" in say("grow", "-C", "static", "--members", "2", "--out", run, *tiny)
+
+
+def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
+    tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, sync = tmp_path / "run", os.fsync
+
+    def full(handle: int) -> None:
+        if (path / "film.json").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", full)
+    told = say("train", "--quiet", "--out", path, *sets("task=spirals"))
+    assert "the disk is full; free some space" in told
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    assert cli.run(["resume", str(path), "--quiet"]) == 0
+    assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_foreign_and_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -> None:
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"weight": torch.zeros(3)}, foreign)
+    assert "is not a checkpoint of esper" in say("grow", "-C", foreign)
+    whole = load_checkpoint(last(run))
+    strange = tmp_path / "strange.safetensors"
+    save_checkpoint(strange, whole.tensors, whole.record, "another schema")
+    assert "was made for schema 'another schema'" in say("compare", "-C", f"static,{strange}")
+    save_checkpoint(strange, whole.tensors, {}, agent_schema())
+    assert "holds no settings of a run" in say("grow", "-C", strange)
+    save_checkpoint(strange, {"agent.policy.x": torch.zeros(2)}, whole.record, agent_schema())
+    assert "does not hold the agent that its settings describe" in say("grow", "-C", strange)
+    wider = {**whole.record, "config": {**whole.record["config"], "members": 5}}
+    save_checkpoint(strange, whole.tensors, wider, agent_schema())
+    assert "belongs to a run with other settings" in say("resume", run, "--checkpoint", strange)
+    newer = {**whole.record, "config": {**whole.record["config"], "colour": "blue"}}
+    save_checkpoint(strange, whole.tensors, newer, agent_schema())
+    assert "was written by another version of esper: colour is not a setting" in say("grow", "-C", strange)
+
+
+def test_a_config_of_another_schema(run: Path, tmp_path: Path, say: Say) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    with open(copy / "config.yaml", "a") as file:
+        file.write("colour: blue\n")
+    for arguments in (["resume", copy], ["compare", "-C", f"static,{copy}"]):
+        assert "config.yaml was written by another version of esper, or is damaged: colour" in say(*arguments)
+    (copy / "config.yaml").write_text("just a text")
+    assert "config.yaml is damaged: it holds no settings" in say("resume", copy)
+    (copy / "config.yaml").unlink()
+    assert "it does not exist" in say("resume", copy)
+    (copy / "versions.json").write_text('{"format": "esper-run", "format_version": 99, "seed": 0}')
+    assert "has run format 99; this esper reads 1" in say("resume", copy)
+
+
+def test_a_run_without_a_finished_round_has_no_controller(run: Path, tmp_path: Path, say: Say) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    last(copy).unlink()
+    assert "the run has finished no round yet" in say("grow", "-C", copy)
+
+
+def test_no_pretrained_controller_is_told(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.controllers.SHIPPED", tmp_path)
+    assert "ships no pretrained controller" in say("grow", "-C", "tamiyo")
+
+
+# ---- a thousand damaged inputs ----------------------------------------------------------------------------
+
+
+def test_five_hundred_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -> None:
+    """Cut short, flipped bytes, swapped parts, noise: whatever reads it says so."""
+    draw, data = random.Random(1), last(run).read_bytes()
+    file = tmp_path / "damaged.safetensors"
+    damages: list[Callable[[], bytes]] = [
+        lambda: data[: draw.randrange(len(data))],
+        lambda: _flipped(data, draw, 1),
+        lambda: _flipped(data[:4096], draw, 3) + data[4096:],
+        lambda: draw.randbytes(draw.randrange(2000)),
+        lambda: data + draw.randbytes(1 + draw.randrange(9)),
+    ]
+    for i in range(500):
+        file.write_bytes(damages[i % len(damages)]())
+        assert "damaged.safetensors" in say("grow", "-C", file)
+
+
+def _flipped(data: bytes, draw: random.Random, count: int) -> bytes:
+    changed = bytearray(data)
+    for _ in range(count):
+        changed[draw.randrange(len(changed))] ^= draw.randrange(1, 256)
+    return bytes(changed)
+
+
+def test_five_hundred_damaged_settings(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Noise and scratched settings, as a file for 'train' and as config.yaml of a run for 'resume'."""
+
+    def reached(*_: object) -> None:
+        raise UserError("these settings are valid")
+
+    monkeypatch.setattr("esper.training.make_trainer", reached)
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    draw, whole = random.Random(2), dump(RunConfig())
+    letters = string.printable + "é\x00:-[]{}&*!|>'\"%@`"
+    valid = 0
+    for i in range(500):
+        text = list(whole) if i % 3 else draw.choices(letters, k=draw.randrange(80))
+        for _ in range(draw.randrange(1, 4)):
+            at = draw.randrange(len(text) + 1)
+            text[at : at + draw.randrange(3)] = draw.choices(letters, k=draw.randrange(3))
+        file = copy / "config.yaml" if i % 2 else tmp_path / "settings.yaml"
+        file.write_text("".join(text), encoding="utf-8")
+        code = cli.run(["resume", str(copy)] if i % 2 else ["train", "--config", str(file)])
+        told = capsys.readouterr().err
+        assert code == 2
+        assert told.count("\n") == 1
+        valid += "these settings are valid" in told
+    assert 0 < valid < 400
