@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/esper demo --out runs/demo
 
 test: check
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2   # two workers, one thread each
 
 check: setup
 	$(BIN)/ruff check .
