@@ -173,6 +173,13 @@ class OneAfterAnother:
             return torch.optim.AdamW(parameters, self.config.host_lr, betas, weight_decay=decay)
         return torch.optim.SGD(parameters, self.config.host_lr, momentum=self.config.momentum)
 
+    def change(self, states: SlotStates) -> None:
+        """The same seeds in other stages and at other alphas."""
+        self.states = states
+        heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
+        for member, alphas in zip(self.members, (states.alpha * heard).tolist(), strict=True):
+            member.alphas = alphas
+
     def epoch(self, data: MemberData, clock: Clock) -> Tensor:
         """The mean loss of each member.  # [N]"""
         order, count = self.population._data_order(data.num_samples), self.config.batches_per_epoch

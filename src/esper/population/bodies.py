@@ -37,11 +37,16 @@ class SlotBodies:
         return self.gate_start + self.gate.layout.total
 
 
-def convolution_way(chosen: str, device: torch.device) -> str:
-    """How convolutions run over rows: as chosen, or the fastest that the device has."""
+def convolution_way(chosen: str, device: torch.device, compiled: bool = False) -> str:
+    """How convolutions run over rows: as chosen, or the fastest that the device has.
+
+    The number of groups is a constant of a compiled graph, so grouped ones would be traced anew for every
+    number of rows: what is compiled for a CPU runs as products.
+    """
     if chosen == "auto":
         on_gpu = "fused" if find_spec("triton") else "product"
-        return on_gpu if device.type == "cuda" else "grouped"
+        on_cpu = "product" if compiled else "grouped"
+        return on_gpu if device.type == "cuda" else on_cpu
     if chosen == "fused" and device.type != "cuda":
         raise ValueError(
             f"population.convolution is fused, which needs a GPU, but the device is {device}; use auto"
@@ -53,7 +58,7 @@ class Bodies:
     """Segments, slots and head, run with weights that come in as rows."""
 
     def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
-        way = convolution_way(config.convolution, device)
+        way = convolution_way(config.convolution, device, config.compile)
 
         def rows(module: nn.Module) -> RowModule:
             return RowModule(module, device, way, config.compile)

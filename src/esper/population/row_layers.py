@@ -308,6 +308,11 @@ _COMPOSITES: dict[type[nn.Module], Callable[[nn.Module, dict[str, nn.Module]], n
 }
 
 
+def fixes_rows(rows: nn.Module) -> bool:
+    """Whether a compiled graph of this row form would hold for one number of rows alone."""
+    return any(isinstance(part, GroupedConv | NativeGroupNorm) for part in rows.modules())
+
+
 def row_form(module: nn.Module, way: str) -> nn.Module | None:
     """The module with a leading axis of rows, or None where some part has no row form.
 

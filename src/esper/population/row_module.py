@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from esper.population.layout import Layout
-from esper.population.row_layers import row_form
+from esper.population.row_layers import fixes_rows, row_form
 
 Buffers = dict[str, Tensor]
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
@@ -27,7 +27,10 @@ class RowModule:
         self._runs = {mode: self._runner(mode, device, way, compiled) for mode in (True, False)}
 
     def _runner(self, training: bool, device: torch.device, way: str, compiled: bool) -> Run:
-        """The module in its row form where it has one, else under vmap."""
+        """The module in its row form where it has one, else under vmap.
+
+        Row forms are compiled where asked, unless every number of rows would need a graph of its own.
+        """
         template = copy.deepcopy(self.module).to(device).train(training)
         rows = row_form(template, way)
         self.in_row_form = rows is not None
@@ -38,7 +41,9 @@ class RowModule:
 
         if rows is None:
             return vmap(run, randomness="different")
-        return torch.compile(_with_own_code(run), dynamic=True) if compiled else run
+        if not compiled or fixes_rows(rows):
+            return run
+        return torch.compile(_with_own_code(run), dynamic=True)
 
     def initial_buffers(self, rows: int, device: torch.device) -> Buffers:
         """The module's buffers, one copy per row.  # {name: [R, *shape]}"""

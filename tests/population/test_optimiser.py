@@ -1,0 +1,130 @@
+"""Optimisers over rows against torch.optim, row by row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.population.config import PopulationConfig
+from esper.population.optimiser import RowWeights, clip_rows, step_rows
+
+CPU = torch.device("cpu")
+
+
+def random_rows(rows: int, width: int, seed: int) -> RowWeights:
+    made = RowWeights.zeros(rows, width, CPU)
+    made.weights.copy_(torch.randn(rows, width, generator=torch.Generator().manual_seed(seed)))
+    return made
+
+
+def plain_optimiser(weight: Tensor, lr: float, config: PopulationConfig) -> torch.optim.Optimizer:
+    if config.optimiser == "adamw":
+        betas = (config.momentum, config.second_beta)
+        return torch.optim.AdamW([weight], lr, betas, weight_decay=config.weight_decay)
+    return torch.optim.SGD([weight], lr, momentum=config.momentum)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    optimiser=st.sampled_from(["adamw", "sgd"]),
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    decay=st.sampled_from([0.0, 0.1]),
+    rates=st.lists(st.floats(1e-4, 0.1), min_size=3, max_size=3),
+    active=st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=1, max_size=8),
+    seed=st.integers(0, 1000),
+)
+def test_rows_with_their_own_rates_and_freezes_equal_torch_optim(
+    optimiser: str,
+    momentum: float,
+    decay: float,
+    rates: list[float],
+    active: list[list[bool]],
+    seed: int,
+) -> None:
+    """Float32, to 2e-6 of the weights; frozen rows keep every bit."""
+    config = PopulationConfig(optimiser=optimiser, momentum=momentum, weight_decay=decay)  # type: ignore[arg-type]
+    rows = random_rows(3, 5, seed)
+    weights = [row.clone().requires_grad_() for row in rows.weights]
+    plain = [plain_optimiser(w, lr, config) for w, lr in zip(weights, rates, strict=True)]
+    generator = torch.Generator().manual_seed(seed + 1)
+    for mask in active:
+        gradient = torch.randn(3, 5, generator=generator)
+        before = {name: value.clone() for name, value in rows.tensors().items()}
+        step_rows(rows, gradient, torch.tensor(rates).unsqueeze(1), torch.tensor(mask), config)
+        for i, moves in enumerate(mask):
+            if not moves:
+                for name, value in rows.tensors().items():
+                    assert torch.equal(value[i], before[name][i])
+                continue
+            weights[i].grad = gradient[i].clone()
+            if optimiser == "sgd":  # plain SGD couples its decay; ours is decoupled
+                with torch.no_grad():
+                    weights[i].mul_(1.0 - rates[i] * decay)
+            plain[i].step()
+    torch.testing.assert_close(rows.weights, torch.stack(weights).detach(), atol=2e-6, rtol=2e-6)
+    assert rows.steps.tolist() == [float(sum(column)) for column in zip(*active, strict=True)]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    scales=st.lists(st.sampled_from([0.0, 1e-6, 1e-2, 1.0, 1e4]), min_size=1, max_size=4),
+    limit=st.sampled_from([1e-3, 1.0, 5.0]),
+)
+def test_clipping_is_per_row_and_that_of_torch(scales: list[float], limit: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    gradient = torch.randn(len(scales), 6, generator=generator) * torch.tensor(scales).unsqueeze(1)
+    clipped, norms = clip_rows(gradient, limit)
+    for i in range(len(scales)):
+        parameter = torch.zeros(6, requires_grad=True)
+        parameter.grad = gradient[i].clone()
+        norm = torch.nn.utils.clip_grad_norm_([parameter], limit)
+        torch.testing.assert_close(clipped[i], parameter.grad)
+        torch.testing.assert_close(norms[i], norm)
+    assert (clipped.norm(dim=1) <= limit * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_trap_29_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, bad: float) -> None:
+    config = PopulationConfig(optimiser=optimiser)  # type: ignore[arg-type]
+    sick, well = random_rows(3, 4, 0), random_rows(3, 4, 0)
+    gradient = torch.ones(3, 4)
+    broken = gradient.clone()
+    broken[0, 1] = bad
+    everyone = torch.ones(3, dtype=torch.bool)
+    for rows, g in ((sick, broken), (well, gradient)):
+        step_rows(rows, clip_rows(g, 1.0)[0], 0.1, everyone, config)
+    for name, value in well.tensors().items():
+        assert torch.equal(sick.tensors()[name][1:], value[1:])
+    frozen = random_rows(3, 4, 0)
+    step_rows(frozen, torch.full((3, 4), bad), 0.1, ~everyone, config)
+    assert torch.equal(frozen.weights, random_rows(3, 4, 0).weights)
+
+
+def test_trap_38_a_rewritten_row_is_clean_and_its_neighbours_keep_every_bit() -> None:
+    config = PopulationConfig()
+    rows = random_rows(3, 4, 0)
+    for _ in range(3):
+        step_rows(rows, torch.ones(3, 4), 0.1, torch.ones(3, dtype=torch.bool), config)
+    before = {name: value.clone() for name, value in rows.tensors().items()}
+    rows.rewrite(torch.tensor([False, True, False]), torch.full((3, 4), 7.0))
+    assert rows.weights[1].tolist() == [7.0] * 4
+    for name in ("first", "second", "steps"):
+        assert getattr(rows, name)[1].abs().max() == 0
+    for name, value in rows.tensors().items():
+        assert torch.equal(value[[0, 2]], before[name][[0, 2]])
+
+
+def test_a_slice_is_a_view_and_writing_chooses_rows() -> None:
+    rows, other = random_rows(4, 3, 0), random_rows(4, 3, 1)
+    rows.slice(1, 3).weights.fill_(2.0)
+    assert rows.weights[1:3].eq(2.0).all()
+    kept = rows.weights[0].clone()
+    rows.write(other.tensors(), torch.tensor([False, True, True, True]))
+    assert torch.equal(rows.weights[1:], other.weights[1:])
+    assert torch.equal(rows.weights[0], kept)
+    rows.write(other.tensors())
+    assert torch.equal(rows.weights, other.weights)

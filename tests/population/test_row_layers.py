@@ -1,0 +1,263 @@
+"""Layers over rows against vmap, what has no row form, and what is compiled."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.func import functional_call, vmap
+from torch.nn.utils.parametrizations import weight_norm
+
+from esper.lifecycle.actions import Blueprint, selectable_blueprints
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
+from esper.population import row_module
+from esper.population.blueprints import Gate, build_blueprint
+from esper.population.data import Clock
+from esper.population.hosts import GlobalMean
+from esper.population.layout import Layout
+from esper.population.row_layers import row_form
+from esper.population.row_module import RowModule
+from tests.population.worlds import make_data, make_population, plant, record
+
+CPU = torch.device("cpu")
+ROWS, BATCH = 3, 2
+
+# name: (module, shape of a sample)
+LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "linear": (nn.Linear(4, 6), (4,)),
+    "linear over time": (nn.Linear(4, 6, bias=False), (5, 4)),
+    "conv 3x3": (nn.Conv2d(4, 6, 3, padding=1), (4, 6, 5)),
+    "conv strided": (nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), (2, 7, 6)),
+    "conv 1x1": (nn.Conv2d(4, 4, 1, bias=False), (4, 5, 5)),
+    "conv depthwise": (nn.Conv2d(4, 4, 3, padding=1, groups=4), (4, 5, 5)),
+    "conv in groups": (nn.Conv2d(4, 6, 3, groups=2), (4, 5, 5)),
+    "conv same": (nn.Conv2d(4, 4, 3, padding="same"), (4, 5, 5)),
+    "conv dilated": (nn.Conv1d(4, 4, 3, dilation=2), (4, 9)),
+    "signal": (nn.Conv1d(3, 4, 5, stride=2, padding=2), (3, 11)),
+    "signal depthwise": (nn.Conv1d(4, 4, 3, padding=1, groups=4, bias=False), (4, 9)),
+    "one-group norm": (nn.GroupNorm(1, 4), (4, 5, 5)),
+    "two-group norm": (nn.GroupNorm(2, 4), (4, 9)),
+    "norm of vectors": (nn.GroupNorm(2, 4), (4,)),
+    "plain group norm": (nn.GroupNorm(2, 4, affine=False), (4, 9)),
+    "layer norm": (nn.LayerNorm(4), (5, 4)),
+    "layer norm over two axes": (nn.LayerNorm((3, 4)), (2, 3, 4)),
+    "layer norm without bias": (nn.LayerNorm(4, bias=False), (4,)),
+    "plain layer norm": (nn.LayerNorm(4, elementwise_affine=False), (4,)),
+    "mean": (GlobalMean(), (4, 5, 5)),
+    "flatten": (nn.Flatten(), (2, 3, 4)),
+    "flatten the end": (nn.Flatten(2), (2, 3, 4)),
+    "flatten the middle": (nn.Flatten(1, 2), (2, 3, 4)),
+    "activations": (nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.ELU(), nn.Tanh()), (4,)),
+    "gate of images": (Gate(4, "cnn"), (4, 5, 5)),
+    "gate of text": (Gate(4, "transformer"), (5, 4)),
+}
+JOINTS = {("cnn", 1): (4, 7), ("cnn", 2): (4, 5, 5), ("mlp", 0): (4,), ("transformer", 0): (5, 4)}
+
+
+def under_vmap(module: nn.Module, rows: Tensor, x: Tensor) -> Tensor:
+    def run(tensors: dict[str, Tensor], sample: Tensor) -> Tensor:
+        result: Tensor = functional_call(module, tensors, (sample,))
+        return result
+
+    return vmap(run)(Layout.of(module).unflatten(rows), x)
+
+
+def check_against_vmap(module: nn.Module, shape: tuple[int, ...], way: str) -> RowModule:
+    """Outputs and the gradients of weights and inputs, in float64 to 1e-11."""
+    generator = torch.Generator().manual_seed(1)
+    module = module.double()
+    body = RowModule(module, CPU, way)
+    weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64)
+    x = torch.randn(ROWS, BATCH, *shape, generator=generator, dtype=torch.float64)
+    results = []
+    for run in (lambda w, h: body(w, h, {}, True), functools.partial(under_vmap, module)):
+        w, h = weights.clone().requires_grad_(), x.clone().requires_grad_()
+        out = run(w, h)
+        probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+        found = torch.autograd.grad((out * probe).sum(), (w, h), allow_unused=True)
+        results.append((out.detach(), *(g for g in found if g is not None)))
+    for here, there in zip(*results, strict=True):
+        torch.testing.assert_close(here, there, atol=1e-11, rtol=1e-9)
+    return body
+
+
+@pytest.mark.parametrize("way", ["grouped", "product"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_layer_over_rows_equals_vmap(name: str, way: str) -> None:
+    assert check_against_vmap(*LAYERS[name], way).in_row_form
+
+
+@pytest.mark.parametrize("way", ["grouped", "product"])
+@pytest.mark.parametrize("place", JOINTS)
+def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int], way: str) -> None:
+    topology, dims = place
+    for name in sorted(selectable_blueprints(topology)):
+        body = check_against_vmap(build_blueprint(name, topology, 4, dims), JOINTS[place], way)
+        assert body.in_row_form == ("Attention" not in type(body.module).__name__)
+
+
+class Doubled(nn.Linear):
+    """Not what a Linear computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2.0 * super().forward(x)
+
+
+class Standardised(nn.Conv1d):
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.conv1d(x, self.weight - self.weight.mean(), self.bias)
+
+
+class Shifted(nn.GroupNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1.0
+
+
+class Residual(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + super().forward(x)
+        return result
+
+
+def hooked() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.register_forward_hook(lambda module, inputs, output: output * 3.0)
+    return layer
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: Doubled(4, 4), (4,)),
+        (lambda: Standardised(4, 4, 3), (4, 6)),
+        (lambda: Shifted(1, 4), (4, 6)),
+        (lambda: Residual(nn.Linear(4, 4)), (4,)),
+        (lambda: weight_norm(nn.Conv1d(4, 4, 3)), (4, 6)),
+        (lambda: nn.Conv1d(4, 4, 3, padding=1, padding_mode="circular"), (4, 6)),
+        (hooked, (4,)),
+    ],
+)
+def test_what_only_looks_like_a_known_layer_runs_as_it_is(
+    make: Callable[[], nn.Module], shape: tuple[int, ...]
+) -> None:
+    for way in ("grouped", "product"):
+        assert not check_against_vmap(make(), shape, way).in_row_form
+        assert row_form(nn.Sequential(nn.ReLU(), make()), way) is None
+
+
+def test_tied_weights_stay_tied() -> None:
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    body = check_against_vmap(nn.Sequential(first, nn.Tanh(), second), (4,), "grouped")
+    assert body.layout.total == 16
+    assert body.in_row_form
+
+
+def test_running_statistics_are_a_rows_own_and_only_training_moves_them() -> None:
+    body = RowModule(nn.BatchNorm1d(4), CPU)
+    buffers = body.initial_buffers(2, CPU)
+    rows = torch.cat([torch.ones(2, 4), torch.zeros(2, 4)], dim=1)
+    x = torch.stack([torch.randn(8, 4), 5.0 + torch.randn(8, 4)])
+    body(rows, x, buffers, False)
+    assert buffers["running_mean"].abs().max() == 0
+    body(rows, x, buffers, True)
+    torch.testing.assert_close(buffers["running_mean"], 0.1 * x.mean(1))
+    assert buffers["num_batches_tracked"].tolist() == [1, 1]
+
+
+# ---- compiled --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
+    """torch.compile with the graphs that are traced run as they are; yields what was compiled."""
+    compiled: list[object] = []
+
+    def compile_lightly(run: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
+        compiled.append(run)
+        return torch.compile(run, dynamic=dynamic, backend="eager")
+
+    torch._dynamo.reset()
+    counters.clear()
+    light = type("Torch", (), {"compile": staticmethod(compile_lightly), "device": torch.device})
+    monkeypatch.setattr(row_module, "torch", light)
+    yield compiled
+    torch._dynamo.reset()
+    counters.clear()
+
+
+@pytest.mark.parametrize(
+    ("world", "names"), [("signals", [Blueprint.CONV_SMALL]), ("vectors", [Blueprint.LORA, Blueprint.MLP])]
+)
+def test_trap_42_the_compiled_function_is_called_and_growth_does_not_recompile_without_bound(
+    world: str, names: list[Blueprint], traced: list[object]
+) -> None:
+    members = 3
+    compiled = make_population(world, members, compile=True)
+    modules = len(traced)  # each in training and in evaluation
+    plain = make_population(world, members)
+    data = make_data(world, members)
+    graphs = []
+    for epoch in range(2 * members + 1):
+        grown = [  # one more seed each epoch, of changing kinds, until every member holds two
+            [
+                record(Stage.HOLDING, names[i % len(names)]) if i < epoch else None,
+                record(Stage.TRAINING, names[(i + epoch) % len(names)]) if members + i < epoch else None,
+            ]
+            for i in range(members)
+        ]
+        states = SlotStates.from_records(grown)
+        for population in (compiled, plain):
+            plant(population, states, awake=False)
+            population.train_epoch(states, data, Clock(0, epoch, 99))
+            population.validate(states, data)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] > 0
+    assert graphs[-1] <= 2 * modules  # one row, and any number of rows
+    assert graphs[-1] == graphs[-2]
+    torch.testing.assert_close(compiled.hosts.weights, plain.hosts.weights, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(compiled.seeds.weights, plain.seeds.weights, atol=1e-5, rtol=1e-5)
+
+
+def test_trap_42_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:
+    """More modules than one code object may have graphs, each traced and none left uncompiled."""
+    bodies = [RowModule(nn.Linear(4, k), CPU, compiled=True) for k in range(2, 14)]
+    x = torch.randn(3, 2, 4)
+    for body in bodies:
+        body(torch.randn(3, body.layout.total), x, {}, True)
+    assert counters["stats"]["unique_graphs"] == len(bodies) == 12
+    for body in bodies:
+        body(torch.randn(4, body.layout.total), torch.randn(4, 2, 4), {}, True)
+    assert counters["stats"]["unique_graphs"] == 12  # another number of rows is the same graph
+    assert len({id(run.__code__) for run in traced}) == len(traced) == 24  # type: ignore[attr-defined]
+
+
+def test_trap_42_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: list[object]) -> None:
+    body = RowModule(nn.Conv1d(4, 4, 3, padding=1), CPU, "grouped", compiled=True)
+    for rows in range(2, 12):
+        assert (
+            body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4, 6), {}, True).isfinite().all()
+        )
+    assert traced == []
+    assert counters["stats"]["unique_graphs"] == 0
+    assert make_population("signals", 2, compile=True).bodies.segments[0].in_row_form
+    assert len(traced) > 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
+def test_trap_42_real_code_is_compiled_and_equal() -> None:
+    torch._dynamo.reset()
+    counters.clear()
+    module = nn.Linear(4, 3)
+    body, plain = (RowModule(module, CPU, compiled=compiled) for compiled in (True, False))
+    for rows in (2, 5):
+        weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 3, 4)
+        torch.testing.assert_close(body(weights, x, {}, False), plain(weights, x, {}, False))
+    assert counters["stats"]["unique_graphs"] == 1
+    torch._dynamo.reset()
