@@ -101,5 +101,7 @@ def show(comparison: Comparison) -> None:
     say(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
     say(f"Δ is the difference to {baseline}, member by member; accuracy in points.\n")
     screen = console()
-    screen.print(table, width=None if screen.is_terminal else WIDTH, crop=False)
+    if not screen.is_terminal:
+        screen.width = WIDTH
+    screen.print(table)
     screen.print()

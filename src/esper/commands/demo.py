@@ -35,7 +35,7 @@ def demo(
 
     settings = load_config(preset="demo", overrides=overrides or [])
     run = TrainingRun.start(settings, out or new_folder("demo", settings.task))
-    code = carry_through(run)
+    code = carry_through(run, report=False)
     if code:
         raise typer.Exit(code)
     comparison, _ = hold(_contest(run, members))

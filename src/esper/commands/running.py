@@ -50,7 +50,10 @@ def settle(
 
 
 def _trained_with(controllers: Iterable[str]) -> RunConfig | None:
-    folder = next((name for name in controllers if Path(name, "config.yaml").is_file()), None)
+    from esper.controllers import GREEDY
+
+    folders = (name.removesuffix(GREEDY) for name in controllers)
+    folder = next((name for name in folders if Path(name, "config.yaml").is_file()), None)
     if folder is None:
         return None
     from esper.telemetry.run_folder import RunFolder
@@ -66,7 +69,9 @@ def new_folder(kind: str, task: str) -> Path:
     return next((path for path in names if not path.exists()), base)
 
 
-def carry_through(run: TrainingRun, quiet: bool = False, json_lines: bool = False) -> int:
+def carry_through(
+    run: TrainingRun, quiet: bool = False, json_lines: bool = False, report: bool = True
+) -> int:
     """Play a training run to its end, or to the end of the round in which a stop is asked for.
 
     Returns the exit code: 0, or that of the signal.
@@ -83,7 +88,7 @@ def carry_through(run: TrainingRun, quiet: bool = False, json_lines: bool = Fals
     with run.folder, StopRequest() as stop:
         with open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines) as view:
             run.play(view, stop)
-        page = write_report(run.folder)
+        page = write_report(run.folder) if report or stop.requested else None
     stream = sys.stderr if json_lines else sys.stdout
     if not run.finished:
         say(
@@ -91,7 +96,8 @@ def carry_through(run: TrainingRun, quiet: bool = False, json_lines: bool = Fals
             f"go on with: esper resume {run.folder.path}",
             stream,
         )
-    say(f"wrote {page}", stream)
+    if page is not None:
+        say(f"wrote {page}", stream)
     return stop.exit_code
 
 

@@ -1,0 +1,207 @@
+"""Journeys: what a person types, from the first look to a grown network in hand."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from esper import cli
+from esper.config import HostConfig, load_config, preset_names
+from esper.interrupts import StopRequest
+from esper.population.hosts import HOST_PRESETS
+from esper.telemetry.live import QuietView
+from esper.telemetry.run_folder import RunFolder
+from esper.training import TrainingRun
+from tests.tiny import TINY, sets
+
+ROOT = Path(__file__).parent.parent
+RUNNING = ("train", "grow", "compare", "resume", "demo")  # commands that need tiny settings here
+SMALL = ("rounds=1", "members=2", "episode.steps=3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What 'esper train' leaves behind."""
+    run = tmp_path_factory.mktemp("journeys") / "trained"
+    assert (
+        cli.run(["train", "--task", "spirals", "--out", str(run), *sets("reward.control_variate=true")]) == 0
+    )
+    return run
+
+
+def test_a_run_folder_is_whole(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    files = {"config.yaml", "versions.json", "command.txt", "metrics.jsonl", "events.jsonl", "film.json"}
+    assert names >= files | {"report.html", "checkpoints"}
+    assert {path.name for path in (trained / "checkpoints").iterdir()} == {
+        "last.safetensors",
+        "best.safetensors",
+    }
+    folder = RunFolder.read(trained)
+    assert [summary.round for summary in folder.metrics()] == [1, 2]
+    assert all("above_twin" in summary.extra for summary in folder.metrics())
+    assert folder.film().round == 2  # type: ignore[union-attr]
+    page = folder.report_path.read_text()
+    assert page.count("data:image/png;base64") >= 5
+    assert not re.search(r"(src|href)=\"http", page), "the page needs nothing from elsewhere"
+
+
+def test_lines_for_machines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    run = tmp_path / "run"
+    assert cli.run(["train", "--json", "--task", "spirals", "--out", str(run), *sets(*SMALL)]) == 0
+    told = capsys.readouterr()
+    assert [json.loads(line)["round"] for line in told.out.splitlines()] == [1]
+    assert told.out == (run / "metrics.jsonl").read_text()
+    assert f"wrote {run}" in told.err
+
+
+def test_equal_seeds_give_equal_runs(trained: Path, tmp_path: Path) -> None:
+    settings = load_config(overrides=[*TINY, "task=spirals", "reward.control_variate=true"])
+    again = TrainingRun.start(settings, tmp_path / "again")
+    with again.folder:
+        again.play(QuietView(), StopRequest())
+    assert (tmp_path / "again" / "events.jsonl").read_text() == (trained / "events.jsonl").read_text()
+
+
+def test_growing_with_a_trained_controller(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "grown"
+    assert cli.run(["grow", "-C", f"{trained}:greedy", "-n", "3", "-o", str(out)]) == 0
+    told = capsys.readouterr().out
+    assert "# A network grown on spirals" in told
+    assert (out / "film.png").read_bytes().startswith(b"\x89PNG")
+    assert RunFolder.read(out).results() is not None
+    archive = torch.export.load(str(out / "network.pt2"))
+    inputs = torch.randn(5, 2)
+    assert archive.module()(inputs).shape == (5, 2)
+    tensors = load_file(out / "network.safetensors")
+    described = re.search(r"\| grown \| ([\d,]+) parameters", (out / "network.md").read_text())
+    assert described is not None
+    assert sum(t.numel() for t in tensors.values()) == int(described[1].replace(",", ""))
+
+
+def test_comparing_on_equal_footing(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "compared"
+    names = f"static,random:0.5,{trained},final:{trained}"
+    code = cli.run(["compare", "-C", names, "-n", "2", "--seeds", "2", "-o", str(out)])
+    told = capsys.readouterr().out
+    assert code == 0
+    results = RunFolder.read(out).results()
+    assert results is not None
+    assert [r.name for r in results.controllers] == [
+        "static",
+        "random:0.5",
+        "trained",
+        "static-final of trained",
+    ]
+    assert all(list(r.members) == [0, 1, 2, 3] for r in results.controllers)
+    assert {d.quantity for d in results.differences} == {"test_accuracy", "parameters", "potential", "flops"}
+    assert len(set(results.controllers[0].parameters)) == 1, "static never grows"
+    for word in ("static-final of trained", "± ", "GFLOPs", "report.html"):
+        assert word in told
+    films = RunFolder.read(out).film()
+    assert films is not None
+    assert len({film.member for film in films.films}) == 1, "the same member under every controller"
+
+
+def test_a_controller_compared_with_itself_differs_by_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "compared"
+    arguments = ["compare", "-C", "random:0.5,random:0.50", "-n", "3", "-o", str(out), "--task", "spirals"]
+    assert cli.run([*arguments, *sets()]) == 0
+    results = RunFolder.read(out).results()
+    assert results is not None
+    assert all(d.mean == 0.0 for d in results.differences)
+
+
+def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "demo"
+    assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"Tamiyo is (above|below|not clearly apart from) before it was trained: Φ [+-]\d", told)
+    assert re.search(
+        r"Tamiyo is (above|below|not clearly apart from) networks that never grow: Φ [+-]\d", told
+    )
+    assert re.search(r"The whole took \d+ min \d+ s", told)
+    assert f"{out / 'report.html'}" in told
+    assert "untrained" in (out / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_runs(name: str, tmp_path: Path) -> None:
+    settings = load_config(preset=name, overrides=[*TINY, *SMALL, "device=cpu"])
+    run = TrainingRun.start(settings, tmp_path / name)
+    with run.folder:
+        run.play(QuietView(), StopRequest())
+    assert len(run.folder.metrics()) == 1
+
+
+def test_a_task_brings_its_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.commands.running import new_folder, settle
+
+    assert settle(None, None, None, task="letter") == load_config(preset="letter")
+    assert settle(None, None, ["members=3"], task="spirals") == load_config(
+        overrides=["task=spirals", "members=3"]
+    )
+    assert settle(None, "demo", None, task="letter").task == "letter"
+    monkeypatch.chdir(tmp_path)
+    first = new_folder("train", "digits")
+    first.mkdir(parents=True)
+    assert new_folder("train", "digits") != first
+
+
+def test_the_host_takes_every_option_that_hosts_have() -> None:
+    options = {
+        name for make in HOST_PRESETS.values() for name in list(inspect.signature(make).parameters)[2:]
+    }
+    assert set(HostConfig.model_fields) - {"preset"} == options
+
+
+def readme_commands() -> list[str]:
+    """Every line of the README that runs esper or make."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = re.findall(r"^\s+(?:\.venv/bin/)?esper (.+?)(?:\s+#.*)?$", text, re.M)
+    return list(dict.fromkeys([*lines, *re.findall(r"`esper ([a-z][^`]*)`", text)]))
+
+
+@pytest.mark.parametrize("command", [c for c in readme_commands() if c.split()[0] in RUNNING])
+def test_every_running_command_of_the_readme(
+    command: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tiny settings, and a trained run wherever the page names one."""
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command)
+    for word in words[1:]:
+        place = Path(next((part for part in word.split(",") if part.startswith("runs/")), ""))
+        if place.name and words[words.index(word) - 1] not in ("--out", "-o"):
+            _stand_in(trained, tmp_path / place)
+    kind = words[0]
+    tiny = [] if kind == "resume" else sets()
+    if kind in ("grow", "compare", "demo"):
+        tiny += ["--members", "2"]
+    assert cli.run([*words, *tiny]) == 0
+
+
+def _stand_in(trained: Path, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if not place.exists():
+        shutil.copytree(trained, place)
+
+
+def test_the_makefile_runs_the_demo() -> None:
+    recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
+    assert "esper demo --out runs/demo" in recipe
