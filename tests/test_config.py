@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from esper.config import RunConfig, load_config, preset_names
 from esper.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
 from esper.errors import UserError
+from esper.lifecycle.config import GateConfig
 
 KEYS = list(keys_of(RunConfig))
 WRONG_TYPE = {
@@ -81,7 +82,9 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert config.seed == 7, "from the preset"
     assert config.members == 5, "from the file"
     assert config.lifecycle.gates.mode == "strict"
-    assert config.lifecycle.gates.training_epochs == 4, "a file lies on a preset key by key"
+    alone = load_config(preset="demo")
+    assert alone.lifecycle.gates.training_epochs != GateConfig().training_epochs
+    assert config.lifecycle.gates.training_epochs == alone.lifecycle.gates.training_epochs, "key by key"
     assert config.lifecycle.gates.min_health == 0.3, "3e-1 is a number"
     assert config.telemetry.sinks == ("wandb",)
 

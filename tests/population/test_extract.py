@@ -62,7 +62,7 @@ def test_an_extracted_member_says_what_it_said_in_the_population(world: str) -> 
     permanent = outputs_of(population, fossils, inputs)
     heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES])).sum(1).tolist()
     for i in range(members):
-        module = extract(population, states, i)
+        module = population.extract(states, i)
         assert not module.training
         assert len(module) == 3 + heard[i]  # two segments, a head and the seeds that are heard
         torch.testing.assert_close(module(inputs), ours[i], atol=1e-5, rtol=1e-5)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint
 from esper.lifecycle.legality import holds_seed
@@ -284,6 +284,12 @@ class Population:
         for k, part in enumerate(self.buffers):
             named |= {f"buffers.{k}.{name}": value for name, value in part.items()}
         return named
+
+    def extract(self, states: SlotStates, member: int, fossilised_only: bool = False) -> nn.Sequential:
+        """One member as a plain module, with its heard seeds or only its fossils: see `extract`."""
+        from esper.population.extract import extract
+
+        return extract(self, states, member, fossilised_only)
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.tensors().items()}
