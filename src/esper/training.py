@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -82,8 +83,11 @@ class TrainingRun:
     def play(self, view: QuietView, stop: StopRequest) -> None:
         """Play the rounds that are left, or those until a stop is asked for."""
 
+        episodes = 1 + self.config.reward.control_variate
+        begun, ticks = self.trainer.rounds_done, count(1)
+
         def show(environment: GrowthEnvironment) -> None:
-            view.progress(self.trainer.rounds_done + environment.clock / environment.steps)
+            view.progress(begun + next(ticks) / (episodes * environment.steps))
 
         self.trainer.environment.on_step = show
         self._sinks = open_sinks(

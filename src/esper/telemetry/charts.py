@@ -30,19 +30,31 @@ _LEARNER = {  # metric → (title, whether it is best read on a logarithmic axis
 
 
 def learning_curves(rounds: Sequence[RoundSummary]) -> Figure:
-    """Return, accuracy and size over the rounds, each with its 95 % interval over members."""
+    """Return, accuracy and size over the rounds, each with its 95 % interval over members.
+
+    Where ungrown twins were played, the return is what lies above theirs, member by member.
+    """
     picture = figure(3.2)
     panels = picture.subplots(1, 3)
+    twins = all("above_twin" in r.extra for r in rounds)
+    gains = [(r.extra.get("above_twin", np.nan), r.extra.get("above_twin_ci", np.nan)) for r in rounds]
     columns = (
-        ("return", "return", "HOLDING"),
-        ("accuracy", "validation accuracy", "FOSSILIZED"),
-        ("parameter_ratio", "parameters / host parameters", "TRAINING"),
+        ("return above ungrown twins", "HOLDING", gains)
+        if twins
+        else ("return", "HOLDING", [(r.return_mean, r.return_ci) for r in rounds]),
+        ("validation accuracy", "FOSSILIZED", [(r.accuracy_mean, r.accuracy_ci) for r in rounds]),
+        (
+            "parameters / host parameters",
+            "TRAINING",
+            [(r.parameter_ratio_mean, r.parameter_ratio_ci) for r in rounds],
+        ),
     )
-    for axes, (name, label, stage) in zip(panels, columns, strict=True):
+    for axes, (label, stage, values) in zip(panels, columns, strict=True):
         dress(axes, label, x="round")
-        mean = [getattr(r, f"{name}_mean") for r in rounds]
-        half = [getattr(r, f"{name}_ci") for r in rounds]
+        mean, half = zip(*values, strict=True)
         _band(axes, [r.round for r in rounds], mean, half, STAGE_COLOURS[stage])
+    if twins:
+        panels[0].axhline(0, color=INK, linewidth=1)
     panels[1].yaxis.set_major_formatter(percent())
     return picture
 

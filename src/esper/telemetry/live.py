@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -77,6 +78,8 @@ class LiveView(QuietView):
     def __init__(self, console: Console, title: str, rounds: int) -> None:
         self._console = console
         self._title = title
+        self._rounds = rounds
+        self._begun = time.monotonic()
         self._returns: deque[float] = deque(maxlen=_HISTORY)
         self._anomalies: deque[str] = deque(maxlen=_ANOMALIES)
         self._bar = ProgressBar(total=rounds, completed=0, complete_style=STAGE_COLOURS["HOLDING"])
@@ -86,6 +89,9 @@ class LiveView(QuietView):
 
     def progress(self, rounds_done: float) -> None:
         self._bar.completed = rounds_done
+        if not self._returns and rounds_done > 0:
+            left = (time.monotonic() - self._begun) / rounds_done * (self._rounds - rounds_done)
+            self._body = [Text(f"the first round is under way, about {duration(left)} left in all", MUTED)]
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
         self._returns.append(summary.return_mean)
@@ -106,6 +112,7 @@ class LiveView(QuietView):
 
     def _figures(self, summary: RoundSummary) -> Table:
         table = Table.grid(padding=(0, 3))
+        entropy = _number(summary.entropy, ".2f")
         table.add_row(
             _figure("round", f"{summary.round} of {summary.rounds}"),
             _figure("time left", duration(summary.seconds_left)),
@@ -118,7 +125,7 @@ class LiveView(QuietView):
             _figure(
                 "accuracy", interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, ".1f") + " %"
             ),
-            _figure("entropy", _number(summary.entropy, ".2f")),
+            _figure("above twin", above) if (above := above_twin(summary)) else _figure("entropy", entropy),
         )
         return table
 
@@ -140,6 +147,7 @@ def plain_line(summary: RoundSummary) -> str:
     parts = [
         f"round {summary.round}/{summary.rounds}",
         f"return {interval(summary.return_mean, summary.return_ci, '+.3f')}",
+        f"above twin {above}" if (above := above_twin(summary)) else "",
         f"accuracy {interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, '.1f')} %",
         f"parameters x {_number(summary.parameter_ratio_mean, '.2f')}",
         f"{_number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
@@ -147,6 +155,13 @@ def plain_line(summary: RoundSummary) -> str:
         " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
     ]
     return "  ".join(part for part in parts if part)
+
+
+def above_twin(summary: RoundSummary) -> str:
+    """How far the return lies above that of ungrown twins, where they were played."""
+    if "above_twin" not in summary.extra:
+        return ""
+    return interval(summary.extra["above_twin"], summary.extra.get("above_twin_ci", math.nan), "+.3f")
 
 
 def interval(mean: float, half: float, form: str) -> str:
