@@ -130,9 +130,11 @@ def test_foreign_and_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) ->
     wider = {**whole.record, "config": {**whole.record["config"], "members": 5}}
     save_checkpoint(strange, whole.tensors, wider, agent_schema())
     assert "belongs to a run with other settings" in say("resume", run, "--checkpoint", strange)
-    newer = {**whole.record, "config": {**whole.record["config"], "colour": "blue"}}
+    newer = {**whole.record, "config": {**whole.record["config"], "policy": {"colour": "blue"}}}
     save_checkpoint(strange, whole.tensors, newer, agent_schema())
-    assert "was written by another version of esper: colour is not a setting" in say("grow", "-C", strange)
+    assert "was written by another version of esper: policy.colour is not a setting" in say(
+        "grow", "-C", strange
+    )
 
 
 def test_a_config_of_another_schema(run: Path, tmp_path: Path, say: Say) -> None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
-
-import torch
 
 TINY = (
     "members=3",
@@ -31,11 +28,10 @@ def sets(*more: str) -> list[str]:
 
 
 def start_esper(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command in a process of its own, with the threads of this one: sums depend on their number."""
+    """The command in a process of its own."""
     return subprocess.Popen(
         [sys.executable, "-c", "from esper.cli import main; main()", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
     )

@@ -12,7 +12,7 @@ import numpy as np
 from esper.config import RunConfig
 from esper.controllers import CONTROLLER_NAMES, load_controller
 from esper.errors import UserError
-from esper.runs import OnStep, WatchedEnvironment, choose_device, make_environment
+from esper.runs import OnStep, WatchedEnvironment, choose_device, cpu_threads, make_environment
 from esper.simic.compare import ControllerRun, as_comparison, compare
 from esper.simic.films import film, film_reel
 from esper.tamiyo.controllers import Controller
@@ -94,9 +94,10 @@ class Contest:
         results: dict[str, list[ControllerResult]] = {}
         filmed: list[ControllerRun] = []
         for k in range(self.seeds):
-            environment = self._environment(k)
-            environment.on_step = on_step
-            runs = list(compare(environment, self.controllers, self.finals))
+            with cpu_threads(self.config.threads):
+                environment = self._environment(k)
+                environment.on_step = on_step
+                runs = list(compare(environment, self.controllers, self.finals))
             filmed = filmed or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]

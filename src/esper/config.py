@@ -61,6 +61,9 @@ class RunConfig(Config):
     host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
     members: int = Field(default=16, ge=1, description="networks that train at once")
     rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
+    threads: int = Field(
+        default=1, ge=0, description="of a CPU: one is best for small populations; 0 leaves it to torch"
+    )
     episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
     reward: RewardConfig = Field(default=RewardConfig(), description="what is paid")
     governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")

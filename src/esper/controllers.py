@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from esper.telemetry.run_folder import RunFolder
 
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"
+AGENT_SETTINGS = ("seed", "policy", "ppo")  # what an agent is made from
 GREEDY = ":greedy"
 AGENT = "agent."  # the trainer's prefix for what belongs to the agent
 
@@ -106,7 +107,7 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     if not path.exists():
         raise UserError(f"{path} does not exist: the run has finished no round yet")
     checkpoint = load_checkpoint(path, agent_schema())
-    config = checkpoint_config(checkpoint, path)
+    config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
     tensors = {n.removeprefix(AGENT): t for n, t in checkpoint.tensors.items() if n.startswith(AGENT)}
     try:
@@ -116,15 +117,15 @@ def load_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
     return agent
 
 
-def checkpoint_config(checkpoint: Checkpoint, path: Path) -> RunConfig:
-    """The settings of the run that wrote a checkpoint."""
+def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:
+    """The settings of the run that wrote a checkpoint: all, or `only` some and defaults for the others."""
     config = checkpoint.record.get("config")
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
         )
     try:
-        return build(RunConfig, config)
+        return build(RunConfig, {key: config[key] for key in only or config if key in config})
     except UserError as error:
         raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
 

@@ -10,7 +10,8 @@ for round in Trainer(environment, agent, config.rounds).run():
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -56,6 +57,20 @@ def choose_device(name: str) -> torch.device:
             "choose another with --device, or look with 'esper doctor'"
         )
     return device
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """That many CPU threads inside, as many as before outside; 0 changes nothing.
+
+    The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_task(config: RunConfig) -> Task:

@@ -18,7 +18,14 @@ from esper.config_files import build, dump, parse_yaml
 from esper.controllers import checkpoint_config
 from esper.errors import UserError
 from esper.interrupts import StopRequest
-from esper.runs import WatchedEnvironment, agent_schema, choose_device, make_agent, make_environment
+from esper.runs import (
+    WatchedEnvironment,
+    agent_schema,
+    choose_device,
+    cpu_threads,
+    make_agent,
+    make_environment,
+)
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
@@ -93,12 +100,11 @@ class TrainingRun:
         self._sinks = open_sinks(
             self.config.telemetry.sinks, self.folder, self.config.model_dump(mode="json")
         )
-        try:
-            while self.trainer.rounds_done < self.trainer.rounds and not stop.requested:
-                self._keep(self.trainer.play_round(), view)
-        finally:
+        with ExitStack() as after, cpu_threads(self.config.threads):
             for sink in self._sinks:
-                sink.close()
+                after.callback(sink.close)
+            while not self.finished and not stop.requested:
+                self._keep(self.trainer.play_round(), view)
 
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""
@@ -122,7 +128,8 @@ class TrainingRun:
 
 
 def make_trainer(config: RunConfig, device: torch.device) -> WatchedTrainer:
-    return WatchedTrainer(make_environment(config, device), make_agent(config, device), config.rounds)
+    with cpu_threads(config.threads):
+        return WatchedTrainer(make_environment(config, device), make_agent(config, device), config.rounds)
 
 
 def read_config(folder: RunFolder) -> RunConfig:

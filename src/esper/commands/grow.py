@@ -36,7 +36,7 @@ def grow(
     from esper.config_files import dump
     from esper.controllers import load_controller
     from esper.grown_network import GrownMember
-    from esper.runs import choose_device, make_environment
+    from esper.runs import choose_device, cpu_threads, make_environment
     from esper.simic.compare import as_comparison, run_controller
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel
@@ -49,7 +49,7 @@ def grow(
     folder = RunFolder.create(
         out or new_folder("grow", settings.task), config=dump(settings), seed=settings.seed
     )
-    with folder, StepProgress(environment.steps, quiet) as progress:
+    with folder, cpu_threads(settings.threads), StepProgress(environment.steps, quiet) as progress:
         environment.on_step = lambda _: progress.advance("growing")
         run = run_controller(environment, controller, chosen)
         best = GrownMember.best(environment, run)
