@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -154,7 +153,7 @@ def test_report_diff_and_plot_tell_the_story() -> None:
     [
         ({"budget": 8}, "budget is 8 parameters and the smallest seed that fits this model has 13"),
         ({"blueprints": ["CONV_LIGHT"]}, "in a mlp allowed are NORM, LORA"),
-        ({"controller": "gardener"}, "controller is 'gardener'; allowed are heuristic"),
+        ({"controller": "gardener"}, "controller is 'gardener'; .*allowed are tamiyo"),
         ({"controller": object()}, "without begin and decide"),
         ({"epochs": 0}, "epochs is 0; at least 1"),
         ({"learning_rate": 1.0}, "no setting 'learning_rate'; allowed are objective"),
@@ -193,29 +192,13 @@ def test_a_layer_that_cannot_run_for_many_members_is_named() -> None:
         grow(model, models.table())
 
 
-def test_without_a_shipped_controller_tamiyo_steps_back_with_a_sentence() -> None:
+def test_the_shipped_controller_grows_a_model_of_ones_own() -> None:
     from esper.growing.controllers import make_controller
-    from esper.tamiyo.heuristic import Heuristic
+    from esper.simic.learned import LearnedController
 
-    with pytest.warns(UserWarning, match="ships no trained controller.*heuristic controller decides instead"):
-        controller = make_controller(
-            "tamiyo", GateConfig(), torch.device("cpu"), path=Path("nowhere/tamiyo.safetensors")
-        )
-    assert isinstance(controller, Heuristic)
-
-
-def test_a_trained_policy_is_loaded_from_its_tensors(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
-
-    from esper.growing.controllers import load_tamiyo
-    from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-
-    policy = TamiyoNet(TamiyoNetConfig(width=16, embedding=4))
-    path = tmp_path / "tamiyo.safetensors"
-    save_file({f"agent/policy.{name}": t for name, t in policy.state_dict().items()}, path)
-    grown = grow(
-        models.small_mlp(), models.table(), controller=load_tamiyo(path, torch.device("cpu")), epochs=3
-    )
+    controller = make_controller("tamiyo", GateConfig(), torch.device("cpu"))
+    assert isinstance(controller, LearnedController)
+    grown = grow(models.small_mlp(), models.table(), controller=controller, epochs=3)
     assert len(grown.history) == 3
 
 
