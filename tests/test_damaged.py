@@ -162,6 +162,30 @@ def test_no_pretrained_controller_is_told(tmp_path: Path, say: Say, monkeypatch:
     assert "ships no pretrained controller" in say("grow", "-C", "tamiyo")
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("can't allocate memory: 9 bytes"),
+    ],
+)
+def test_too_little_memory_is_told(error: Exception, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("esper.training.make_trainer", full)
+    assert "there is not enough memory: lower members" in say("train")
+
+
+def test_a_minibatch_larger_than_the_data_is_refused_before_anything_is_written(
+    tmp_path: Path, say: Say
+) -> None:
+    told = say("train", "--task", "spirals", "--set", "population.batch_size=5000", "--out", tmp_path / "run")
+    assert "population.batch_size is 5000, and spirals has 1000 samples" in told
+    assert not (tmp_path / "run").exists()
+
+
 # ---- a thousand damaged inputs ----------------------------------------------------------------------------
 
 

@@ -14,6 +14,8 @@ from typer.main import get_command
 from esper import __version__
 from esper.commands import compare, config, demo, grow, lifecycle, machine, report, resume, tables, train
 
+_NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
+
 app = typer.Typer(
     name="esper",
     help="Neural networks that grow while they train, raised by a learned controller.",
@@ -62,6 +64,8 @@ def run(arguments: Sequence[str]) -> int:
             raise
         return _complain(" ".join(str(error).split()))
     except Exception as error:
+        if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
+            return _complain("there is not enough memory: lower members, or population.rows_per_chunk")
         usage = getattr(error, "format_message", None)  # an option or argument that typer refused
         if usage is None:
             raise

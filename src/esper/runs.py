@@ -91,9 +91,15 @@ def make_environment(
     seed: int | None = None,
 ) -> WatchedEnvironment:
     """The environment of a run; other members or another seed where they are given.  # members [N]"""
+    task = make_task(config)
+    if config.population.batch_size > len(task.train):
+        raise UserError(
+            f"population.batch_size is {config.population.batch_size}, and {task.name} has {len(task.train)} "
+            "samples to train on; make it smaller"
+        )
     return WatchedEnvironment(
         EnvironmentSpec(
-            task=make_task(config),
+            task=task,
             members=torch.arange(config.members) if members is None else members,
             gamma=config.ppo.gamma,
             seed=config.seed if seed is None else seed,

@@ -78,7 +78,7 @@ def carry_through(
     """
     from esper.interrupts import StopRequest
     from esper.telemetry.live import open_view
-    from esper.telemetry.report import write_report
+    from esper.telemetry.report import course, write_report
 
     config, trainer = run.config, run.trainer
     screen = console()
@@ -96,6 +96,8 @@ def carry_through(
             f"go on with: esper resume {run.folder.path}",
             stream,
         )
+    if not quiet:
+        say(course(run.folder.metrics()), stream)
     if page is not None:
         say(f"wrote {page}", stream)
     return stop.exit_code

@@ -33,6 +33,7 @@ from esper.telemetry.schema import Film, FilmReel
 
 WIDTH = 10.0  # inches
 DPI = 150
+_COUNTED = ("round", "decision step")  # axes that have no fractions
 _LANE = 0.34  # inches of height for a slot's lane
 _GAP = 0.16  # share of a lane left free
 
@@ -53,6 +54,8 @@ def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> Axes:
     axes.set_title(title, loc="left", fontsize=11, color=INK, fontweight="bold")
     axes.set_xlabel(x, fontsize=9.5, color=INK)
     axes.set_ylabel(y, fontsize=9.5, color=INK)
+    if x in _COUNTED:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     return axes
 
 

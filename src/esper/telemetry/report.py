@@ -149,16 +149,16 @@ def _cards(rounds: Sequence[RoundSummary]) -> str:
     return f'<div class="cards">{cards}</div>'
 
 
-def _verdict(rounds: Sequence[RoundSummary]) -> str:
-    """Whether it learned: by what the twins that never grow leave over, where they were played."""
-    if not rounds:
-        return ""
+def course(rounds: Sequence[RoundSummary]) -> str:
+    """Whether it learned, in a sentence: by what lies above ungrown twins, where they were played."""
     gains = [r.extra["above_twin"] for r in rounds if "above_twin" in r.extra]
     if len(gains) == len(rounds):
-        told = learning_verdict(gains, "The return above that of ungrown twins").sentence
-    else:
-        told = learning_verdict([r.return_mean for r in rounds]).sentence
-    return f"<p>{escape(told)}</p>"
+        return learning_verdict(gains, "The return above that of ungrown twins").sentence
+    return learning_verdict([r.return_mean for r in rounds]).sentence
+
+
+def _verdict(rounds: Sequence[RoundSummary]) -> str:
+    return f"<p>{escape(course(rounds))}</p>" if rounds else ""
 
 
 def _results_table(results: Comparison | None) -> str:

@@ -64,7 +64,7 @@ def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDi
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether the return rose over a run: the first and the last quarter of its rounds against each other."""
+    """Whether the return rose over a run: by the linear trend over all of its rounds."""
 
     rose: bool
     sentence: str
@@ -78,12 +78,24 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> Verd
         return Verdict(
             False, f"{len(finite)} rounds are too few to say whether the return rose; run at least 8."
         )
-    (first, first_ci), (last, last_ci) = mean_interval(finite[:quarter]), mean_interval(finite[-quarter:])
-    begun, ended = f"{first:+.3f} ± {first_ci:.3f}", f"{last:+.3f} ± {last_ci:.3f}"
-    course = f"from {begun} in the first quarter of the rounds to {ended} in the last"
-    spread = math.hypot(first_ci, last_ci)
-    if last - first > spread:
+    change, half = trend(finite)
+    first, last = float(np.mean(finite[:quarter])), float(np.mean(finite[-quarter:]))
+    course = (
+        f"from {first:+.3f} in the first quarter of the rounds to {last:+.3f} in the last, "
+        f"by a trend of {change:+.3f} ± {half:.3f} over all of them"
+    )
+    if change > half:
         return Verdict(True, f"{what} rose {course}.")
-    if first - last > spread:
+    if change < -half:
         return Verdict(False, f"{what} fell {course}.")
     return Verdict(False, f"{what} did not clearly rise: it went {course}.")
+
+
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """By how much a straight line through the values changes from the first to the last, ± 95 %."""
+    y = np.asarray(values, dtype=np.float64)
+    x = np.linspace(-0.5, 0.5, y.size)  # the slope is the change from end to end
+    slope = float(x @ y / (x @ x))
+    rest = y - y.mean() - slope * x
+    deviation = math.sqrt(float(rest @ rest) / max(y.size - 2, 1) / float(x @ x))
+    return slope, t_quantile(y.size - 2) * deviation
