@@ -69,7 +69,7 @@ def verdict(comparison: Comparison) -> str:
 
     by_name = {result.name: result for result in comparison.controllers}
     sentences = []
-    for other, said in ((BEFORE, "before it was trained"), (CONTROLS[0], "networks that never grow")):
+    for other, said in ((BEFORE, "itself before it was trained"), (CONTROLS[0], "networks that never grow")):
         gaps = paired_differences([by_name[other], by_name[LEARNED]])
         phi = next(gap for gap in gaps if gap.quantity == "potential")
         points = next(gap for gap in gaps if gap.quantity == "test_accuracy")
