@@ -131,7 +131,9 @@ def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtu
     out = tmp_path / "demo"
     assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0
     told = capsys.readouterr().out
-    assert re.search(r"Tamiyo is (above|below|not clearly apart from) itself before it was trained: Φ [+-]\d", told)
+    assert re.search(
+        r"Tamiyo is (above|below|not clearly apart from) itself before it was trained: Φ [+-]\d", told
+    )
     assert re.search(
         r"Tamiyo is (above|below|not clearly apart from) networks that never grow: Φ [+-]\d", told
     )
