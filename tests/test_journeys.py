@@ -207,3 +207,19 @@ def _stand_in(trained: Path, place: Path) -> None:
 def test_the_makefile_runs_the_demo() -> None:
     recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
     assert "esper demo --out runs/demo" in recipe
+
+
+@pytest.mark.gpu
+def test_the_same_journey_on_a_gpu(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "grown"
+    settings = load_config(preset="gpu", overrides=[*TINY, "telemetry.checkpoint_every=1"])
+    made = TrainingRun.start(settings, run)
+    with made.folder:
+        made.play(QuietView(), StopRequest())
+    again = TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000001.safetensors")
+    with again.folder:
+        again.play(QuietView(), StopRequest())
+    assert [summary.round for summary in again.folder.metrics()] == [1, 2]
+    assert cli.run(["grow", "-C", str(run), "-n", "2", "-o", str(out), "--quiet"]) == 0
+    assert torch.export.load(str(out / "network.pt2")).module()(torch.randn(3, 1, 8, 8)).shape == (3, 10)
+    assert cli.run(["compare", "-C", f"static,{run}", "-n", "2", "-o", str(tmp_path / "c"), "--quiet"]) == 0
