@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from esper.comparing import Contest
     from esper.telemetry.schema import Comparison, FilmReel
 
-WIDTH = 120  # of the table where there is no terminal
+WIDTH = 120  # of the whole table, and of any where there is no terminal
+WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
+NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
 CONTROLLERS = "static,random,heuristic,final:heuristic"
 
 
@@ -80,28 +82,29 @@ def show(comparison: Comparison) -> None:
     from esper.telemetry.statistics import mean_interval
 
     baseline = comparison.controllers[0].name
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = WIDTH
+    titles = WIDE if screen.width >= WIDTH else NARROW
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("controller")
-    for title in ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ"):
+    table.add_column("controller", no_wrap=True)
+    for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
     for result in comparison.controllers:
         accuracy, half = mean_interval(result.test_accuracy)
         gaps = {d.quantity: d for d in comparison.differences if d.controller == result.name}
         points, worth = gaps.get("test_accuracy"), gaps.get("potential")
-        table.add_row(
-            result.name,
-            interval(100 * accuracy, 100 * half, ".1f"),
-            interval(*mean_interval(result.parameters), ",.0f"),
-            interval(*mean_interval(result.potential), ".3f"),
-            interval(*mean_interval([flops / 1e9 for flops in result.flops]), ",.3g"),
-            interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
-            interval(worth.mean, worth.ci, "+.3f") if worth else "",
-        )
+        cells = {
+            "test accuracy, %": interval(100 * accuracy, 100 * half, ".1f"),
+            "parameters": interval(*mean_interval(result.parameters), ",.0f"),
+            "Φ": interval(*mean_interval(result.potential), ".3f"),
+            "GFLOPs": interval(*mean_interval([flops / 1e9 for flops in result.flops]), ",.3g"),
+            "Δ accuracy": interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
+            "Δ Φ": interval(worth.mean, worth.ci, "+.3f") if worth else "",
+        }
+        table.add_row(result.name, *[cells[title] for title in titles])
     members = len(comparison.controllers[0].members)
     say(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
     say(f"Δ is the difference to {baseline}, member by member; accuracy in points.\n")
-    screen = console()
-    if not screen.is_terminal:
-        screen.width = WIDTH
     screen.print(table)
     screen.print()
