@@ -25,8 +25,8 @@ def relative_error(result: torch.Tensor, truth: torch.Tensor) -> float:
     return float((result.double() - truth).norm() / truth.norm())
 
 
-def check(module: nn.Module, channels: int, spatial: tuple[int, ...], tolerance: float) -> None:
-    """Outputs and both gradients of fused rows against float64 rows under the grouped form."""
+def worst_error(module: nn.Module, channels: int, spatial: tuple[int, ...]) -> float:
+    """Of outputs and both gradients: fused rows against float64 rows under the grouped form."""
     device = torch.device("cuda")
     layout = Layout.of(module)
     weights = torch.randn(5, layout.total, device=device)
@@ -38,9 +38,8 @@ def check(module: nn.Module, channels: int, spatial: tuple[int, ...], tolerance:
         probe = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
         grads = torch.autograd.grad((out * probe).sum(), (w, inputs))
         results.append((out.detach(), *grads))
-    for fused, truth in zip(*results, strict=True):
-        assert torch.isfinite(fused).all()
-        assert relative_error(fused, truth) < tolerance
+    errors = [relative_error(fused, truth) for fused, truth in zip(*results, strict=True)]
+    return float(torch.tensor(errors).max())  # a NaN stays a NaN, and passes no test
 
 
 @pytest.mark.gpu
@@ -48,10 +47,10 @@ def check(module: nn.Module, channels: int, spatial: tuple[int, ...], tolerance:
 def test_fused_convolution_is_the_convolution(name: str) -> None:
     conv = CONVOLUTIONS[name]
     spatial = (9,) if isinstance(conv, nn.Conv1d) else (9, 7)
-    check(conv, conv.in_channels, spatial, tolerance=2e-3)
+    assert worst_error(conv, conv.in_channels, spatial) < 2e-3
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("channels", "spatial"), [(8, (8, 8)), (12, (5, 3)), (16, (40,)), (32, (32, 32))])
 def test_fused_norm_is_the_norm(channels: int, spatial: tuple[int, ...]) -> None:
-    check(nn.GroupNorm(1, channels), channels, spatial, tolerance=1e-5)
+    assert worst_error(nn.GroupNorm(1, channels), channels, spatial) < 1e-5
