@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.population import synchronise
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -138,10 +139,10 @@ def phase_clock(trainer: Trainer, device: torch.device) -> Iterator[dict[str, fl
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            wait(device)
+            synchronise(device)
             start = time.perf_counter()
             result = call(*args, **kwargs)
-            wait(device)
+            synchronise(device)
             seconds[name] += time.perf_counter() - start
             return result
 
@@ -152,11 +153,6 @@ def phase_clock(trainer: Trainer, device: torch.device) -> Iterator[dict[str, fl
     yield seconds
     for _, owner, method in PHASES:
         delattr(owner(trainer), method)
-
-
-def wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
 
 
 def count_syncs(trainer: Trainer) -> int:
@@ -185,11 +181,11 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     device = torch.device(args.device)
     trainer = make_trainer(args.work, num_members, args.steps, args.device, args.chunk)
     trainer.play_round()
-    wait(device)
+    synchronise(device)
     start = time.perf_counter()
     for _ in range(args.rounds):
         trainer.play_round()
-    wait(device)
+    synchronise(device)
     seconds = (time.perf_counter() - start) / args.rounds
     with phase_clock(trainer, device) as phases:
         trainer.play_round()

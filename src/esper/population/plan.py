@@ -194,7 +194,7 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     alphas = _ship([alpha], torch.float32, device)[0]
     entries = integers[5].view(num_slots, -1)
 
-    slots: list[SlotWork] = []
+    slots: list[SlotWork] = []  # the forward pass goes from slot to slot, so the plan does too
     for s in range(num_slots):
         start, stop = int(starts[s]), int(starts[s + 1])
         names, first = np.unique(blueprint[start:stop], return_index=True)
