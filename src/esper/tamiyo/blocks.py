@@ -1,0 +1,62 @@
+"""Several controllers side by side: the members of one program in equal blocks, each with a controller."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle import Actions
+from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.protocol import map_tensors
+
+Record = TypeVar("Record")
+
+
+class Blocks:
+    """Block k of the members is decided for by controller k.
+
+    Give every block the same member ids (`Blocks.members`) and its members are the same networks on the same
+    data: the blocks then differ by what their controllers did, and run as one program.
+    """
+
+    def __init__(self, controllers: Mapping[str, Controller]):
+        if not controllers:
+            raise ValueError("there are no controllers; name at least one")
+        self.controllers = dict(controllers)
+
+    def members(self, ids: Tensor) -> Tensor:
+        """The ids of all blocks, the same in each.  # [n] → [blocks · n]"""
+        return ids.repeat(len(self.controllers))
+
+    def spans(self, num_members: int) -> dict[str, slice]:
+        """Which members each controller decides for."""
+        size, rest = divmod(num_members, len(self.controllers))
+        if rest:
+            raise ValueError(
+                f"{num_members} members do not divide into {len(self.controllers)} equal blocks; "
+                "give the environment Blocks.members(ids)"
+            )
+        return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
+
+    def begin(self, scene: Scene) -> None:
+        self._spans = self.spans(scene.num_members)
+        for name, controller in self.controllers.items():
+            controller.begin(replace(scene, members=scene.members[self._spans[name]]))
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        decided = [
+            controller.decide(part(observation, span), part(masks, span), step).choices
+            for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
+        ]
+        return Actions(torch.cat(decided))
+
+
+def part(record: Record, span: slice) -> Record:
+    """Some members of a record of tensors.  # each [N, ...] → [n, ...]"""
+    return map_tensors(lambda tensor: tensor[span], record)
