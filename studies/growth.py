@@ -1,12 +1,13 @@
 """Does growth pay? Train controllers on made tasks, judge them on tasks that they never saw.
 
     python -m studies.growth train --seed 0 --seconds 240 --out runs/study        (GPU)
-    python -m studies.growth evaluate --task mnist1d --policy runs/study/seed0.safetensors --out runs/study
+    python -m studies.growth evaluate --task mnist1d --policies runs/study --out runs/study
+    python -m studies.growth evaluate --quick                      (a small one, minutes on two cores)
     python -m studies.growth ship --policy runs/study/seed0.safetensors --rounds 23
     python -m studies.report                                       (the table and the figure of docs/study.md)
 
 Every arm of an evaluation has the same members: the same initial hosts, the same order of data, the same
-number of epochs. What is compared is what a controller made of them. The test split is read once per arm.
+number of epochs. What is compared is what a controller made of them. The test split is read once per program, at its end.
 """
 
 from __future__ import annotations
@@ -14,61 +15,27 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
 from esper.config import RunConfig
 from esper.controllers import AGENT
-from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.population.config import PopulationConfig
 from esper.runs import agent_schema
-from esper.simic.agent.ppo import PPOAgent, PPOConfig
-from esper.simic.compare import ControllerRun, compare, run_controller
-from esper.simic.config import EpisodeConfig, RewardConfig
+from esper.simic.config import EpisodeConfig
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
-from esper.simic.learned import LearnedController
 from esper.simic.trainer import Trainer
-from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
-from esper.tamiyo.heuristic import Heuristic
-from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.tasks.task import Task
 from esper.telemetry.checkpoints import save_checkpoint
 from studies.distribution import FAMILIES, make_task
+from studies.evaluation import add_options, evaluate
+from studies.held_out import HELD_OUT, export_tasks
+from studies.setting import POLICY, PPO, REWARD, RULES, STEPS, make_agent, recipe
 
-STEPS = 24
 VARIANTS = 32  # made tasks per family
 TURNS = (0, 1, 0, 1, 2)  # the families in turn: where growth has more to give, more often
-GATES = GateConfig(training_epochs=2, blending_epochs=2)
-RULES = LifecycleConfig(gates=GATES)
-PPO = PPOConfig(
-    learning_rate=1e-3,
-    lam=0.95,
-    minibatches=8,
-    target_kl=0.03,
-    entropy_start=0.02,
-    entropy_end=0.002,
-    entropy_updates=40,
-)
-REWARD = RewardConfig(rent_weight=0.01)  # a network e times as large must be a point better
-POLICY = TamiyoNetConfig(width=128)
-WIDER = (6, 8)  # static hosts along the size frontier
-
-
-def population_config(args: argparse.Namespace) -> PopulationConfig:
-    return PopulationConfig(
-        batch_size=64,
-        batches_per_epoch=args.batches,
-        validation_samples=512,
-        host_lr=3e-2,
-        seed_lr=1e-2,
-        graphs=args.graphs,
-    )
 
 
 def environment(
@@ -82,15 +49,10 @@ def environment(
         episode=EpisodeConfig(steps=STEPS),
         reward=more.pop("reward", REWARD),
         lifecycle=RULES,
-        population=population_config(args),
+        population=recipe(args.batches, args.graphs),
         **more,
     )
     return GrowthEnvironment(spec)
-
-
-def make_agent(seed: int, device: str) -> PPOAgent:
-    torch.manual_seed(seed)
-    return PPOAgent(TamiyoNet(POLICY), PPO, device, seed=seed)
 
 
 def train(args: argparse.Namespace) -> None:
@@ -129,84 +91,9 @@ def train(args: argparse.Namespace) -> None:
     save_file(agent.state_dict(), args.out / f"seed{args.seed}.safetensors")
 
 
-def held_out_task(name: str, data: Path | None) -> Task:
-    """A real task, from the registry or from a file that was made where its package is installed."""
-    if data is None:
-        from esper.tasks import load_task
-
-        return load_task(name)
-    saved = torch.load(data / f"{name}.pt", weights_only=True)
-    splits = {part: Split(saved[f"{part}_x"], saved[f"{part}_y"]) for part in ("train", "validation", "test")}
-    return Task(
-        name=name,
-        topology=saved["topology"],
-        input_shape=tuple(saved["input_shape"]),
-        num_classes=saved["num_classes"],
-        train=splits["train"],
-        validation=splits["validation"],
-        held_out=TestSplit(splits["test"]),
-        host=HostSpec(saved["preset"], saved["options"]),
-    )
-
-
-def export_tasks(args: argparse.Namespace) -> None:
-    """Write tasks as plain tensors, for a machine that lacks their packages."""
-    args.out.mkdir(parents=True, exist_ok=True)
-    for name in args.tasks:
-        task = held_out_task(name, None)
-        splits = {"train": task.train, "validation": task.validation, "test": task.test()}
-        saved: dict[str, Any] = {f"{part}_x": split.inputs for part, split in splits.items()}
-        saved |= {f"{part}_y": split.targets for part, split in splits.items()}
-        saved |= {"topology": task.topology, "input_shape": list(task.input_shape)}
-        saved |= {"num_classes": task.num_classes, "preset": task.host.preset}
-        torch.save(saved | {"options": dict(task.host.options)}, args.out / f"{name}.pt")
-
-
-def load_policy(path: Path, device: str) -> LearnedController:
-    agent = make_agent(0, device)
-    agent.load_state_dict(load_file(path, device=device))
-    return LearnedController(agent)
-
-
-def arms(args: argparse.Namespace) -> dict[str, Controller]:
-    learned = {
-        "tamiyo" if k == 0 else f"tamiyo seed {k}": load_policy(path, args.device)
-        for k, path in enumerate(args.policy)
-    }
-    return {
-        "static": Static(),
-        **learned,
-        "heuristic": Heuristic(gates=GATES),
-        "random": RandomLegal(),
-        "periodic": Periodic(gates=GATES),
-        "scheduled": Scheduled(gates=GATES),
-    }
-
-
-def evaluate(args: argparse.Namespace) -> None:
-    """All arms on one held-out task, paired; then static hosts along the size frontier."""
-    task = held_out_task(args.task, args.data)
-    members = torch.arange(5000, 5000 + args.members)
-    args.out.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for run in runs(args, task, members):
-        begun = time.perf_counter()
-        rows.append(as_row(run, args.task))
-        mean = float(np.mean(rows[-1]["test_accuracy"]))
-        print(
-            f"{args.task:18s} {run.name:28s} test {mean:.4f} {time.perf_counter() - begun:.1f} s", flush=True
-        )
-        (args.out / f"evaluation-{args.task}.json").write_text(json.dumps(rows))
-
-
-def runs(args: argparse.Namespace, task: Task, members: torch.Tensor) -> Iterator[ControllerRun]:
-    world = environment(args, task, members, seed=77)
-    finals = ("tamiyo", "heuristic") if args.policy else ("heuristic",)
-    yield from compare(world, arms(args), static_final_of=finals)
-    for width in WIDER if args.frontier else ():
-        host = replace(task.host, options={**task.host.options, "width": width})
-        wider = environment(args, replace(task, host=host), members, seed=77)
-        yield run_controller(wider, f"static width {width}", Static())
+def export(args: argparse.Namespace) -> None:
+    """Write held-out tasks for a machine that lacks their packages."""
+    export_tasks(args.tasks or HELD_OUT, args.out)
 
 
 def ship(args: argparse.Namespace) -> None:
@@ -219,26 +106,6 @@ def ship(args: argparse.Namespace) -> None:
     record = {"config": config.model_dump(mode="json"), "round": args.rounds}
     tensors = {AGENT + name: value for name, value in agent.state_dict().items()}
     save_checkpoint(args.to, tensors, record, agent_schema())
-
-
-def as_row(run: ControllerRun, task: str) -> dict[str, Any]:
-    record = run.record
-    return {
-        "task": task,
-        "arm": run.name,
-        "test_accuracy": run.test.accuracy.tolist(),
-        "validation_accuracy": record.accuracy[-1].tolist(),
-        "curve": record.accuracy.mean(axis=1).tolist(),
-        "parameters": record.parameters[-1].tolist(),
-        "host_parameters": int(record.host_parameters),
-        "flops": np.asarray(record.flops).tolist(),
-        "potential": np.asarray(run.potential).tolist(),
-        "op_shares": [[float((step == op).mean()) for op in range(6)] for step in record.executed_op],
-        "blueprints": np.bincount(
-            record.final_slots.blueprint.clamp(min=0).flatten().cpu(), minlength=13
-        ).tolist(),
-        "seeds": float((record.final_slots.blueprint >= 0).float().sum(1).mean()),
-    }
 
 
 def main() -> None:
@@ -257,18 +124,13 @@ def main() -> None:
     one.add_argument("--verbose", action="store_true")
     one.set_defaults(run=train)
 
-    two = commands.add_parser("evaluate", help="all arms on one held-out task")
-    two.add_argument("--task", required=True)
-    two.add_argument("--policy", type=Path, nargs="*", default=[])
-    two.add_argument("--members", type=int, default=256)
-    two.add_argument("--batches", type=int, default=40)
-    two.add_argument("--data", type=Path, help="folder of exported tasks")
-    two.add_argument("--frontier", action="store_true", help="also static hosts of other widths")
+    two = commands.add_parser("evaluate", help="all arms on held-out tasks")
+    add_options(two)
     two.set_defaults(run=evaluate)
 
     three = commands.add_parser("export", help="write held-out tasks as plain tensors")
-    three.add_argument("tasks", nargs="+")
-    three.set_defaults(run=export_tasks)
+    three.add_argument("tasks", nargs="*", help="all of them if none is named")
+    three.set_defaults(run=export)
 
     four = commands.add_parser("ship", help="make a policy the controller of the package")
     four.add_argument("--policy", type=Path, nargs=1, required=True)

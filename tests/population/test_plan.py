@@ -63,9 +63,9 @@ def as_lists(rows: Rows) -> list[tuple[int, list[float], int]]:
 @given(crowds())
 def test_training_rows_equal_a_loop(crowd: list[list[SlotRecord]]) -> None:
     expected = [(i, heard_alphas(row), NO_ROW) for i, row in enumerate(crowd)]
-    for i, row in enumerate(crowd):
-        for s, r in enumerate(row):
-            if r.stage == Stage.TRAINING:
+    for s in range(len(crowd[0])):
+        for i, row in enumerate(crowd):
+            if row[s].stage == Stage.TRAINING:
                 shadow = heard_alphas(row)
                 shadow[s] = 1.0
                 expected.append((i, shadow, s))
@@ -113,17 +113,38 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
     assert (found.rows.shadow_slot == NO_ROW).all()
 
 
+def fork_of(rows: Rows, row: int) -> int:
+    """The first slot where a row's alphas differ from those of its member's own row, −1 for none."""
+    own = rows.alpha[rows.member[row]]
+    return next((s for s, a in enumerate(rows.alpha[row]) if a != own[s]), NO_ROW)
+
+
+def check_forks(plan: Plan, rows: Rows) -> None:
+    """Rows come in the order of their forks; each continues its member's row there and its own after."""
+    forks = [fork_of(rows, r) for r in range(len(rows.member))]
+    assert rows.fork.tolist() == forks == sorted(forks)
+    for s, work in enumerate(plan.slots):
+        assert work.before == sum(f < s for f in forks)
+        assert work.after == len(work.base) == len(work.entry) == sum(f <= s for f in forks)
+        came_from = [int(rows.member[r]) if forks[r] == s else r for r in range(work.after)]
+        assert work.base.tolist() == came_from
+        assert work.source.tolist() == [came_from[r] for r in work.rows.tolist()]
+    seeds, live = plan.held_seeds.tolist(), plan.live_seeds.tolist()
+    assert [live[place] for place in plan.held_live.tolist()] == seeds
+
+
 def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]]) -> None:
     num_slots = len(crowd[0])
+    check_forks(plan, rows)
     live = iter(plan.live_seeds.tolist())
     held = iter(plan.held_seeds.tolist())
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
     for s, work in enumerate(plan.slots):
         entries = zip(work.rows.tolist(), work.alpha.tolist(), strict=True)
-        met = [r for r in range(len(rows.member)) if rows.alpha[r, s] > 0]
+        met = [r for r in range(work.after) if rows.alpha[r, s] > 0]
         assert sorted(work.rows.tolist()) == met
-        for r in range(len(rows.member)):
+        for r in range(work.after):
             place = int(work.entry[r])
             assert (place == NO_ROW) == (r not in met)
             assert place == NO_ROW or int(work.rows[place]) == r

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Static
 from tests.simic.worlds import make_environment
 
-CONTROLLERS = {"static": Static, "random": RandomLegal, "periodic": lambda: Periodic(period=2)}
+CONTROLLERS: dict[str, Callable[[], Controller]] = {
+    "static": Static,
+    "random": RandomLegal,
+    "periodic": lambda: Periodic(period=2),
+}
 
 
 def test_a_block_lives_as_it_would_alone() -> None:

@@ -159,19 +159,24 @@ class Bodies:
     ) -> Tensor:
         """The one forward pass: training, validation, ablation and shadow rows alike.
 
-        host [R, P], seeds: the rows of each group of the plan [G, seed_width], x [R, B, ...] → [R, B, ...]
+        host [R, P], seeds: the rows of each group of the plan [G, seed_width], x: the members' own inputs
+        [own, B, ...]; other rows join where they fork. → [R, B, ...]
         """
         parts = host.split(self.host_sizes, dim=1)
         seed_rows = iter(seeds)
         for k, work in enumerate(plan.slots):
-            x = self.segments[k](parts[k], x, buffers[k], training)
+            x = self._segment(k, parts[k], x, buffers[k], training)
             if work.groups:
-                met = self._take(x, work).split([group.size for group in work.groups])
-                groups = zip(work.groups, met, strict=True)
-                x = self._blend(
-                    x, [self._delta(group, next(seed_rows), h, training) for group, h in groups], work
-                )
-        return self.segments[-1](parts[-1], x, buffers[-1], training)
+                x, taken = self._take(x, work)
+                met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
+                deltas = [self._delta(group, next(seed_rows), h, training) for group, h in met]
+                x = self._blend(x, deltas, work)
+        return self._segment(-1, parts[-1], x, buffers[-1], training)
+
+    def _segment(self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
+        """One segment, or the head, for the rows that have come so far."""
+        there = x.shape[0]
+        return self.segments[k](rows[:there], x, {n: v[:there] for n, v in buffers.items()}, training)
 
     def _delta(self, group: Group, rows: Tensor, h: Tensor, training: bool) -> Tensor:
         """What the seeds of a group say to the host's activation h, at full strength.  # [G, B, ...]"""
@@ -186,17 +191,22 @@ class Bodies:
             delta = torch.where((group.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
         return delta
 
-    def _take(self, x: Tensor, work: SlotWork) -> Tensor:
-        """The activations that meet a seed.  # [E, B, ...]"""
+    def _take(self, x: Tensor, work: SlotWork) -> tuple[Tensor, Tensor]:
+        """The rows that go on, and the activations that meet a seed.
+
+        A row that forks here takes its member's activation as a constant: what it trains lies behind it.
+        """
         if not self.fused:
-            return x.index_select(0, work.rows)
+            if work.after > work.before:
+                x = torch.cat([x, x.detach().index_select(0, work.base[work.before :])])
+            return x, x.index_select(0, work.rows)
         from esper.population.kernels import TakeRows
 
-        taken: Tensor = TakeRows.apply(self._as_stored(x), work.rows, work.entry)  # type: ignore[no-untyped-call]
-        return self._as_seen(taken)
+        stored, taken = TakeRows.apply(self._as_stored(x), work.source, work.entry[: work.before])  # type: ignore[no-untyped-call]
+        return self._as_seen(stored), self._as_seen(taken)
 
     def _blend(self, x: Tensor, deltas: list[Tensor], work: SlotWork) -> Tensor:
-        """x with what the seeds said, each at its alpha.  # [R, B, ...]"""
+        """The rows with what the seeds said, each at its alpha.  # [after, B, ...]"""
         if not self.fused:
             strength = work.alpha.view(-1, *[1] * (x.ndim - 1))
             return x.index_add(0, work.rows, strength * torch.cat(deltas))
@@ -204,7 +214,7 @@ class Bodies:
 
         delta = torch.cat([self._as_stored(d) for d in deltas])
         stored = self._as_stored(x)
-        blended: Tensor = BlendRows.apply(stored, delta, work.alpha, work.rows, work.entry)  # type: ignore[no-untyped-call]
+        blended: Tensor = BlendRows.apply(stored, delta, work)  # type: ignore[no-untyped-call]
         return self._as_seen(blended)
 
     # On a GPU the channels of images and signals lie last in memory.

@@ -43,13 +43,14 @@ def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
 def measure_seeds(
     bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor, shape: tuple[int, int]
 ) -> SeedGradients:
-    """Gradient statistics of every live seed.  # gradient [n·S, P], host_norm [n]"""
+    """Gradient statistics of every live seed.  # gradient [L, P], host_norm [n]"""
     table = torch.full((4, shape[0] * shape[1]), math.nan, device=gradient.device)
     groups = [group for group in plan.groups if group.live]
-    seeds = plan.live_seeds.split([group.live for group in groups])
-    for group, index in zip(groups, seeds, strict=True):
+    sizes = [group.live for group in groups]
+    parts = zip(groups, plan.live_seeds.split(sizes), gradient.split(sizes), strict=True)
+    for group, index, rows in parts:
         layout = bodies.slots[group.slot].seeds[group.blueprint].layout
-        squares = gradient.index_select(0, index)[:, : layout.total].square()
+        squares = rows[:, : layout.total].square()
         squares = squares.nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
         owner = bodies.membership(group.slot, group.blueprint).to(squares.dtype)
         norms = (squares @ owner).sqrt()  # [g, tensors]

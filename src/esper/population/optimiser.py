@@ -37,6 +37,15 @@ class RowWeights:
         """Rows start..stop as views: what is written there is written here."""
         return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
 
+    def take(self, index: Tensor) -> RowWeights:
+        """Some rows as copies.  # index [n]"""
+        return RowWeights(**{name: value.index_select(0, index) for name, value in self.tensors().items()})
+
+    def put(self, index: Tensor, rows: RowWeights) -> None:
+        """Write rows that were taken back to their places.  # index [n]"""
+        for name, value in self.tensors().items():
+            value.index_copy_(0, index, getattr(rows, name))
+
     def tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
@@ -47,6 +56,15 @@ class RowWeights:
             if where is not None:
                 saved = torch.where(where.view(-1, *[1] * (value.ndim - 1)), saved, value)
             value.copy_(saved)
+
+
+def learn_rows(
+    rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
+) -> Tensor:
+    """Clip each row's gradient and move the active rows; the norms before clipping.  # → [M]"""
+    clipped, norms = clip_rows(gradient, config.clip_norm)
+    step_rows(rows, clipped, lr, active, config)
+    return norms
 
 
 def clip_rows(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:

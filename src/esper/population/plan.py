@@ -2,6 +2,9 @@
 
 The slot states are looked at once per epoch; from there the plan is arithmetic on the host, and every step
 of the epoch runs from the same index tensors.
+
+A row is a member with an alpha for each slot. Up to the first slot where its alphas differ from the
+member's own it would compute what the member's own row computes, so it only joins there: it forks.
 """
 
 from __future__ import annotations
@@ -63,11 +66,12 @@ class SlotView:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of work: a member with an alpha for each slot. Own rows come first, in member order."""
+    """Rows of work. Own rows come first, in member order, then the others in the order of their forks."""
 
     member: Ints  # [R]
     alpha: Floats  # [R, S]
     shadow_slot: Ints  # [R], the slot whose seed this row trains in isolation, or -1
+    fork: Ints  # [R] the first slot where a row differs from its member's own, -1 for own rows
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,19 @@ class Group:
 
 @dataclass(frozen=True)
 class SlotWork:
-    """The seeds that are met at one slot, group by group."""
+    """The seeds that are met at one slot, group by group, and the rows that fork there.
+
+    `before` rows come in and `after` go out; those that fork here continue the row of their member.
+    """
 
     groups: tuple[Group, ...]
-    rows: Tensor  # [E] the row of each entry, in the order of the groups; no row twice
+    before: int
+    after: int
+    base: Tensor  # [after] the incoming row that each outgoing row continues
+    rows: Tensor  # [E] the outgoing row of each entry, in the order of the groups; no row twice
+    source: Tensor  # [E] the incoming row of each entry
     alpha: Tensor  # [E]
-    entry: Tensor  # [R] the entry of each row, or -1
+    entry: Tensor  # [after] the entry of each outgoing row, or -1
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,7 @@ class Plan:
     own: int  # rows 0..own are the members themselves
     live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
     held_seeds: Tensor  # [H] seeds that rows hear but do not train, in the order of the groups
+    held_live: Tensor  # [H] where each of these is among the live ones
     slots: tuple[SlotWork, ...]
 
     @property
@@ -114,13 +126,15 @@ class Plan:
 def training_rows(view: SlotView) -> Rows:
     """Every member as it is, then one shadow per isolated seed with that seed's alpha at 1."""
     num_members = view.shape[0]
-    member, slot = np.nonzero(view.training)
+    slot, member = np.nonzero(view.training.T)
     shadow = view.alpha[member]
     shadow[np.arange(len(member)), slot] = 1.0
+    shadow_slot = np.concatenate([np.full(num_members, NO_ROW), slot])
     return Rows(
         member=np.concatenate([np.arange(num_members), member]),
         alpha=np.concatenate([view.alpha, shadow]),
-        shadow_slot=np.concatenate([np.full(num_members, NO_ROW), slot]),
+        shadow_slot=shadow_slot,
+        fork=shadow_slot,
     )
 
 
@@ -151,12 +165,23 @@ def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -
     member = keys >> num_slots
     active = (keys[:, None] & bit) > 0
     alpha = np.where(active, np.where(view.training[member], 1.0, view.alpha[member]), 0.0)
-    rows = Rows(member=member, alpha=alpha, shadow_slot=np.full(len(member), NO_ROW))
+    rows = Rows(
+        member=member,
+        alpha=alpha,
+        shadow_slot=np.full(len(member), NO_ROW),
+        fork=_lowest_bit(keys ^ keys[member]),
+    )
     return Measurement(rows, *position[1:])
 
 
+def _lowest_bit(numbers: Ints) -> Ints:
+    """The place of the lowest bit that is set, -1 where none is."""
+    lowest = numbers & -numbers
+    return np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
+
+
 def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
-    """Distinct (member, subset) keys, own rows first, and the row of every request (-1 where not wanted)."""
+    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, -1 if not wanted."""
     keyed = []
     for subset, asked in wanted:
         member = np.arange(len(subset)).reshape(-1, *[1] * (subset.ndim - 1))
@@ -164,7 +189,8 @@ def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, l
         keyed.append((key, asked))
     own = keyed[0][0]
     others = np.setdiff1d(np.concatenate([key[asked] for key, asked in keyed[1:]]), own)
-    keys = np.concatenate([own, others])
+    forks = _lowest_bit(others ^ own[others >> num_slots])
+    keys = np.concatenate([own, others[np.argsort(forks, kind="stable")]])
     order = np.argsort(keys)
     position = [
         np.where(asked, order[np.searchsorted(keys, key, sorter=order).clip(max=len(keys) - 1)], NO_ROW)
@@ -176,7 +202,7 @@ def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, l
 def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     """Group the (row, slot) pairs that meet a seed by slot and blueprint, live ones first."""
     num_members, num_slots = view.shape
-    row, slot = np.nonzero(rows.alpha > 0)
+    row, slot = np.nonzero((rows.alpha > 0) & (np.arange(num_slots) >= rows.fork[:, None]))
     member = rows.member[row]
     blueprint = view.blueprint[member, slot]
     shadow = rows.shadow_slot[row]
@@ -184,34 +210,64 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     order = np.lexsort((held, blueprint, slot))
     row, slot, member, blueprint, held = (a[order] for a in (row, slot, member, blueprint, held))
     seed = member * num_slots + slot
+    live_place = np.zeros(num_members * num_slots, dtype=np.int64)  # of each live seed among its kind
+    live_place[seed[~held]] = np.arange((~held).sum())
+    source = np.where(rows.fork[row] == slot, member, row)
     alpha = rows.alpha[row, slot]
     blend = view.blend[member, slot]
 
     entry = np.full((num_slots, len(rows.member)), NO_ROW)
     starts = np.searchsorted(slot, np.arange(num_slots + 1))  # of each slot's entries
     entry[slot, row] = np.arange(len(row)) - starts[slot]
-    integers = _ship([rows.member, row, blend, seed[~held], seed[held], entry.ravel()], torch.long, device)
+    base = np.where(rows.fork == np.arange(num_slots)[:, None], rows.member, np.arange(len(rows.member)))
+    integers = _ship(
+        [
+            *(rows.member, row, source, blend, seed[~held], seed[held], live_place[seed[held]]),
+            *(entry.ravel(), base.ravel()),
+        ],
+        torch.long,
+        device,
+    )
     alphas = _ship([alpha], torch.float32, device)[0]
-    entries = integers[5].view(num_slots, -1)
+    members, row_of, source_of, blend_of, live, held_seeds, held_live, entries, bases = integers
 
+    joined = np.searchsorted(rows.fork, np.arange(-1, num_slots), side="right").tolist()  # rows so far
     slots: list[SlotWork] = []  # the forward pass goes from slot to slot, so the plan does too
     for s in range(num_slots):
-        start, stop = int(starts[s]), int(starts[s + 1])
-        names, first = np.unique(blueprint[start:stop], return_index=True)
-        bounds = [*(first + start).tolist(), stop]
-        groups = tuple(
-            Group(
-                slot=s,
-                blueprint=name,
-                size=b - a,
-                blend=integers[2][a:b],
-                live=int((~held[a:b]).sum()),
-                blends=frozenset(Blend(k) for k in np.unique(blend[a:b])),
+        span = slice(int(starts[s]), int(starts[s + 1]))
+        before, after = joined[s], joined[s + 1]
+        slots.append(
+            SlotWork(
+                groups=_groups(s, span, blueprint, held, blend, blend_of),
+                before=before,
+                after=after,
+                base=bases.view(num_slots, -1)[s, :after],
+                rows=row_of[span],
+                source=source_of[span],
+                alpha=alphas[span],
+                entry=entries.view(num_slots, -1)[s, :after],
             )
-            for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
         )
-        slots.append(SlotWork(groups, integers[1][start:stop], alphas[start:stop], entries[s]))
-    return Plan(integers[0], num_members, integers[3], integers[4], tuple(slots))
+    return Plan(members, num_members, live, held_seeds, held_live, tuple(slots))
+
+
+def _groups(
+    slot: int, span: slice, blueprint: Ints, held: Bools, blend: Ints, blend_of: Tensor
+) -> tuple[Group, ...]:
+    """The entries of one slot, blueprint by blueprint. Arrays and blend_of are those of all entries."""
+    names, first = np.unique(blueprint[span], return_index=True)
+    bounds = [*(first + span.start).tolist(), span.stop]
+    return tuple(
+        Group(
+            slot=slot,
+            blueprint=name,
+            size=b - a,
+            blend=blend_of[a:b],
+            live=int((~held[a:b]).sum()),
+            blends=frozenset(Blend(k) for k in np.unique(blend[a:b])),
+        )
+        for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
+    )
 
 
 def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

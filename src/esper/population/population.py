@@ -171,6 +171,9 @@ class Population:
             samples = order.batch(clock.episode, clock.epoch * self.config.batches_per_epoch + b)[start:stop]
             rate = torch.full((), self._rate(clock, b), device=self.device)
             run(*data.take(samples), rate)
+        self.seeds.slice(start * self.num_slots, stop * self.num_slots).put(
+            plan.live_seeds, step.learners.seeds
+        )
         mean = step.total_loss / self.config.batches_per_epoch
         shadow = torch.full(view.shape, math.nan, device=self.device)
         num_shadows = plan.num_rows - plan.own
@@ -181,14 +184,14 @@ class Population:
         return TrainMetrics(mean[: plan.own], shadow, step.host_norm, measured)
 
     def _learners(self, plan: Plan, view: SlotView, start: int, stop: int) -> Learners:
-        """Members start..stop, and the seeds that live in a row and are not fading out."""
-        learning = torch.zeros(view.frozen.size, dtype=torch.bool, device=self.device)
-        learning.index_fill_(0, plan.live_seeds, True)
+        """Members start..stop, and the seeds that live in a row; those that fade out do not learn."""
+        frozen = torch.as_tensor(view.frozen.reshape(-1), device=self.device)
+        seeds = self.seeds.slice(start * self.num_slots, stop * self.num_slots)
         return Learners(
             hosts=self.hosts.slice(start, stop),
-            seeds=self.seeds.slice(start * self.num_slots, stop * self.num_slots),
+            seeds=seeds.take(plan.live_seeds),
             buffers=[{name: value[start:stop] for name, value in part.items()} for part in self.buffers],
-            learning=learning & ~torch.as_tensor(view.frozen.reshape(-1), device=self.device),
+            learning=~frozen.index_select(0, plan.live_seeds),
         )
 
     def _runner(self, step: TrainStep) -> TrainStep | ReplayedStep:
@@ -261,7 +264,8 @@ class Population:
         score = torch.zeros(plan.num_rows, device=self.device)
         for first in range(0, samples, self.config.validation_batch):
             last = min(first + self.config.validation_batch, samples)
-            inputs, targets = data.span(plan.members, first, last)
+            inputs, _ = data.span(plan.members[: plan.own], first, last)
+            _, targets = data.span(plan.members, first, last)
             outputs = self.bodies.forward(plan, hosts, weights, inputs, buffers, training=False)
             loss += self.objective.loss(outputs, targets) * (last - first)
             score += self.objective.score(outputs, targets) * (last - first)

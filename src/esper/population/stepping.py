@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.population.bodies import Bodies, seed_rows
 from esper.population.config import PopulationConfig
 from esper.population.objectives import Objective
-from esper.population.optimiser import RowWeights, clip_rows, step_rows
+from esper.population.optimiser import RowWeights, learn_rows
 from esper.population.plan import Plan
 from esper.population.row_module import Buffers
 
@@ -19,12 +19,12 @@ REPLAY_FROM = 4  # a graph pays for its capture from this many minibatches on
 
 @dataclass(frozen=True)
 class Learners:
-    """What a step of training moves: n members, their seeds and their running statistics, as views."""
+    """What a step of training moves: n members, their live seeds and their running statistics."""
 
-    hosts: RowWeights  # n rows
-    seeds: RowWeights  # n · S rows
-    buffers: list[Buffers]
-    learning: Tensor  # [n · S] bool: seeds that this epoch moves
+    hosts: RowWeights  # n rows, views
+    seeds: RowWeights  # L rows, copies in the order of the plan
+    buffers: list[Buffers]  # views
+    learning: Tensor  # [L] bool: a seed that is fading out keeps its weights
 
 
 class TrainStep:
@@ -39,43 +39,37 @@ class TrainStep:
         self.everyone = torch.ones(members, dtype=torch.bool, device=device)
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
         self.host_norm = torch.zeros(members, device=device)  # [n] of the latest minibatch
-        self.seed_gradient = torch.zeros_like(learners.seeds.weights)  # [n · S, P] of the latest minibatch
+        self.seed_gradient = torch.zeros_like(learners.seeds.weights)  # [L, P] of the latest minibatch
 
     def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor) -> None:
         """inputs, targets [n, B, ...]; rate [] the schedule's share of the peak learning rates"""
         losses, host_gradient, seed_gradient = self._gradients(inputs, targets)
+        hosts, seeds, config = self.learners.hosts, self.learners.seeds, self.config
         self.total_loss.add_(losses)
-        clipped, host_norm = clip_rows(host_gradient, self.config.clip_norm)
-        self.host_norm.copy_(host_norm)
-        step_rows(self.learners.hosts, clipped, rate * self.config.host_lr, self.everyone, self.config)
+        self.host_norm.copy_(learn_rows(hosts, host_gradient, rate * config.host_lr, self.everyone, config))
         if seed_gradient is not None:
             self.seed_gradient.copy_(seed_gradient)
-            clipped, _ = clip_rows(seed_gradient, self.config.clip_norm)
-            seed_rate = rate * self.config.seed_lr
-            step_rows(self.learners.seeds, clipped, seed_rate, self.learners.learning, self.config)
+            learn_rows(seeds, seed_gradient, rate * config.seed_lr, self.learners.learning, config)
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses of all rows, and the gradients of every host and every seed.  # [R], [n, P], [n · S, P]"""
+        """Losses of all rows, and the gradients of every host and every live seed.  # [R], [n, P], [L, P]"""
         plan, hosts, seeds = self.plan, self.learners.hosts, self.learners.seeds
         shadow = plan.members[plan.own :]
-        host_leaf = hosts.weights.detach().requires_grad_()
-        seed_leaf = seeds.weights.detach().requires_grad_()
-        host_rows, buffers = host_leaf, self.learners.buffers
+        host = hosts.weights.detach().requires_grad_()
+        live = seeds.weights.detach().requires_grad_()
+        host_rows, buffers = host, self.learners.buffers
         if shadow.shape[0]:
-            host_rows = torch.cat([host_leaf, hosts.weights.index_select(0, shadow)])
-            inputs = torch.cat([inputs, inputs.index_select(0, shadow)])
+            host_rows = torch.cat([host, hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
             buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        live = seed_leaf.index_select(0, plan.live_seeds)
-        held = seeds.weights.index_select(0, plan.held_seeds)
-        weights = seed_rows(plan, live, held)
+        weights = seed_rows(plan, live, seeds.weights.index_select(0, plan.held_live))
         outputs = self.bodies.forward(plan, host_rows, weights, inputs, buffers, training=True)
         losses = self.objective.loss(outputs, targets)
         if shadow.shape[0]:
             self._keep_own(buffers)
         if not plan.live_seeds.shape[0]:
-            return losses.detach(), torch.autograd.grad(losses.sum(), host_leaf)[0], None
-        host_gradient, seed_gradient = torch.autograd.grad(losses.sum(), [host_leaf, seed_leaf])
+            return losses.detach(), torch.autograd.grad(losses.sum(), host)[0], None
+        host_gradient, seed_gradient = torch.autograd.grad(losses.sum(), [host, live])
         return losses.detach(), host_gradient, seed_gradient
 
     def _keep_own(self, used: list[Buffers]) -> None:
