@@ -1,12 +1,13 @@
 """The tasks that a controller is trained on: made from seeds, none of them a task that it is judged on.
 
-Signals and images are random smooth templates, one or two per class, shifted, scaled and drowned in noise;
-tables are labelled by random teacher networks. Every variant draws its own templates and its own noise, so
-that a controller meets easy and hard tasks, on hosts that are too small for most of them.
+A family is a shape of data with one host; its variants are of several kinds, dealt in turn, so that a
+controller meets tasks where convolutions help and where they cannot (shuffled positions), tasks on which
+growth pays and tasks on which it does not. Every variant draws its own templates, teachers and noise.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -14,28 +15,28 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.tasks.synthetic import synthetic_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.tasks.variants import class_subset, permuted_inputs
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Samples = tuple[NDArray[np.float64] | Ints, Ints]  # inputs [M, *shape] and targets [M] or [M, T]
 SIZES = (2048, 512, 512)  # training, validation, test
 
 
 @dataclass(frozen=True)
 class Family:
-    """Tasks of one shape with one host."""
+    """Tasks of one shape with one host. `kinds` are dealt to the variants in turn."""
 
     name: str
     host: HostSpec
     shape: tuple[int, ...]
     classes: int
+    kinds: tuple[str, ...]
+    topology: str
 
 
-FAMILIES = (
-    Family("signals", HostSpec("cnn", {"width": 4, "depth": 3}), (1, 40), 10),
-    Family("images", HostSpec("cnn", {"width": 4, "depth": 3}), (1, 8, 8), 10),
-    Family("tables", HostSpec("mlp", {"width": 6, "depth": 3}), (16,), 12),
-)
+# ---- signals and images: templates, shifted, scaled and drowned in noise -------------------------------
 
 
 def _smooth(noise: Floats, width: int, axes: tuple[int, ...]) -> Floats:
@@ -47,9 +48,9 @@ def _smooth(noise: Floats, width: int, axes: tuple[int, ...]) -> Floats:
     return noise / noise.std()
 
 
-def _patterns(rng: np.random.Generator, family: Family, count: int) -> tuple[Floats, NDArray[np.int64]]:
-    """Samples of a family of templates: each shifted, scaled and drowned in correlated noise."""
-    space = family.shape[1:]
+def patterns(rng: np.random.Generator, family: Family) -> Samples:
+    """One or two random smooth templates per class: each shifted, scaled and drowned in correlated noise."""
+    count, space = sum(SIZES), family.shape[1:]
     axes = tuple(range(1, 1 + len(space)))
     templates_per_class = int(rng.integers(1, 3))
     templates = _smooth(rng.standard_normal((family.classes * templates_per_class, *space)), 1, axes)
@@ -64,30 +65,120 @@ def _patterns(rng: np.random.Generator, family: Family, count: int) -> tuple[Flo
         chosen = np.take_along_axis(chosen, np.broadcast_to(index.reshape(shape), chosen.shape), axis=axis)
     scale = rng.uniform(0.6, 1.4, (count, *[1] * len(space)))
     noise = rng.uniform(0.2, 0.6) * _smooth(rng.standard_normal(chosen.shape), 1, axes)
-    return scale * chosen + noise, targets
+    inputs = scale * chosen + noise
+    return ((inputs - inputs.mean()) / inputs.std())[:, None], targets
+
+
+# ---- tables: points with labels ------------------------------------------------------------------------
+
+
+def _likeliest(logits: Floats) -> Ints:
+    """The class whose standardised logit is largest, so that no class is rare.  # [M, C] → [M]"""
+    labels: Ints = ((logits - logits.mean(0)) / logits.std(0)).argmax(1)
+    return labels
+
+
+def waves(rng: np.random.Generator, family: Family) -> Samples:
+    """Classes that fold over and over along two or three hidden directions: depth helps."""
+    points = rng.standard_normal((sum(SIZES), family.shape[0]))
+    directions = rng.standard_normal((family.shape[0], int(rng.integers(2, 4)))) / np.sqrt(family.shape[0])
+    hidden = points @ directions
+    mixing = rng.uniform(1.5, 3.0) * rng.standard_normal((hidden.shape[1], 12))
+    folded = np.sin(hidden @ mixing + rng.uniform(0, 2 * np.pi, 12))
+    return points, _likeliest(folded @ rng.standard_normal((12, family.classes)))
+
+
+def clusters(rng: np.random.Generator, family: Family) -> Samples:
+    """Several clouds of points per class."""
+    count, clouds = sum(SIZES), int(rng.integers(2, 6))
+    centres = rng.standard_normal((family.classes * clouds, family.shape[0]))
+    targets = rng.integers(0, family.classes, count)
+    spread = rng.uniform(0.4, 0.8) * rng.standard_normal((count, family.shape[0]))
+    points = centres[targets * clouds + rng.integers(0, clouds, count)] + spread
+    return (points - points.mean(0)) / points.std(0), targets
+
+
+def teacher(rng: np.random.Generator, family: Family) -> Samples:
+    """Points labelled by a random network of two hidden layers: hosts of any depth imitate it alike."""
+    points = rng.standard_normal((sum(SIZES), family.shape[0]))
+    hidden, width = points, int(rng.integers(6, 20))
+    for _ in range(2):
+        weights = rng.standard_normal((hidden.shape[1], width)) * 2.0 / np.sqrt(hidden.shape[1])
+        hidden = np.tanh(hidden @ weights + rng.standard_normal(width))
+    return points, _likeliest(hidden @ rng.standard_normal((width, family.classes)))
+
+
+# ---- tokens: the next one follows from two before it ---------------------------------------------------
+
+
+def grammar(rng: np.random.Generator, family: Family) -> Samples:
+    """Sequences whose next token follows, mostly, from the last token and one further back."""
+    count, (time,), vocabulary = sum(SIZES), family.shape, family.classes
+    lag = int(rng.integers(1, 6))  # 1: the last token tells everything that can be told
+    follows = rng.integers(0, vocabulary, (vocabulary, vocabulary))
+    tokens = rng.integers(0, vocabulary, (count, time + 1))
+    obeys = rng.random(tokens.shape) < rng.uniform(0.7, 0.95)
+    for t in range(lag, time + 1):
+        told = follows[tokens[:, t - 1], tokens[:, t - lag]]
+        tokens[:, t] = np.where(obeys[:, t], told, tokens[:, t])
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+KINDS: dict[str, Callable[[np.random.Generator, Family], Samples]] = {
+    "patterns": patterns,
+    "shuffled": patterns,  # then the positions of every sample in one random order
+    "few classes": patterns,  # then three classes: most hosts need no growth
+    "waves": waves,
+    "clusters": clusters,
+    "teacher": teacher,
+    "grammar": grammar,
+}
+AFTERWARDS: dict[str, Callable[[Task, int], Task]] = {
+    "shuffled": permuted_inputs,
+    "few classes": lambda task, seed: class_subset(task, 3, seed),
+}
+
+_CNN = HostSpec("cnn", {"width": 4, "depth": 3})
+_PATTERNS = ("patterns", "patterns", "shuffled", "patterns", "few classes")
+FAMILIES = (
+    Family("signals", _CNN, (1, 40), 10, _PATTERNS, "cnn"),
+    Family("images", _CNN, (1, 8, 8), 10, _PATTERNS, "cnn"),
+    Family(
+        "tables",
+        HostSpec("mlp", {"width": 8, "depth": 3}),
+        (16,),
+        10,
+        ("waves", "clusters", "waves", "teacher"),
+        "mlp",
+    ),
+)
+TOKENS = Family(  # costs more than the others together: trained on where it is asked for
+    "tokens",
+    HostSpec("gpt", {"width": 8, "depth": 3, "heads": 2}),
+    (16,),
+    12,
+    ("grammar",),
+    "transformer",
+)
 
 
 def make_task(family: Family, seed: int) -> Task:
     """One variant of a family."""
+    kind = family.kinds[seed % len(family.kinds)]
     rng = np.random.default_rng([seed, len(family.shape), family.classes])
-    if family.name == "tables":
-        width = int(rng.integers(6, 20))
-        task = synthetic_task(seed, family.shape[0], family.classes, teacher_width=width, sizes=SIZES)
-        splits = [task.train, task.validation, task.test()]
-    else:
-        inputs, targets = _patterns(rng, family, sum(SIZES))
-        inputs = (inputs - inputs.mean()) / inputs.std()
-        x = torch.tensor(inputs, dtype=torch.float32).unsqueeze(1)
-        y = torch.tensor(targets)
-        bounds = np.cumsum((0, *SIZES)).tolist()
-        splits = [Split(x[a:b], y[a:b]) for a, b in pairwise(bounds)]
-    return Task(
-        name=f"{family.name} {seed}",
-        topology="mlp" if family.name == "tables" else "cnn",
+    inputs, targets = KINDS[kind](rng, family)
+    x = torch.from_numpy(inputs) if inputs.dtype == np.int64 else torch.tensor(inputs, dtype=torch.float32)
+    y = torch.from_numpy(targets)
+    bounds = np.cumsum((0, *SIZES)).tolist()
+    train, validation, test = (Split(x[a:b], y[a:b]) for a, b in pairwise(bounds))
+    task = Task(
+        name=f"{family.name} {seed} ({kind})",
+        topology=family.topology,
         input_shape=family.shape,
         num_classes=family.classes,
-        train=splits[0],
-        validation=splits[1],
-        held_out=TestSplit(splits[2]),
+        train=train,
+        validation=validation,
+        held_out=TestSplit(test),
         host=family.host,
     )
+    return AFTERWARDS[kind](task, seed) if kind in AFTERWARDS else task

@@ -7,7 +7,8 @@
     python -m studies.report                                       (the table and the figure of docs/study.md)
 
 Every arm of an evaluation has the same members: the same initial hosts, the same order of data, the same
-number of epochs. What is compared is what a controller made of them. The test split is read once per program, at its end.
+number of epochs. What is compared is what a controller made of them. The test split is read at the end of
+each program, and nothing is chosen by it.
 """
 
 from __future__ import annotations

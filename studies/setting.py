@@ -32,7 +32,7 @@ REWARD = RewardConfig(rent_weight=0.01)  # a network e times as large must be a 
 POLICY = TamiyoNetConfig(width=128)
 
 
-def recipe(batches: int, graphs: bool = True) -> PopulationConfig:
+def recipe(batches: int, graphs: bool = True, chunk: int = 4096) -> PopulationConfig:
     """How every network of the study is trained, with so many minibatches between two decisions."""
     return PopulationConfig(
         batch_size=64,
@@ -41,6 +41,7 @@ def recipe(batches: int, graphs: bool = True) -> PopulationConfig:
         host_lr=3e-2,
         seed_lr=1e-2,
         graphs=graphs,
+        rows_per_chunk=chunk,
     )
 
 
@@ -57,6 +58,7 @@ class Setting:
     batches: int = 24  # minibatches in a decision step
     device: str = "cpu"
     graphs: bool = True
+    chunk: int = 4096  # members that go through the network together
     seed: int = 77
 
     def spec(self, task: Task, members: Tensor, **more: Any) -> EnvironmentSpec:
@@ -70,7 +72,7 @@ class Setting:
             reward=REWARD,
             lifecycle=RULES,
             episode=more.pop("episode", EpisodeConfig(steps=self.steps)),
-            population=recipe(self.batches, self.graphs),
+            population=recipe(self.batches, self.graphs, self.chunk),
             **more,
         )
 

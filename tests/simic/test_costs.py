@@ -8,7 +8,7 @@ import torch
 
 from esper.lifecycle import SlotStates, Style, selectable_blueprints
 from esper.lifecycle.actions import STYLE_BLEND, Blend
-from esper.population.plan import SlotView, measurement_rows, training_rows
+from esper.population.plan import Rows, SlotView, measurement_rows, training_rows
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.rollout import play
 from esper.tamiyo.controllers import Static
@@ -29,12 +29,12 @@ def states_for(name: str, num_slots: int, seed: int, members: int = 40) -> SlotS
     return states.replace(blueprint=torch.where(states.blueprint >= 0, drawn, states.blueprint))
 
 
-def slow_rows(found: ForwardCosts, states: SlotStates, member: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-    """One forward pass of each row, added up for its member."""
+def slow_rows(found: ForwardCosts, states: SlotStates, rows: Rows) -> np.ndarray:
+    """One forward pass of each row from its fork on, added up for its member."""
     total = np.zeros(states.num_members)
-    for m, alphas in zip(member.tolist(), alpha, strict=True):
-        flops = found.host
-        for s in np.nonzero(alphas > 0)[0]:
+    for m, alphas, fork in zip(rows.member.tolist(), rows.alpha, rows.fork.tolist(), strict=True):
+        flops = float(found.segments[fork + 1 :].sum())
+        for s in [s for s in np.nonzero(alphas > 0)[0] if s >= fork]:
             flops += float(found.seeds[s, states.blueprint[m, s]])
             if STYLE_BLEND[Style(int(states.style[m, s]))] is Blend.GATE:
                 flops += float(found.gates[s])
@@ -50,8 +50,8 @@ def test_an_epoch_costs_what_its_rows_cost(name: str, ablate: bool, pairs: bool)
     view = SlotView.of(states)
     training = training_rows(view)
     measuring = measurement_rows(view, ablate, pairs).rows
-    expected = 3 * 32 * slow_rows(found, states, training.member, training.alpha)
-    expected += 48 * slow_rows(found, states, measuring.member, measuring.alpha)
+    expected = 3 * 32 * slow_rows(found, states, training)
+    expected += 48 * slow_rows(found, states, measuring)
     counted = found.epoch(states, Work(training=32, validation=48, ablate=ablate, pairs=pairs))
     np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-12)
     assert counted.dtype == torch.float64
@@ -60,7 +60,7 @@ def test_an_epoch_costs_what_its_rows_cost(name: str, ablate: bool, pairs: bool)
 def test_an_mlp_host_costs_two_operations_per_weight() -> None:
     environment = make_environment(members=(0,), steps=1)
     weights = sum(p.numel() for p in environment.population.bodies.host.parameters() if p.ndim == 2)
-    assert environment._costs.host == 2 * weights
+    assert float(environment._costs.host) == 2 * weights
 
 
 def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
@@ -70,13 +70,13 @@ def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
     for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
         expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
     expected += 2 * host.head[-1].weight.numel()
-    assert found.host == expected
+    assert float(found.host) == expected
 
 
 def test_an_ungrown_episode_costs_its_epochs() -> None:
     environment = make_environment(members=(0, 1), steps=3)
     record = play(environment, Static(), 0)
-    per_epoch = environment._costs.host * (3 * 2 * SMALL.batch_size + SMALL.validation_samples)
+    per_epoch = float(environment._costs.host) * (3 * 2 * SMALL.batch_size + SMALL.validation_samples)
     np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)
 
 

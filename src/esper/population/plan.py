@@ -208,7 +208,8 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     shadow = rows.shadow_slot[row]
     held = (shadow != NO_ROW) & (shadow != slot)
     order = np.lexsort((held, blueprint, slot))
-    row, slot, member, blueprint, held = (a[order] for a in (row, slot, member, blueprint, held))
+    row, slot, member, blueprint = (a[order] for a in (row, slot, member, blueprint))
+    held = held[order]
     seed = member * num_slots + slot
     live_place = np.zeros(num_members * num_slots, dtype=np.int64)  # of each live seed among its kind
     live_place[seed[~held]] = np.arange((~held).sum())

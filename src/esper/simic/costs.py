@@ -37,7 +37,7 @@ class Work:
 class ForwardCosts:
     """Operations of one sample's forward pass."""
 
-    host: float
+    segments: Tensor  # [S + 1] float64, the head last
     seeds: Tensor  # [S, blueprints] float64
     gates: Tensor  # [S] float64
 
@@ -46,30 +46,39 @@ class ForwardCosts:
         """Count by running each part once on the CPU.  # sample [1, *input_shape]"""
         seeds = torch.zeros(len(bodies.slots), NUM_BLUEPRINTS, dtype=torch.float64)
         gates = torch.zeros(len(bodies.slots), dtype=torch.float64)
-        x, host = sample, 0.0
+        segments = torch.zeros(len(bodies.segments), dtype=torch.float64)
+        x = sample
         for s, slot in enumerate(bodies.slots):
-            x, flops = _count(bodies.segments[s].module, x)
-            host += flops
+            x, segments[s] = _count(bodies.segments[s].module, x)
             gates[s] = _count(slot.gate.module, x)[1]
             for b, seed in slot.seeds.items():
                 seeds[s, b] = _count(seed.module, x)[1]
-        host += _count(bodies.segments[-1].module, x)[1]
-        return ForwardCosts(host, seeds.to(device), gates.to(device))
+        segments[-1] = _count(bodies.segments[-1].module, x)[1]
+        return ForwardCosts(segments.to(device), seeds.to(device), gates.to(device))
+
+    @property
+    def host(self) -> Tensor:
+        return self.segments.sum()
 
     def epoch(self, slots: SlotStates, work: Work) -> Tensor:
-        """Operations of one epoch of training and one validation.  # [N] float64"""
+        """Operations of one epoch of training and one validation.  # [N] float64
+
+        A row that differs from its member's own from slot s on is charged from there.
+        """
         seed = self._by_slot(slots)  # [N, S]
         heard = _heard(slots.device)[slots.stage] & (slots.alpha > 0)
         alone = slots.stage == Stage.TRAINING
-        own = self.host + (seed * heard).sum(1)  # [N] one forward pass as the member is
-        shadows = own * alone.sum(1) + (seed * alone).sum(1)
+        grown = seed * heard
+        own = self.host + grown.sum(1)  # [N] one forward pass as the member is
+        rest = _behind(self.segments[1:].expand(len(own), -1), here=True) + _behind(grown)  # [N, S]
+        shadows = (alone * (rest + seed)).sum(1)
         trained = TRAINING_PASSES * work.training * (own + shadows)
         validated = own
         if work.ablate:
-            count, grown = heard.sum(1), own - self.host
-            validated = validated + shadows + own * count - grown
+            validated = validated + shadows + (heard * rest).sum(1)
             if work.pairs:
-                validated = validated + 0.5 * (count - 1).clamp(min=0) * (own * count - 2.0 * grown)
+                partners = _behind(heard.double())
+                validated = validated + (heard * (partners * rest - _behind(grown))).sum(1)
         return trained + work.validation * validated
 
     def _by_slot(self, slots: SlotStates) -> Tensor:
@@ -87,6 +96,12 @@ def _heard() -> Tensor:
 @device_table
 def _gated() -> Tensor:
     return torch.tensor([blend is Blend.GATE for blend in STYLE_BLEND.values()])
+
+
+def _behind(costs: Tensor, here: bool = False) -> Tensor:
+    """What lies behind each slot, the slot itself included where asked.  # [N, S] → [N, S]"""
+    suffix = costs.flip(1).cumsum(1).flip(1)
+    return suffix if here else suffix - costs
 
 
 @torch.no_grad()

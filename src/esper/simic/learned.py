@@ -29,6 +29,19 @@ class _Pending:
     reset: Tensor  # [N] bool
 
 
+@dataclass(frozen=True)
+class Consequence:
+    """What a decision led to, as far as a learner asks."""
+
+    reward: Tensor  # [N]
+    terminated: Tensor  # [N] bool
+    executed_op: Tensor  # [N] int64: WAIT where the action failed
+
+    @staticmethod
+    def of(result: StepResult) -> Consequence:
+        return Consequence(result.reward, result.terminated, result.outcome.executed_op)
+
+
 class LearnedController:
     """Samples from the policy with numbers that belong to each member, or takes the likeliest choices."""
 
@@ -42,13 +55,21 @@ class LearnedController:
         self._pending: _Pending | None = None
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        inputs = TamiyoInputs(*batch_obs_to_features(observation))
-        reset = torch.full_like(self._scene.members, step == 0, dtype=torch.bool)
+        inputs = self.see(observation)
+        reset = torch.full_like(self._scene.members, self.forgets(step), dtype=torch.bool)
         uniforms = None if self.deterministic else self._scene.draw(Stream.ACTION, step, len(Head))
         decision = self.agent.act(inputs, masks, self._memory, reset, uniforms)
         self._memory = decision.state
         self._pending = _Pending(decision, inputs, masks, reset)
         return Actions(decision.actions)
+
+    def see(self, observation: Observation) -> TamiyoInputs:
+        """What the policy is shown of an observation."""
+        return TamiyoInputs(*batch_obs_to_features(observation))
+
+    def forgets(self, step: int) -> bool:
+        """Whether the memory is cleared before this step."""
+        return step == 0
 
 
 class LearningController(LearnedController):
@@ -81,25 +102,36 @@ class LearningController(LearnedController):
         self._expected = rewards
 
     def remember(self, result: StepResult) -> None:
-        """Store what the latest decision led to. Credit goes to the heads that the executed op read."""
+        """Store what the latest decision led to."""
+        self.learn_from(Consequence.of(result))
+
+    def learn_from(self, consequence: Consequence) -> None:
+        """Store the latest decision with what it led to."""
         pending = self._pending
         if pending is None:
             raise RuntimeError("there is no decision to remember; call decide before remember")
-        reward = result.reward
-        if self._expected is not None:
-            reward = reward - self._expected[self._steps_seen]
-        self._steps_seen += 1
         transition = pending.decision.transition(
             pending.inputs,
             pending.masks,
             pending.reset,
-            reward,
-            result.terminated,
-            causal=relevance(result.outcome.executed_op),
+            self.pay(consequence, self._steps_seen),
+            consequence.terminated,
+            causal=self.credit(consequence),
         )
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
                 self._scene.num_members, self.steps, transition, self._memory, self.agent.device
             )
         self._buffer.add(transition)
+        self._steps_seen += 1
         self._pending = None
+
+    def pay(self, consequence: Consequence, step: int) -> Tensor:
+        """The reward that is learned from.  # [N]"""
+        if self._expected is None:
+            return consequence.reward
+        return consequence.reward - self._expected[step]
+
+    def credit(self, consequence: Consequence) -> Tensor:
+        """The heads that earn the reward: those that the executed op read.  # [N, H] bool"""
+        return relevance(consequence.executed_op)

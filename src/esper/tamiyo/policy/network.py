@@ -94,7 +94,7 @@ class TamiyoNet(Policy):
 
         op_logits = self.op_head(seen.memory).unsqueeze(-2)  # [N, T, 1, ops]
         op = choose(slice(Head.OP, Head.OP + 1), op_logits, masks.op.unsqueeze(-2))
-        relevant = relevance(op.squeeze(-1))  # [N, T, H]
+        relevant = self.reads(op.squeeze(-1))  # [N, T, H]
         op_embedded = self.op_embedding(op.squeeze(-1))  # [N, T, E]
 
         slot_logits = self._slot_logits(seen, op_embedded)  # [N, T, 1, S]
@@ -123,6 +123,10 @@ class TamiyoNet(Policy):
             value=self._value(seen.memory),
             state=seen.state,
         )
+
+    def reads(self, op: Tensor) -> Tensor:
+        """The heads that are chosen, and judged, under each op.  # [N, T] → [N, T, H] bool"""
+        return relevance(op)
 
     def value(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> Tensor:
         return self._value(self._see(observation, state, resets).memory)

@@ -1,0 +1,107 @@
+"""Several agents that learn in one tensor program: each decides for a block of the same members.
+
+The members of block 0 never grow. They are the ungrown twins of all the others' members: what they earn in a
+step would have been earned without any growth, so it is left out of what every agent learns from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from esper.lifecycle import Blueprint, Op
+from esper.simic.agent.metrics import UpdateMetrics
+from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.learned import Consequence
+from esper.simic.rollout import Doubles, EpisodeRecord, play
+from esper.tamiyo.blocks import Blocks, part
+from esper.tamiyo.controllers import Static
+from esper.telemetry.statistics import mean_interval
+from studies.variants import Pupil
+
+TWINS = "twins"
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What one pupil did in an episode, and what it made of it."""
+
+    pupil: str
+    row: dict[str, Any]  # plain numbers, for a log
+
+
+class Cohort:
+    """Pupils in one environment; `environment.members` are `members_of(ids, pupils)`."""
+
+    def __init__(self, environment: GrowthEnvironment, pupils: Mapping[str, Pupil]):
+        self.environment = environment
+        self.pupils = dict(pupils)
+        self.blocks = Blocks({TWINS: Static(), **pupils})
+        self.spans = self.blocks.spans(environment.num_members)
+
+    def play_round(self, episode: int) -> list[Lesson]:
+        """One episode of all blocks, then one update of every agent on its own."""
+        record = play(self.environment, self.blocks, episode, on_step=self._teach)
+        updates = {name: pupil.agent.update(pupil.buffer) for name, pupil in self.pupils.items()}
+        return [Lesson(name, self._row(name, record, update)) for name, update in updates.items()]
+
+    def _teach(self, result: StepResult) -> None:
+        """Every pupil's share of a step, beyond what its members' twins earned."""
+        consequence = Consequence.of(result)
+        expected = consequence.reward[self.spans[TWINS]]
+        for name, pupil in self.pupils.items():
+            own = part(consequence, self.spans[name])
+            pupil.learn_from(replace(own, reward=own.reward - expected))
+
+    def _row(self, name: str, record: EpisodeRecord, update: UpdateMetrics) -> dict[str, Any]:
+        mine, twins = self.spans[name], self.spans[TWINS]
+        above, half = mean_interval((record.returns[mine] - record.returns[twins]).tolist())
+        members = record.returns[mine].size
+        ops = record.executed_op[:, mine]
+        final = record.final_slots.blueprint[mine].numpy()  # [n, S]
+        return {
+            "return": float(record.returns[mine].mean()),
+            "above_twin": above,
+            "above_twin_ci": half,
+            "accuracy": float(record.accuracy[-1, mine].mean()),
+            "twin_accuracy": float(record.accuracy[-1, twins].mean()),
+            "ratio": float(record.parameter_ratio[-1, mine].mean()),
+            "kl": update.kl,
+            "epochs_done": update.epochs_done,
+            "explained_variance": update.explained_variance,
+            "explained_with_twin": self._explained_with_twin(name, record),
+            "entropy": update.entropy,
+            "head_entropy": {head: v for head, v in update.head_entropy.items() if v == v},
+            "ops": {op.name: float((ops == op).mean()) for op in Op},
+            "germinated": float(record.germinated[:, mine].sum() / members),
+            "pruned": float(record.pruned[:, mine].sum() / members),
+            "rollbacks": float(record.panicked[:, mine].sum() / members),
+            "seeds": float((final >= 0).sum() / members),
+            "blueprints": {
+                b.name: float((final == b).sum() / members) for b in Blueprint if (final == b).any()
+            },
+        }
+
+    def _explained_with_twin(self, name: str, record: EpisodeRecord) -> float:
+        """The share of the variance of plain returns that V(s) and the twin's own return account for.
+
+        This is what the baseline of the policy gradient takes away. The twin's return is known only once
+        the episode is over, so it says how good the baseline is, not how well the critic foresees.
+        """
+        values = self.pupils[name].buffer.get_batched_sequences().steps.value.cpu().numpy().T  # [T, n]
+        plain = returns_to_go(record.reward[:, self.spans[name]], record.gamma)
+        left = plain - returns_to_go(record.reward[:, self.spans[TWINS]], record.gamma) - values
+        return float(1 - left.var() / max(plain.var(), 1e-12))
+
+
+def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
+    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
+    togo = np.zeros_like(rewards, dtype=np.float64)
+    after = np.zeros(rewards.shape[1])
+    for t in range(len(rewards) - 1, -1, -1):
+        after = rewards[t] + gamma * after
+        togo[t] = after
+    return togo

@@ -1,0 +1,209 @@
+"""All arms on one held-out task: a few programs, each of which trains every network that it can at once.
+
+    arms       every controller, trained or scripted, and the ablations of the lifecycle: one program
+    finals     the networks that controllers ended with, from the start, for as many steps
+    equal      the same for as many FLOPs as growth spent
+    frontier   static hosts of other widths, one program each
+    search     a random search over sizes at the same number of steps
+    pruning    a host of twice the width, pruned to the size of the grown networks
+
+What has been found is written after every program.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.population.hosts import build_host
+from esper.tamiyo.blocks import Blocks
+from esper.tasks.task import Task
+from studies.ablations import CHANGES, AblatedEnvironment
+from studies.alternatives import random_search, static_widths
+from studies.arms import MAIN, entrants, policies, variant_of
+from studies.calibration import calibrate, other_members
+from studies.finals import equal_budget, final_slots, prices, train_from_the_start
+from studies.held_out import HELD_OUT, held_out_task
+from studies.pruning import prune_from_big
+from studies.records import Arm, Calibration, Evaluation, Played, arm_of, play_and_test
+from studies.setting import STEPS, Setting
+
+FIRST_MEMBER = 5000
+CALIBRATION_MEMBERS = 64  # at most
+CHUNKS = {"text": 256, "mnist5000": 1024}  # members that go through the network together; others: 4096
+QUICK_TASKS = ("digits", "spirals", "mnist1d")
+
+
+@dataclass
+class Course:
+    """One task on its way through the programs."""
+
+    setting: Setting
+    task: Task
+    members: Tensor  # [n] ids
+    policies: Path | None
+    found: Evaluation
+    played: Played | None = None  # of the program of controllers
+    spans: dict[str, slice] = field(default_factory=dict)
+
+    @property
+    def host_parameters(self) -> int:
+        return self.found.host_parameters
+
+    @property
+    def seeds(self) -> list[str]:
+        """The training seeds of the study's own controller."""
+        return [name for name in self.spans if variant_of(name) == MAIN and "," not in name]
+
+    def controllers(self) -> Played:
+        if self.played is None:
+            raise SystemExit("finals, equal and pruning need the program 'arms' before them: name it too")
+        return self.played
+
+
+def arms(course: Course) -> Iterator[Arm]:
+    learned = policies(course.policies, course.setting.device)
+    ours = {name: make() for name, make in learned.items() if variant_of(name) == MAIN}
+    others = other_members(min(CALIBRATION_MEMBERS, len(course.members)))
+    matched = calibrate(course.setting, course.task, ours, others)
+    course.found = replace(course.found, calibration=matched)
+    print(_told(matched), flush=True)
+    taking_part = entrants(learned, matched.rate)
+    blocks = Blocks({name: entrant.controller for name, entrant in taking_part.items()})
+    ids = blocks.members(course.members)
+    course.spans = blocks.spans(len(ids))
+    changed = {change: torch.zeros(len(ids), dtype=torch.bool) for change in CHANGES}
+    for name, entrant in taking_part.items():
+        if entrant.change:
+            changed[entrant.change][course.spans[name]] = True
+    world = AblatedEnvironment(course.setting.spec(course.task, ids), changed)
+    course.played = play_and_test(world, blocks)
+    for name, span in course.spans.items():
+        yield arm_of(name, course.played, course.host_parameters, span)
+
+
+def _told(matched: Calibration) -> str:
+    return (
+        f"trained controllers germinate {matched.wanted:.2f} seeds a member; random ones at a rate of "
+        f"{matched.rate:.3f} are expected to germinate {matched.expected:.2f}"
+    )
+
+
+def finals(course: Course) -> Iterator[Arm]:
+    yield from _from_the_start(course, course.setting, [*course.seeds, "heuristic"], "static-final of {}")
+
+
+def equal(course: Course) -> Iterator[Arm]:
+    """As `finals`, with as many steps as cost what growth spent, on the mean over members and seeds."""
+    played, seeds = course.controllers(), course.seeds
+    spans = [course.spans[name] for name in seeds]
+    slots = final_slots(played, spans)
+    spec = course.setting.spec(course.task, course.members.repeat(len(seeds)))
+    price = prices(AblatedEnvironment(spec, {}), course.task, slots)
+    spent = float(np.mean([played.spent[-1, span] for span in spans]))
+    setting = equal_budget(spent, float(price.batch.mean()), float(price.validation.mean()), course.setting)
+    yield from _from_the_start(course, setting, seeds, "static-final of {}, equal FLOPs")
+
+
+def _from_the_start(course: Course, setting: Setting, names: list[str], title: str) -> Iterator[Arm]:
+    slots = final_slots(course.controllers(), [course.spans[name] for name in names])
+    ids = course.members.repeat(len(names))
+    played, n = train_from_the_start(setting, course.task, slots, ids), len(course.members)
+    for k, name in enumerate(names):
+        arm = arm_of(title.format(name), played, course.host_parameters, slice(k * n, (k + 1) * n))
+        yield replace(arm, growth=None)
+
+
+def frontier(course: Course) -> Iterator[Arm]:
+    yield from static_widths(course.setting, course.task, course.members, course.host_parameters)
+
+
+def search(course: Course) -> Iterator[Arm]:
+    yield random_search(course.setting, course.task, course.members, course.host_parameters)
+
+
+def pruning(course: Course) -> Iterator[Arm]:
+    played = course.controllers()
+    grown = [played.record.parameters[-1, course.spans[name]] for name in course.seeds]
+    target = round(float(np.mean(grown)))
+    yield prune_from_big(course.setting, course.task, course.members, target, course.host_parameters)
+
+
+PROGRAMS: dict[str, Callable[[Course], Iterator[Arm]]] = {
+    "arms": arms,
+    "finals": finals,
+    "equal": equal,
+    "frontier": frontier,
+    "search": search,
+    "pruning": pruning,
+}
+
+
+def evaluate_task(
+    setting: Setting, task: Task, members: int, folder: Path | None, programs: list[str], out: Path
+) -> Evaluation:
+    """Run programs on one task, one line for each arm, and keep what was found so far."""
+    host = task.host
+    options = ", ".join(f"{key}={value}" for key, value in host.options.items())
+    own = build_host(host.preset, task.input_shape, task.num_classes, **host.options)
+    course = Course(
+        setting=setting,
+        task=task,
+        members=torch.arange(FIRST_MEMBER, FIRST_MEMBER + members),
+        policies=folder,
+        found=Evaluation(
+            task=task.name,
+            host=f"{host.preset}({options})",
+            host_parameters=own.num_parameters,
+            members=members,
+            steps=setting.steps,
+            batches=setting.batches,
+        ),
+    )
+    for name in programs:
+        begun = time.perf_counter()
+        for arm in PROGRAMS[name](course):
+            course.found = replace(course.found, arms=[*course.found.arms, arm])
+            print(line_of(task.name, name, arm, time.perf_counter() - begun), flush=True)
+        course.found.write(out)
+    return course.found
+
+
+def line_of(task: str, program: str, arm: Arm, seconds: float) -> str:
+    return (
+        f"{task:16s} {program:8s} {arm.name:38s} test {np.mean(arm.test_accuracy):.4f}  "
+        f"parameters {np.mean(arm.parameters):6.0f}  Φ {np.mean(arm.potential):.4f}  {seconds:6.1f} s"
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--task", nargs="+", choices=HELD_OUT, help="all of them if none is named")
+    parser.add_argument(
+        "--policies", type=Path, help="folder of variant-seed.safetensors; else the shipped one"
+    )
+    parser.add_argument("--members", type=int, help="networks of each arm (256)")
+    parser.add_argument("--steps", type=int, default=STEPS, help="decision steps")
+    parser.add_argument("--batches", type=int, default=24, help="minibatches in a decision step")
+    parser.add_argument("--data", type=Path, help="folder of exported tasks")
+    parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
+    parser.add_argument("--quick", action="store_true", help="three tasks with 8 members each, for two cores")
+
+
+def evaluate(args: argparse.Namespace) -> None:
+    """All arms on held-out tasks, one file of results for each."""
+    if args.device == "cpu":
+        torch.set_num_threads(1)
+    members = args.members or (8 if args.quick else 256)
+    for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
+        setting = Setting(args.steps, args.batches, args.device, args.graphs, chunk=CHUNKS.get(name, 4096))
+        task = held_out_task(name, args.data)
+        evaluate_task(setting, task, members, args.policies, args.programs, args.out)
+        if args.device == "cuda":
+            torch.cuda.empty_cache()

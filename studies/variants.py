@@ -1,0 +1,101 @@
+"""The controllers that a study trains: Tamiyo as she is, and with one thing taken away.
+
+A variant differs in what its agent sees, keeps, is paid or is credited with, never in the world, so that all
+of them learn side by side in one program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.learned import Consequence, LearnedController, LearningController
+from esper.tamiyo.controllers import Scene
+from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
+from esper.tamiyo.policy.observation import Observation
+
+
+class EveryHead(TamiyoNet):
+    """Chooses and judges all heads at every step, whatever the op reads."""
+
+    def reads(self, op: Tensor) -> Tensor:
+        return torch.ones(*op.shape, len(self.head_names), dtype=torch.bool, device=op.device)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """How an agent differs from Tamiyo as she is."""
+
+    network: type[TamiyoNet] = TamiyoNet
+    remembers: bool = True  # else the recurrent state is cleared before every step, in the update too
+    sees_shadow_gain: bool = True  # else it reads as unmeasured
+    paid_at_once: bool = True  # else all that a step earned is paid at the last one
+    causal: bool = True  # else every head is credited at every step
+
+    def agent(self, seed: int, ppo: PPOConfig, policy: TamiyoNetConfig, device: str) -> PPOAgent:
+        """A fresh agent whose weights follow from the seed alone."""
+        torch.manual_seed(seed)
+        return PPOAgent(self.network(policy), ppo, device, seed=seed)
+
+
+VARIANTS = {
+    "tamiyo": Variant(),
+    "no-memory": Variant(remembers=False),
+    "no-shadow-gain": Variant(sees_shadow_gain=False),
+    "sparse-reward": Variant(paid_at_once=False),
+    "no-causal-masks": Variant(network=EveryHead, causal=False),
+}
+
+
+class Player(LearnedController):
+    """An agent that acts in the way of its variant."""
+
+    variant = VARIANTS["tamiyo"]
+
+    @classmethod
+    def of(cls, agent: PPOAgent, variant: Variant) -> Player:
+        player = cls(agent)
+        player.variant = variant
+        return player
+
+    def see(self, observation: Observation) -> TamiyoInputs:
+        if not self.variant.sees_shadow_gain:
+            evidence = observation.evidence
+            unmeasured = torch.full_like(evidence.shadow_gain, float("nan"))
+            observation = replace(observation, evidence=replace(evidence, shadow_gain=unmeasured))
+        return super().see(observation)
+
+    def forgets(self, step: int) -> bool:
+        return not self.variant.remembers or super().forgets(step)
+
+
+class Pupil(Player, LearningController):
+    """An agent that also learns in the way of its variant.
+
+    It samples by numbers of its own: two pupils with the same members do not choose by the same dice.
+    """
+
+    def __init__(self, name: str, agent: PPOAgent, variant: Variant, steps: int):
+        LearningController.__init__(self, agent, steps)
+        self.name = name
+        self.variant = variant
+
+    def begin(self, scene: Scene) -> None:
+        super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
+        self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
+
+    def pay(self, consequence: Consequence, step: int) -> Tensor:
+        """# [N]; deferred pay grows by 1 / γ a step, so that the return stays what it is."""
+        reward = super().pay(consequence, step)
+        if self.variant.paid_at_once:
+            return reward
+        self._owed = self._owed / self.agent.config.gamma + reward
+        return self._owed if step == self.steps - 1 else torch.zeros_like(reward)
+
+    def credit(self, consequence: Consequence) -> Tensor:
+        heads = super().credit(consequence)
+        return heads if self.variant.causal else torch.ones_like(heads)
