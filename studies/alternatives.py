@@ -16,7 +16,7 @@ from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.tamiyo.controllers import Static
 from esper.tasks.task import HostSpec, Task
 from studies.records import Arm, arm_of, play_and_test, rounded, significant, worth
-from studies.setting import Setting, with_host
+from studies.setting import Setting, ungrown, with_host
 
 WIDTHS = (4, 5, 6, 8, 12)
 DEPTHS = (2, 3, 4)
@@ -32,7 +32,7 @@ def static_widths(setting: Setting, task: Task, members: Tensor, host_parameters
     """Static hosts along the size frontier; the task's own width is an arm already."""
     for width in widths_for(task.host):
         if width != task.host.options["width"]:
-            world = GrowthEnvironment(setting.spec(with_host(task, width=width), members))
+            world = GrowthEnvironment(ungrown(setting.spec(with_host(task, width=width), members)))
             played = play_and_test(world, Static())
             yield replace(arm_of(f"static width {width}", played, host_parameters), growth=None)
 
@@ -56,7 +56,7 @@ def random_search(setting: Setting, task: Task, members: Tensor, host_parameters
         mine = [m for m, choices in drawn.items() if k in choices]
         if mine:
             spec = share.spec(with_host(task, width=width, depth=depth), torch.tensor(mine))
-            world = GrowthEnvironment(spec)
+            world = GrowthEnvironment(ungrown(spec))
             record = play(world, Static(), EVALUATION_EPISODE)
             candidates[k] = Candidate(world, record, {m: row for row, m in enumerate(mine)})
     tried = {m: {k: candidates[k] for k in choices} for m, choices in drawn.items()}

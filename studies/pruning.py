@@ -22,7 +22,7 @@ from esper.simic.rollout import evaluate_test
 from esper.tasks.task import Task
 from studies.finals import prices
 from studies.records import Arm, rounded, significant, worth
-from studies.setting import Setting, with_host
+from studies.setting import Setting, ungrown, with_host
 
 WIDER = 2  # times the width of the task's own host
 EVERY = 4  # minibatches between projections
@@ -76,7 +76,7 @@ def prune_from_big(setting: Setting, task: Task, members: Tensor, target: int, h
     """A wide host pruned to `target` parameters: as many minibatches as every other arm."""
     short = replace(setting, batches=EVERY, steps=setting.steps * setting.batches // EVERY)
     wide = with_host(task, width=WIDER * task.host.options["width"])
-    world = GrowthEnvironment(short.spec(wide, members))
+    world = GrowthEnvironment(ungrown(short.spec(wide, members)))
     world.reset(EVALUATION_EPISODE)
     population, train = world.population, world.member_data([task.train])
     validation = world.member_data([task.validation])

@@ -77,6 +77,11 @@ class Setting:
         )
 
 
+def ungrown(spec: EnvironmentSpec) -> EnvironmentSpec:
+    """The same environment where nothing will grow: it is ready sooner, with a single draw of every seed."""
+    return replace(spec, population=spec.population.model_copy(update={"seed_weights": 1}))
+
+
 def with_host(task: Task, **options: int) -> Task:
     """The same task with another size of host."""
     return replace(task, host=HostSpec(task.host.preset, {**task.host.options, **options}))
