@@ -4,32 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from esper.controllers import PRETRAINED, load_controller
-from esper.simic.learned import LearnedController
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from studies.ablations import CHANGES
-from studies.setting import GATES, make_agent
+from studies.setting import GATES, POLICY, PPO
+from studies.variants import MAIN, VARIANTS, Player
 
-MAIN = "main"  # the variant that is the study's own; the others are ablations of its training
 ABLATED = ("scheduled", f"{MAIN}-0")  # who also lives under every change of the lifecycle
-
-
-def load_policy(path: Path, device: str) -> LearnedController:
-    """A trained controller that decides as it did when it was trained."""
-    agent = make_agent(0, device)
-    agent.load_state_dict(load_file(path, device=device))
-    return LearnedController(agent)
-
-
-Loader = Callable[[Path, str], Controller]
-
-# How a variant decides; what is not listed decides like the main one.
-LOADERS: dict[str, Loader] = {MAIN: load_policy}
 
 SCRIPTED: dict[str, Callable[[], Controller]] = {
     "static": Static,
@@ -54,12 +41,17 @@ def policies(folder: Path | None, device: str) -> dict[str, Callable[[], Control
     paths = {path.stem: path for path in sorted(folder.glob("*-*.safetensors"))}
     if f"{MAIN}-0" not in paths:
         raise SystemExit(f"{folder} has no {MAIN}-0.safetensors; it holds {', '.join(paths) or 'none'}")
-    return {name: _opener(name, path, device) for name, path in paths.items()}
+    return {name: partial(load_policy, path, device) for name, path in paths.items()}
 
 
-def _opener(name: str, path: Path, device: str) -> Callable[[], Controller]:
-    loader = LOADERS.get(variant_of(name), load_policy)
-    return lambda: loader(path, device)
+def load_policy(path: Path, device: str) -> Player:
+    """A trained controller that sees and remembers as its variant did when it was trained."""
+    name = variant_of(path.stem)
+    if name not in VARIANTS:
+        raise SystemExit(f"{path} is of variant {name!r}; allowed are {', '.join(VARIANTS)}")
+    agent = VARIANTS[name].agent(0, PPO, POLICY, device)
+    agent.load_state_dict(load_file(path, device=device))
+    return Player(agent, VARIANTS[name])
 
 
 def variant_of(name: str) -> str:
