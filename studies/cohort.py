@@ -7,14 +7,14 @@ step would have been earned without any growth, so it is left out of what every 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from esper.lifecycle import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
 from esper.simic.learned import Consequence
 from esper.simic.rollout import Doubles, EpisodeRecord, play
 from esper.tamiyo.blocks import Blocks, part
@@ -25,28 +25,20 @@ from studies.variants import Pupil
 TWINS = "twins"
 
 
-@dataclass(frozen=True)
-class Lesson:
-    """What one pupil did in an episode, and what it made of it."""
-
-    pupil: str
-    row: dict[str, Any]  # plain numbers, for a log
-
-
 class Cohort:
-    """Pupils in one environment; `environment.members` are `members_of(ids, pupils)`."""
+    """Pupils who live through the same episodes, each with its own copy of the members of `spec`."""
 
-    def __init__(self, environment: GrowthEnvironment, pupils: Mapping[str, Pupil]):
-        self.environment = environment
+    def __init__(self, spec: EnvironmentSpec, pupils: Mapping[str, Pupil]):
         self.pupils = dict(pupils)
         self.blocks = Blocks({TWINS: Static(), **pupils})
-        self.spans = self.blocks.spans(environment.num_members)
+        self.environment = GrowthEnvironment(replace(spec, members=self.blocks.members(spec.members)))
+        self.spans = self.blocks.spans(self.environment.num_members)
 
-    def play_round(self, episode: int) -> list[Lesson]:
-        """One episode of all blocks, then one update of every agent on its own."""
+    def play_round(self, episode: int) -> dict[str, dict[str, Any]]:
+        """One episode of all blocks, then one update of every agent; what became of each, for a log."""
         record = play(self.environment, self.blocks, episode, on_step=self._teach)
         updates = {name: pupil.agent.update(pupil.buffer) for name, pupil in self.pupils.items()}
-        return [Lesson(name, self._row(name, record, update)) for name, update in updates.items()]
+        return {name: self._row(name, record, update) for name, update in updates.items()}
 
     def _teach(self, result: StepResult) -> None:
         """Every pupil's share of a step, beyond what its members' twins earned."""

@@ -1,8 +1,8 @@
 """The tasks that a controller is trained on: made from seeds, none of them a task that it is judged on.
 
 A family is a shape of data with one host; its variants are of several kinds, dealt in turn, so that a
-controller meets tasks where convolutions help and where they cannot (shuffled positions), tasks on which
-growth pays and tasks on which it does not. Every variant draws its own templates, teachers and noise.
+controller meets neighbours that belong together and shuffled ones, tasks on which growth pays much, little
+or nothing at all. Every variant draws its own templates, teachers and noise.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def _smooth(noise: Floats, width: int, axes: tuple[int, ...]) -> Floats:
         for _ in range(3):
             shifted = [np.roll(noise, k, axis=axis) for k in range(-width, width + 1)]
             noise = np.mean(shifted, axis=0)
-    return noise / noise.std()
+    smooth: Floats = noise / noise.std()
+    return smooth
 
 
 def patterns(rng: np.random.Generator, family: Family) -> Samples:
@@ -67,6 +68,12 @@ def patterns(rng: np.random.Generator, family: Family) -> Samples:
     noise = rng.uniform(0.2, 0.6) * _smooth(rng.standard_normal(chosen.shape), 1, axes)
     inputs = scale * chosen + noise
     return ((inputs - inputs.mean()) / inputs.std())[:, None], targets
+
+
+def hopeless(rng: np.random.Generator, family: Family) -> Samples:
+    """Patterns whose classes mean nothing: whatever grows only costs."""
+    inputs, targets = patterns(rng, family)
+    return inputs, rng.permutation(targets)
 
 
 # ---- tables: points with labels ------------------------------------------------------------------------
@@ -127,7 +134,8 @@ def grammar(rng: np.random.Generator, family: Family) -> Samples:
 KINDS: dict[str, Callable[[np.random.Generator, Family], Samples]] = {
     "patterns": patterns,
     "shuffled": patterns,  # then the positions of every sample in one random order
-    "few classes": patterns,  # then three classes: most hosts need no growth
+    "few classes": patterns,  # then three of them: less is left to gain
+    "hopeless": hopeless,
     "waves": waves,
     "clusters": clusters,
     "teacher": teacher,
@@ -139,7 +147,7 @@ AFTERWARDS: dict[str, Callable[[Task, int], Task]] = {
 }
 
 _CNN = HostSpec("cnn", {"width": 4, "depth": 3})
-_PATTERNS = ("patterns", "patterns", "shuffled", "patterns", "few classes")
+_PATTERNS = ("patterns", "shuffled", "patterns", "few classes", "patterns", "hopeless")
 FAMILIES = (
     Family("signals", _CNN, (1, 40), 10, _PATTERNS, "cnn"),
     Family("images", _CNN, (1, 8, 8), 10, _PATTERNS, "cnn"),

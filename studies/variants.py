@@ -12,6 +12,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from esper.lifecycle import Op
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.learned import Consequence, LearnedController, LearningController
 from esper.tamiyo.controllers import Scene
@@ -35,32 +36,48 @@ class Variant:
     sees_shadow_gain: bool = True  # else it reads as unmeasured
     paid_at_once: bool = True  # else all that a step earned is paid at the last one
     causal: bool = True  # else every head is credited at every step
+    patient: bool = True  # else the first policy takes all legal ops alike
 
     def agent(self, seed: int, ppo: PPOConfig, policy: TamiyoNetConfig, device: str) -> PPOAgent:
         """A fresh agent whose weights follow from the seed alone."""
         torch.manual_seed(seed)
-        return PPOAgent(self.network(policy), ppo, device, seed=seed)
+        network = self.network(policy)
+        if self.patient:
+            be_patient(network)
+        return PPOAgent(network, ppo, device, seed=seed)
 
 
+PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
+
+
+def be_patient(network: TamiyoNet) -> None:
+    """Let a fresh policy raise what it plants, by the bias of its op head.
+
+    Under a policy that takes all legal ops alike most seeds are pruned before they were ever heard, so that
+    planting only costs: such an agent learns to plant nothing before it can learn to raise anything.
+    """
+    with torch.no_grad():
+        for op, bias in PATIENCE.items():
+            network.op_head.bias[op] = bias
+
+
+MAIN = "main"
 VARIANTS = {
-    "tamiyo": Variant(),
-    "no-memory": Variant(remembers=False),
-    "no-shadow-gain": Variant(sees_shadow_gain=False),
-    "sparse-reward": Variant(paid_at_once=False),
-    "no-causal-masks": Variant(network=EveryHead, causal=False),
+    MAIN: Variant(),
+    "no_memory": Variant(remembers=False),
+    "no_shadow_gain": Variant(sees_shadow_gain=False),
+    "sparse_reward": Variant(paid_at_once=False),
+    "no_causal_masks": Variant(network=EveryHead, causal=False),
+    "no_patience": Variant(patient=False),
 }
 
 
 class Player(LearnedController):
     """An agent that acts in the way of its variant."""
 
-    variant = VARIANTS["tamiyo"]
-
-    @classmethod
-    def of(cls, agent: PPOAgent, variant: Variant) -> Player:
-        player = cls(agent)
-        player.variant = variant
-        return player
+    def __init__(self, agent: PPOAgent, variant: Variant):
+        super().__init__(agent)
+        self.variant = variant
 
     def see(self, observation: Observation) -> TamiyoInputs:
         if not self.variant.sees_shadow_gain:
@@ -81,8 +98,8 @@ class Pupil(Player, LearningController):
 
     def __init__(self, name: str, agent: PPOAgent, variant: Variant, steps: int):
         LearningController.__init__(self, agent, steps)
-        self.name = name
         self.variant = variant
+        self.name = name
 
     def begin(self, scene: Scene) -> None:
         super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
