@@ -16,7 +16,7 @@ from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.tamiyo.controllers import Static
 from esper.tasks.task import HostSpec, Task
 from studies.records import Arm, arm_of, play_and_test, rounded, significant, worth
-from studies.setting import Setting, ungrown, with_host
+from studies.setting import Setting, tidy, ungrown, with_host
 
 WIDTHS = (4, 5, 6, 8, 12)
 DEPTHS = (2, 3, 4)
@@ -34,6 +34,8 @@ def static_widths(setting: Setting, task: Task, members: Tensor, host_parameters
         if width != task.host.options["width"]:
             world = GrowthEnvironment(ungrown(setting.spec(with_host(task, width=width), members)))
             played = play_and_test(world, Static())
+            del world
+            tidy()
             yield replace(arm_of(f"static width {width}", played, host_parameters), growth=None)
 
 

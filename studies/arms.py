@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,13 +59,16 @@ def variant_of(name: str) -> str:
     return name.rpartition("-")[0]
 
 
-def entrants(learned: dict[str, Callable[[], Controller]], rate: float) -> dict[str, Entrant]:
-    """All arms that share one environment; `rate` is that of random germination."""
+def entrants(
+    learned: dict[str, Callable[[], Controller]], rate: float, changed: Sequence[str] = ABLATED
+) -> dict[str, Entrant]:
+    """All arms that share one environment: `rate` is that of random germination, `changed` are the arms that
+    also live under every change of the lifecycle."""
     makers = SCRIPTED | learned | {"random": lambda: RandomLegal(rate)}
     plain = {name: Entrant(make()) for name, make in makers.items()}
     ablated = {
         f"{name}, {change}": Entrant(makers[name](), change)
-        for name in ABLATED
+        for name in changed
         if name in makers
         for change in CHANGES
     }

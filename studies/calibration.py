@@ -16,7 +16,7 @@ from esper.tasks.task import Task
 from studies.records import Calibration
 from studies.setting import Setting
 
-RATES = (0.01, 0.03, 0.1, 0.2, 0.4, 0.7, 1.0)
+RATES = (0.05, 0.15, 0.4, 1.0)
 EPISODE = 1 << 19  # neither an episode of training nor that of the evaluation
 
 

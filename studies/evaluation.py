@@ -27,19 +27,20 @@ from esper.tamiyo.blocks import Blocks
 from esper.tasks.task import Task
 from studies.ablations import CHANGES, AblatedEnvironment
 from studies.alternatives import random_search, static_widths
-from studies.arms import entrants, policies, variant_of
+from studies.arms import ABLATED, entrants, policies, variant_of
 from studies.calibration import calibrate, other_members
 from studies.finals import equal_budget, final_slots, prices, train_from_the_start
 from studies.held_out import HELD_OUT, held_out_task
 from studies.pruning import prune_from_big
 from studies.records import Arm, Calibration, Evaluation, Played, arm_of, play_and_test
-from studies.setting import STEPS, Setting
+from studies.setting import STEPS, Setting, tidy
 from studies.variants import MAIN
 
 FIRST_MEMBER = 5000
 CALIBRATION_MEMBERS = 64  # at most
-CHUNKS = {"text": 256, "mnist5000": 1024}  # members that go through the network together; others: 4096
-QUICK_TASKS = ("digits", "spirals", "mnist1d")
+CHUNKS = {"text": 512, "mnist5000": 2048}  # members that go through the network together; others: 4096
+QUICK_TASKS = ("spirals", "digits", "mnist1d")
+QUICK_MEMBERS = 6
 
 
 @dataclass
@@ -51,6 +52,7 @@ class Course:
     members: Tensor  # [n] ids
     policies: Path | None
     found: Evaluation
+    ablations: bool = True
     played: Played | None = None  # of the program of controllers
     spans: dict[str, slice] = field(default_factory=dict)
 
@@ -72,11 +74,12 @@ class Course:
 def arms(course: Course) -> Iterator[Arm]:
     learned = policies(course.policies, course.setting.device)
     ours = {name: make() for name, make in learned.items() if variant_of(name) == MAIN}
-    others = other_members(min(CALIBRATION_MEMBERS, len(course.members)))
+    others = other_members(min(CALIBRATION_MEMBERS, max(2, len(course.members) // 2)))
     matched = calibrate(course.setting, course.task, ours, others)
     course.found = replace(course.found, calibration=matched)
     print(_told(matched), flush=True)
-    taking_part = entrants(learned, matched.rate)
+    tidy()
+    taking_part = entrants(learned, matched.rate, ABLATED if course.ablations else ())
     blocks = Blocks({name: entrant.controller for name, entrant in taking_part.items()})
     ids = blocks.members(course.members)
     course.spans = blocks.spans(len(ids))
@@ -147,18 +150,28 @@ PROGRAMS: dict[str, Callable[[Course], Iterator[Arm]]] = {
 }
 
 
-def evaluate_task(
-    setting: Setting, task: Task, members: int, folder: Path | None, programs: list[str], out: Path
-) -> Evaluation:
+@dataclass(frozen=True)
+class Request:
+    """What is to be evaluated, on any task."""
+
+    members: int = 256
+    policies: Path | None = None  # the controller of the package if there is no folder
+    programs: tuple[str, ...] = tuple(PROGRAMS)
+    ablations: bool = True
+    out: Path = Path("runs/study")
+
+
+def evaluate_task(setting: Setting, task: Task, request: Request) -> Evaluation:
     """Run programs on one task, one line for each arm, and keep what was found so far."""
-    host = task.host
+    host, members = task.host, request.members
     options = ", ".join(f"{key}={value}" for key, value in host.options.items())
     own = build_host(host.preset, task.input_shape, task.num_classes, **host.options)
     course = Course(
         setting=setting,
         task=task,
         members=torch.arange(FIRST_MEMBER, FIRST_MEMBER + members),
-        policies=folder,
+        policies=request.policies,
+        ablations=request.ablations,
         found=Evaluation(
             task=task.name,
             host=f"{host.preset}({options})",
@@ -168,12 +181,13 @@ def evaluate_task(
             batches=setting.batches,
         ),
     )
-    for name in programs:
+    for name in request.programs:
         begun = time.perf_counter()
         for arm in PROGRAMS[name](course):
             course.found = replace(course.found, arms=[*course.found.arms, arm])
             print(line_of(task.name, name, arm, time.perf_counter() - begun), flush=True)
-        course.found.write(out)
+        course.found.write(request.out)
+        tidy()
     return course.found
 
 
@@ -194,17 +208,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, default=24, help="minibatches in a decision step")
     parser.add_argument("--data", type=Path, help="folder of exported tasks")
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
-    parser.add_argument("--quick", action="store_true", help="three tasks with 8 members each, for two cores")
+    parser.add_argument("--ablations", action=argparse.BooleanOptionalAction, help="of the lifecycle")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_MEMBERS} members on three tasks")
 
 
 def evaluate(args: argparse.Namespace) -> None:
     """All arms on held-out tasks, one file of results for each."""
     if args.device == "cpu":
         torch.set_num_threads(1)
-    members = args.members or (8 if args.quick else 256)
+    request = Request(
+        members=args.members or (QUICK_MEMBERS if args.quick else Request.members),
+        policies=args.policies,
+        programs=tuple(args.programs),
+        ablations=not args.quick if args.ablations is None else args.ablations,
+        out=args.out,
+    )
     for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
         setting = Setting(args.steps, args.batches, args.device, args.graphs, chunk=CHUNKS.get(name, 4096))
-        task = held_out_task(name, args.data)
-        evaluate_task(setting, task, members, args.policies, args.programs, args.out)
-        if args.device == "cuda":
-            torch.cuda.empty_cache()
+        evaluate_task(setting, held_out_task(name, args.data), request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -85,3 +86,10 @@ def ungrown(spec: EnvironmentSpec) -> EnvironmentSpec:
 def with_host(task: Task, **options: int) -> Task:
     """The same task with another size of host."""
     return replace(task, host=HostSpec(task.host.preset, {**task.host.options, **options}))
+
+
+def tidy() -> None:
+    """Give back the memory of programs that are over: their parts refer to each other in circles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
