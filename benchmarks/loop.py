@@ -57,6 +57,7 @@ WORKS = {
 @dataclass(frozen=True)
 class Result:
     work: str
+    precision: str
     n: int
     member_steps_per_s: float
     step_ms: float
@@ -102,22 +103,26 @@ def make_host(work: Work) -> Host:
     return Host(segments, "cnn", head, work.widths, spatial_dims=2)
 
 
-def make_trainer(name: str, num_members: int, steps: int, device: str, chunk: int) -> Trainer:
-    work, ppo = WORKS[name], PPOConfig(epochs=1)
+def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
+    work, ppo = WORKS[args.work], PPOConfig(epochs=1)
     population = PopulationConfig(
-        batch_size=BATCH, batches_per_epoch=4, validation_samples=2 * BATCH, rows_per_chunk=chunk
+        batch_size=BATCH,
+        batches_per_epoch=4,
+        validation_samples=2 * BATCH,
+        rows_per_chunk=args.chunk,
+        precision=args.precision,
     )
     spec = EnvironmentSpec(
         task=random_task(work),
         members=torch.arange(num_members),
         gamma=ppo.gamma,
-        device=device,
-        episode=EpisodeConfig(steps=steps),
-        lifecycle=lifecycle_for(steps),
+        device=args.device,
+        episode=EpisodeConfig(steps=args.steps),
+        lifecycle=lifecycle_for(args.steps),
         population=population,
         make_host=lambda: make_host(work),
     )
-    agent = PPOAgent(TamiyoNet(TamiyoNetConfig(width=work.policy_width)), ppo, device)
+    agent = PPOAgent(TamiyoNet(TamiyoNetConfig(width=work.policy_width)), ppo, args.device)
     return Trainer(GrowthEnvironment(spec), agent, rounds=100)
 
 
@@ -179,7 +184,7 @@ def busy_share(trainer: Trainer) -> float:
 
 def measure(args: argparse.Namespace, num_members: int) -> Result:
     device = torch.device(args.device)
-    trainer = make_trainer(args.work, num_members, args.steps, args.device, args.chunk)
+    trainer = make_trainer(args, num_members)
     trainer.play_round()
     synchronise(device)
     start = time.perf_counter()
@@ -193,6 +198,7 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     on_gpu = device.type == "cuda"
     return Result(
         work=args.work,
+        precision=args.precision,
         n=num_members,
         member_steps_per_s=round(num_members * args.steps / seconds, 1),
         step_ms=round(seconds / args.steps * 1e3, 2),
@@ -203,14 +209,27 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     )
 
 
+COLUMNS = ("work", "precision", "n", "member-steps/s", "step ms", "phases", "GB", "syncs/step", "GPU busy")
+
+
 def show(results: list[Result], machine: str) -> None:
     table = Table(title=f"The whole loop ({machine})")
-    for name in ("work", "n", "member-steps/s", "step ms", "phases", "peak GB", "syncs/step", "GPU busy"):
+    for name in (
+        "work",
+        "precision",
+        "n",
+        "member-steps/s",
+        "step ms",
+        "phases",
+        "peak GB",
+        "syncs/step",
+        "GPU busy",
+    ):
         table.add_column(name, justify="right")
     for r in results:
         phases = " ".join(f"{name} {share:.0%}" for name, share in r.shares.items())
         numbers = (r.member_steps_per_s, r.step_ms, phases, r.peak_gb, r.syncs_per_step, r.gpu_busy)
-        table.add_row(r.work, str(r.n), *[str(n) for n in numbers])
+        table.add_row(r.work, r.precision, str(r.n), *[str(n) for n in numbers])
     Console(width=170).print(table)
 
 
@@ -218,9 +237,10 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for work in dict.fromkeys(r.work for r in results):
-        line = [r for r in results if r.work == work]
-        axes.plot([r.n for r in line], [r.member_steps_per_s for r in line], marker="o", label=work)
+    for work, precision in dict.fromkeys((r.work, r.precision) for r in results):
+        line = [r for r in results if (r.work, r.precision) == (work, precision)]
+        speeds = [r.member_steps_per_s for r in line]
+        axes.plot([r.n for r in line], speeds, marker="o", label=f"{work}, {precision}")
     axes.set(xscale="log", yscale="log", xlabel="members", ylabel="member-steps per second", title=machine)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
@@ -238,6 +258,7 @@ def main() -> None:
     parser.add_argument(
         "--chunk", type=int, default=1024, help="members that go through the network together"
     )
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")

@@ -49,6 +49,7 @@ class Result:
     kilobytes_per_member: float
     activations_mb: float
     compiled: bool
+    precision: str
 
 
 def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
@@ -123,7 +124,9 @@ class OneAfterAnother:
 def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
     device = torch.device(args.device)
     batches = args.batches
-    config = PopulationConfig(batch_size=BATCH, batches_per_epoch=batches, compile=compiled)
+    config = PopulationConfig(
+        batch_size=BATCH, batches_per_epoch=batches, compile=compiled, precision=args.precision
+    )
     shape = (args.channels, args.side, args.side)
 
     def make_host() -> object:
@@ -159,6 +162,7 @@ def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: b
         kilobytes_per_member=round(stored, 1),
         activations_mb=round(activations, 1),
         compiled=compiled,
+        precision=args.precision,
     )
 
 
@@ -201,6 +205,7 @@ def main() -> None:
     parser.add_argument("--channels", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=16, help="minibatches in an epoch")
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--compile", action="store_true", help="measure the compiled population too")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")

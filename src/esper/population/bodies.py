@@ -68,6 +68,7 @@ class Bodies:
         self.make_host = make_host
         self.device = device
         self.fused = way == "fused"
+        self.halved = config.precision == "bfloat16"
         self.channels_last = host.topology == "cnn" and self.fused
         self.membership = cache(self._membership)
         self.segments = [rows(module) for module in (*host.segments, host.head)]
@@ -162,16 +163,21 @@ class Bodies:
         host [R, P], seeds: the rows of each group of the plan [G, seed_width], x: the members' own inputs
         [own, B, ...]; other rows join where they fork. → [R, B, ...]
         """
-        parts = host.split(self.host_sizes, dim=1)
+        *parts, head = host.split(self.host_sizes, dim=1)
         seed_rows = iter(seeds)
+        x = self._lowered(x)
         for k, work in enumerate(plan.slots):
-            x = self._segment(k, parts[k], x, buffers[k], training)
+            x = self._segment(k, self._lowered(parts[k]), x, buffers[k], training)
             if work.groups:
                 x, taken = self._take(x, work)
                 met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
-                deltas = [self._delta(group, next(seed_rows), h, training) for group, h in met]
+                deltas = [self._delta(group, self._lowered(next(seed_rows)), h, training) for group, h in met]
                 x = self._blend(x, deltas, work)
-        return self._segment(-1, parts[-1], x, buffers[-1], training)
+        return self._segment(-1, head, x.to(head.dtype), buffers[-1], training)
+
+    def _lowered(self, x: Tensor) -> Tensor:
+        """In the precision of activations and products; indices stay what they are."""
+        return x.bfloat16() if self.halved and x.is_floating_point() else x
 
     def _segment(self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
         """One segment, or the head, for the rows that have come so far."""
@@ -208,7 +214,7 @@ class Bodies:
     def _blend(self, x: Tensor, deltas: list[Tensor], work: SlotWork) -> Tensor:
         """The rows with what the seeds said, each at its alpha.  # [after, B, ...]"""
         if not self.fused:
-            strength = work.alpha.view(-1, *[1] * (x.ndim - 1))
+            strength = work.alpha.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
             return x.index_add(0, work.rows, strength * torch.cat(deltas))
         from esper.population.kernels import BlendRows
 

@@ -35,6 +35,11 @@ class PopulationConfig(Config):
     rows_per_chunk: int = Field(
         4096, ge=1, description="members that go through the network together: bounds memory"
     )
+    precision: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="of activations and products; weights, sums and the head stay in float32 (a GPU's own "
+        "products of float32 are TF32)",
+    )
     graphs: bool = Field(True, description="on a GPU, replay the minibatches of an epoch as one CUDA graph")
     compile: bool = Field(False, description="compile segments and seeds with torch.compile")
     convolution: Literal["auto", "grouped", "product", "fused"] = Field(

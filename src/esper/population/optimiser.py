@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
 from esper.population.config import PopulationConfig
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 @dataclass
@@ -62,6 +69,10 @@ def learn_rows(
     rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
 ) -> Tensor:
     """Clip each row's gradient and move the active rows; the norms before clipping.  # → [M]"""
+    if isinstance(lr, Tensor) and rows.weights.is_cuda and _has_triton():
+        from esper.population import kernels
+
+        return kernels.learn_rows(rows, gradient, lr, active, config)
     clipped, norms = clip_rows(gradient, config.clip_norm)
     step_rows(rows, clipped, lr, active, config)
     return norms

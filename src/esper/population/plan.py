@@ -28,6 +28,7 @@ Bools = NDArray[np.bool_]
 _HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in HEARD_STAGES])
 _BLEND = np.array([int(STYLE_BLEND[style]) for style in Style])
 NO_ROW = -1
+Kind = tuple[object, ...]
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,12 @@ class Plan:
     def num_rows(self) -> int:
         return self.members.shape[0]
 
+    @property
+    def kinds(self) -> frozenset[Kind]:
+        """Everything that decides which kernels a step runs, whatever its numbers of rows."""
+        groups = {(g.slot, g.blueprint, g.blends, g.live > 0, g.live < g.size) for g in self.groups}
+        return frozenset({*groups, (self.num_rows > self.own,)})
+
 
 def training_rows(view: SlotView) -> Rows:
     """Every member as it is, then one shadow per isolated seed with that seed's alpha at 1."""
@@ -181,7 +188,7 @@ def _lowest_bit(numbers: Ints) -> Ints:
 
 
 def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
-    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, -1 if not wanted."""
+    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, or -1."""
     keyed = []
     for subset, asked in wanted:
         member = np.arange(len(subset)).reshape(-1, *[1] * (subset.ndim - 1))

@@ -22,6 +22,7 @@ from esper.population.hosts import Host
 from esper.population.objectives import OBJECTIVES, Objective
 from esper.population.optimiser import RowWeights
 from esper.population.plan import (
+    Kind,
     Measurement,
     Plan,
     SlotView,
@@ -96,6 +97,7 @@ class Population:
         self._order: DataOrder | None = None
         self._pool: torch.cuda._POOL_HANDLE | None = None
         self._replayed: list[ReplayedStep] = []
+        self._known_kinds: frozenset[Kind] = frozenset()
         self.begin_episode(0)
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -201,7 +203,9 @@ class Population:
             return step
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        replayed = ReplayedStep(step, self._pool)
+        kinds = step.plan.kinds
+        replayed = ReplayedStep(step, self._pool, known=kinds <= self._known_kinds)
+        self._known_kinds |= kinds
         self._replayed = [*self._replayed[-1:], replayed]  # the pool lives as long as one of its graphs does
         return replayed
 

@@ -21,6 +21,7 @@ from esper.population.blueprints import Gate, NormMix, SqueezeExcite
 from esper.population.hosts import GlobalMean
 
 Conv = nn.Conv1d | nn.Conv2d
+FOLDED: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU)
 
 
@@ -121,10 +122,8 @@ class FusedConv(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         images = x.unsqueeze(3) if self.flat else x
         weight = self.weight.flatten(3)  # [R, O, C / groups, K]
-        if self.depthwise:
-            matrix = weight.squeeze(2).transpose(1, 2)  # [R, K, C]
-        else:
-            matrix = weight.permute(0, 3, 2, 1).flatten(1, 2)  # [R, K·C, O]
+        taps_first = weight.permute(0, 3, 2, 1)  # [R, K, C / groups, O]
+        matrix = taps_first.squeeze(2) if self.depthwise else taps_first
         out: Tensor = self.run(images.movedim(2, -1), matrix, self.shape)  # type: ignore[no-untyped-call]
         if self.bias is not None:
             out = out + self.bias.view(self.bias.shape[0], 1, 1, 1, -1)
@@ -161,15 +160,41 @@ class NativeGroupNorm(RowGroupNorm):
 
 
 class FusedGroupNorm(RowGroupNorm):
-    """A one-group norm through one GPU kernel; channels stay last in memory."""
+    """A one-group norm with the activations around it as one GPU kernel; channels stay last in memory."""
+
+    def __init__(self, norm: nn.GroupNorm) -> None:
+        super().__init__(norm)
+        self.pre = self.post = "none"
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x, self.weight, self.bias, None)
+
+    def scaled(self, x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None) -> Tensor:
+        """With a scale and a shift from outside, and skip · x added.  # weight, bias [R, C], skip [R]"""
         from esper.population import kernels
 
         last = x.movedim(2, -1)  # [R, B, *spatial, C]
         samples = last.flatten(2, -2)
-        out: Tensor = kernels.RowNorm.apply(samples, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        out: Tensor = kernels.RowNorm.apply(samples, weight, bias, skip, self.eps, self.pre, self.post)  # type: ignore[no-untyped-call]
         return out.view(last.shape).movedim(-1, 2)
+
+
+def _fold_activations(parts: dict[str, nn.Module]) -> dict[str, nn.Module]:
+    """Activations beside a fused norm become part of it."""
+    names = list(parts)
+    folded = dict(parts)
+    for k, name in enumerate(names):
+        norm = parts[name]
+        if not isinstance(norm, FusedGroupNorm):
+            continue
+        for side, step in (("pre", -1), ("post", 1)):
+            if not 0 <= k + step < len(names):
+                continue
+            neighbour = names[k + step]
+            if type(folded[neighbour]) in FOLDED:
+                setattr(norm, side, FOLDED[type(folded[neighbour])])
+                folded[neighbour] = nn.Identity()
+    return folded
 
 
 class RowLayerNorm(nn.Module):
@@ -215,8 +240,11 @@ class RowNormMix(nn.Module):
         self.norm, self.scale = norm, mix.scale
 
     def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.scale).view(-1, *[1] * (h.ndim - 1))
-        result: Tensor = scale * (self.norm(h) - h)
+        scale = torch.tanh(self.scale)  # [R, 1]
+        if isinstance(self.norm, FusedGroupNorm):
+            weight, bias = scale * self.norm.weight, scale * self.norm.bias
+            return self.norm.scaled(h, weight, bias, -scale.squeeze(1))
+        result: Tensor = scale.view(-1, *[1] * (h.ndim - 1)) * (self.norm(h) - h)
         return result
 
 
@@ -333,5 +361,5 @@ def row_form(module: nn.Module, way: str) -> nn.Module | None:
     if forward is not nn.Sequential.forward:
         return None
     rows = copy.copy(module)
-    rows._modules = dict(parts)
+    rows._modules = dict(_fold_activations(cast(dict[str, nn.Module], parts)))
     return rows

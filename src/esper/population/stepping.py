@@ -80,18 +80,22 @@ class TrainStep:
 
 
 class ReplayedStep:
-    """A training step that runs once, is captured as a CUDA graph, and is replayed from then on."""
+    """A training step that is captured as a CUDA graph and replayed.
 
-    def __init__(self, step: TrainStep, pool: torch.cuda._POOL_HANDLE):
-        self.step, self.pool = step, pool
+    A step of a new kind runs once as it is, since nothing may be compiled or loaded while it is captured.
+    """
+
+    def __init__(self, step: TrainStep, pool: torch.cuda._POOL_HANDLE, known: bool):
+        self.step, self.pool, self.known = step, pool, known
         self.graph: torch.cuda.CUDAGraph | None = None
         self._static: tuple[Tensor, Tensor, Tensor] | None = None
 
     def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor) -> None:
         if self._static is None:
             self._static = (inputs.clone(), targets.clone(), rate.clone())
-            self.step(*self._static)
-            return
+            if not self.known:
+                self.step(*self._static)
+                return
         for place, value in zip(self._static, (inputs, targets, rate), strict=True):
             place.copy_(value)
         if self.graph is None:

@@ -2,7 +2,10 @@
 
 Activations are channels last: [R, B, H, W, C]. A convolution is an implicit matrix product: each program
 gathers its patches from the cache as it multiplies, so that memory sees every activation once. Signals are
-images of height 1. Products run in TF32, sums in FP32.
+images of height 1. Products run in TF32 or BF16, as the activations are; sums run in FP32.
+
+Where an output meets an input is affine in the output's place and the kernel's offset, so a patch costs one
+addition per element; which offsets fall inside the image are bits that each output carries with it.
 """
 
 from __future__ import annotations
@@ -16,8 +19,6 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.population.kernels.tiles import power
-
-PIXELS = 128  # outputs per program of a convolution
 
 
 @dataclass(frozen=True)
@@ -33,104 +34,154 @@ class Geometry:
         high, wide = ((n + 2 * p - k) // s + 1 for n, k, s, p in sizes)
         return high, wide
 
+    @property
+    def turned(self) -> Geometry:
+        """The convolution that takes gradients back, where the stride is 1."""
+        high, wide = (k - 1 - p for k, p in zip(self.kernel, self.padding, strict=True))
+        return Geometry(self.kernel, self.stride, (high, wide))
+
 
 @triton.jit
-def _source(o, d, stride, pad, size, TRANSPOSED: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The input position that output position o meets under kernel offset d, and whether it exists."""
-    if TRANSPOSED:
-        t = o + pad - d
-        i = t // stride
-        return i, (t >= 0) & (t % stride == 0) & (i < size)
-    else:
+def _reach(o, stride, pad, size, K: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Bit d says whether output position o meets an input under kernel offset d."""
+    bits = tl.zeros_like(o)
+    for d in tl.static_range(K):
         i = o * stride + d - pad
-        return i, (i >= 0) & (i < size)
+        bits |= tl.where((i >= 0) & (i < size), 1 << d, 0)
+    return bits
+
+
+@triton.jit
+def _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH: tl.constexpr, KW: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Of output pixels m: where offset (0, 0) lies in the input, and the bits of both axes."""
+    oy = (m // OW) % OH
+    ox = m % OW
+    place = (((m // (OH * OW)) * H + oy * sy - py) * W + ox * sx - px) * C
+    return place, _reach(oy, sy, py, H, KH), _reach(ox, sx, px, W, KW)
 
 
 @triton.jit
 def _conv(  # type: ignore[no-untyped-def]
-    x, w, out, H, W, OH, OW, M, sy, sx, py, px,
-    C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, TRANSPOSED: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
+    x, w, out, H, W, OH, OW, M, tiles, sy, sx, py, px,
+    C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    BACK: tl.constexpr, SPREAD: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out [R, M, O] = patches of x [R, B, H, W, C] times w [R, KH·KW·C, O]"""
+    """out [R, M, O] = patches of x [R, B, H, W, C] times w [R, KH·KW, C, O]
+
+    BACK: takes gradients back, so w is read as [R, KH·KW, O, C]; with a stride of 1 its offsets are turned
+    round, and with a larger one (SPREAD) an output meets only the inputs that a stride reaches.
+    """
     K: tl.constexpr = KH * KW * C
-    row = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     o = tl.arange(0, BO)
+    x += row * (M // (OH * OW)) * H * W * C
+    w += row * K * O
     image = m // (OH * OW)
     oy = (m // OW) % OH
     ox = m % OW
-    x += row * (M // (OH * OW)) * H * W * C
-    w += row * K * O
+    place, in_y, in_x = _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH, KW)
+    in_y = tl.where(m < M, in_y, 0)
     acc = tl.zeros((BM, BO), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         tap = k // C
         c = k % C
-        iy, in_y = _source(oy[:, None], (tap // KW)[None, :], sy, py, H, TRANSPOSED)
-        ix, in_x = _source(ox[:, None], (tap % KW)[None, :], sx, px, W, TRANSPOSED)
-        seen = in_y & in_x & (m < M)[:, None] & (k < K)[None, :]
-        patch = tl.load(x + ((image[:, None] * H + iy) * W + ix) * C + c[None, :], mask=seen, other=0.0)
-        weight = tl.load(w + k[:, None] * O + o[None, :], mask=(k < K)[:, None] & (o < O)[None, :], other=0.0)
-        acc = tl.dot(patch, weight, acc, input_precision="tf32")
-    place = out + row * M * O + m[:, None] * O + o[None, :]
-    tl.store(place, acc, mask=(m < M)[:, None] & (o < O)[None, :])
+        dy = tap // KW
+        dx = tap % KW
+        if SPREAD:
+            ty = oy[:, None] + py - dy[None, :]
+            tx = ox[:, None] + px - dx[None, :]
+            iy = ty // sy
+            ix = tx // sx
+            seen = (ty >= 0) & (tx >= 0) & (ty % sy == 0) & (tx % sx == 0) & (iy < H) & (ix < W)
+            seen = seen & (m < M)[:, None] & (k < K)[None, :]
+            patch = tl.load(x + ((image[:, None] * H + iy) * W + ix) * C + c[None, :], mask=seen, other=0.0)
+        else:
+            seen = ((in_y[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
+            offset = (dy * W + dx) * C + c
+            patch = tl.load(x + place[:, None] + offset[None, :], mask=seen, other=0.0)
+        known = (k < K)[:, None] & (o < O)[None, :]
+        if BACK:
+            turned = tap if SPREAD else KH * KW - 1 - tap
+            weight = tl.load(w + (turned[:, None] * O + o[None, :]) * C + c[:, None], mask=known, other=0.0)
+        else:
+            weight = tl.load(w + k[:, None] * O + o[None, :], mask=known, other=0.0)
+        acc = tl.dot(patch, weight.to(patch.dtype), acc, input_precision="tf32")
+    result = acc.to(out.dtype.element_ty)
+    tl.store(
+        out + row * M * O + m[:, None] * O + o[None, :], result, mask=(m < M)[:, None] & (o < O)[None, :]
+    )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits", "SPAN"])  # they follow the number of rows
 def _conv_weight(  # type: ignore[no-untyped-def]
-    x, g, out, H, W, OH, OW, M, sy, sx, py, px, SPAN, SPLITS,
+    x, g, out, H, W, OH, OW, M, blocks, splits, SPAN, sy, sx, py, px,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out [R, SPLITS, K, O] = transposed patches of x times g [R, M, O], over SPAN pixels each"""
+    """out [R, splits, K, O] = transposed patches of x times g [R, M, O], over SPAN pixels each"""
     K: tl.constexpr = KH * KW * C
-    row = tl.program_id(1).to(tl.int64)
-    split = tl.program_id(2)
-    k = tl.program_id(0) * BK + tl.arange(0, BK)
+    part = tl.program_id(0) // blocks
+    row = (part // splits).to(tl.int64)
+    split = part % splits
+    k = (tl.program_id(0) % blocks) * BK + tl.arange(0, BK)
     o = tl.arange(0, BO)
     tap = k // C
-    c = k % C
+    dy = tap // KW
+    dx = tap % KW
+    offset = (dy * W + dx) * C + k % C
     x += row * (M // (OH * OW)) * H * W * C
     g += row * M * O
     acc = tl.zeros((BK, BO), dtype=tl.float32)
     last = tl.minimum((split + 1) * SPAN, M)
     for start in range(split * SPAN, last, BM):
         m = start + tl.arange(0, BM)
-        image = m // (OH * OW)
-        iy, in_y = _source(((m // OW) % OH)[:, None], (tap // KW)[None, :], sy, py, H, False)
-        ix, in_x = _source((m % OW)[:, None], (tap % KW)[None, :], sx, px, W, False)
-        seen = in_y & in_x & (m < last)[:, None] & (k < K)[None, :]
-        patch = tl.load(x + ((image[:, None] * H + iy) * W + ix) * C + c[None, :], mask=seen, other=0.0)
-        grad = tl.load(
-            g + m[:, None] * O + o[None, :], mask=(m < last)[:, None] & (o < O)[None, :], other=0.0
-        )
+        place, in_y, in_x = _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH, KW)
+        in_y = tl.where(m < last, in_y, 0)
+        seen = ((in_y[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
+        patch = tl.load(x + place[:, None] + offset[None, :], mask=seen, other=0.0)
+        known = (m < last)[:, None] & (o < O)[None, :]
+        grad = tl.load(g + m[:, None] * O + o[None, :], mask=known, other=0.0)
         acc = tl.dot(tl.trans(patch), grad, acc, input_precision="tf32")
-    place = out + ((row * SPLITS + split) * K + k[:, None]) * O + o[None, :]
-    tl.store(place, acc, mask=(k < K)[:, None] & (o < O)[None, :])
+    there = out + ((row * splits + split) * K + k[:, None]) * O + o[None, :]
+    tl.store(there, acc.to(out.dtype.element_ty), mask=(k < K)[:, None] & (o < O)[None, :])
 
 
 @triton.jit
 def _depthwise(  # type: ignore[no-untyped-def]
-    x, w, out, H, W, OH, OW, M, sy, sx, py, px,
-    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, TRANSPOSED: tl.constexpr,
+    x, w, out, H, W, OH, OW, M, tiles, sy, sx, py, px,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """out [R, M, C], w [R, KH·KW, C]"""
-    row = tl.program_id(1).to(tl.int64)
-    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
     c = tl.arange(0, BC)
     image = m // (OH * OW)
+    oy = (m // OW) % OH
+    ox = m % OW
     x += row * (M // (OH * OW)) * H * W * C
     acc = tl.zeros((BM, BC), dtype=tl.float32)
     for tap in tl.static_range(KH * KW):
-        iy, in_y = _source((m // OW) % OH, tap // KW, sy, py, H, TRANSPOSED)
-        ix, in_x = _source(m % OW, tap % KW, sx, px, W, TRANSPOSED)
-        seen = (in_y & in_x & (m < M))[:, None] & (c < C)[None, :]
-        value = tl.load(x + (((image * H + iy) * W + ix) * C)[:, None] + c[None, :], mask=seen, other=0.0)
+        if BACK:
+            ty = oy + py - tap // KW
+            tx = ox + px - tap % KW
+            iy = ty // sy
+            ix = tx // sx
+            seen = (ty >= 0) & (tx >= 0) & (ty % sy == 0) & (tx % sx == 0) & (iy < H) & (ix < W)
+        else:
+            iy = oy * sy + tap // KW - py
+            ix = ox * sx + tap % KW - px
+            seen = (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+        inside = (seen & (m < M))[:, None] & (c < C)[None, :]
+        value = tl.load(x + (((image * H + iy) * W + ix) * C)[:, None] + c[None, :], mask=inside, other=0.0)
         weight = tl.load(w + (row * KH * KW + tap) * C + c, mask=c < C, other=0.0)
-        acc += value * weight[None, :]
-    tl.store(out + row * M * C + m[:, None] * C + c[None, :], acc, mask=(m < M)[:, None] & (c < C)[None, :])
+        acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+    result = acc.to(out.dtype.element_ty)
+    tl.store(
+        out + row * M * C + m[:, None] * C + c[None, :], result, mask=(m < M)[:, None] & (c < C)[None, :]
+    )
 
 
 @triton.jit
@@ -139,83 +190,88 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """out [R, KH·KW, C]: one program per row and tap"""
-    row = tl.program_id(1).to(tl.int64)
-    tap = tl.program_id(0)
+    row = (tl.program_id(0) // (KH * KW)).to(tl.int64)
+    tap = tl.program_id(0) % (KH * KW)
     c = tl.arange(0, BC)
     x += row * (M // (OH * OW)) * H * W * C
     g += row * M * C
     acc = tl.zeros((BM, BC), dtype=tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
-        iy, in_y = _source((m // OW) % OH, tap // KW, sy, py, H, False)
-        ix, in_x = _source(m % OW, tap % KW, sx, px, W, False)
+        iy = ((m // OW) % OH) * sy + tap // KW - py
+        ix = (m % OW) * sx + tap % KW - px
         inside = (m < M)[:, None] & (c < C)[None, :]
-        seen = (in_y & in_x)[:, None] & inside
+        seen = ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None] & inside
         place = (((m // (OH * OW)) * H + iy) * W + ix) * C
-        value = tl.load(x + place[:, None] + c[None, :], mask=seen, other=0.0)
-        acc += value * tl.load(g + m[:, None] * C + c[None, :], mask=inside, other=0.0)
-    tl.store(out + (row * KH * KW + tap) * C + c, tl.sum(acc, axis=0), mask=c < C)
+        value = tl.load(x + place[:, None] + c[None, :], mask=seen, other=0.0).to(tl.float32)
+        acc += value * tl.load(g + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    total = tl.sum(acc, axis=0).to(out.dtype.element_ty)
+    tl.store(out + (row * KH * KW + tap) * C + c, total, mask=c < C)
 
 
-def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, transposed: bool) -> Tensor:
-    """x [R, B, H, W, C], w [R, K, O] → [R, B, *size, O]"""
+FORWARD_TILE = {"BM": 128, "BK": 32, "num_warps": 4, "num_stages": 3}
+WEIGHT_TILE = {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+
+
+def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool = False) -> Tensor:
+    """x [R, B, H, W, C], w [R, KH·KW, C, O] → [R, B, *size, O]; back: w [R, KH·KW, O, C]"""
     rows, images, height, width, channels = x.shape
-    outputs = w.shape[-1]
+    outputs = w.shape[2] if back else w.shape[3]
     out = x.new_empty(rows, images, *size, outputs)
     pixels = images * size[0] * size[1]
-    depth = shape.kernel[0] * shape.kernel[1] * channels
-    grid = (triton.cdiv(pixels, PIXELS), rows)
-    _conv[grid](
-        x, w, out, height, width, *size, pixels, *shape.stride, *shape.padding,
-        C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1], TRANSPOSED=transposed,
-        BM=PIXELS, BK=min(power(depth, 16), 32), BO=power(outputs, 16),
+    spread = back and max(shape.stride) > 1
+    if back and not spread:
+        shape = shape.turned
+    tile = {**FORWARD_TILE, "BK": min(power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
+    tiles = triton.cdiv(pixels, tile["BM"])
+    _conv[(tiles * rows,)](
+        x, w, out, height, width, *size, pixels, tiles, *shape.stride, *shape.padding,
+        C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1], BACK=back, SPREAD=spread,
+        BO=power(outputs, 16), **tile,
     )  # fmt: skip
     return out
 
 
+def _weight_gradient(x: Tensor, grad: Tensor, w: Tensor, shape: Geometry) -> Tensor:
+    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → like w [R, KH·KW, C, O]"""
+    rows, images, height, width, channels = x.shape
+    outputs = grad.shape[-1]
+    pixels = images * grad.shape[2] * grad.shape[3]
+    depth = w.shape[1] * channels
+    tile = {**WEIGHT_TILE, "BK": min(power(depth, 16), WEIGHT_TILE["BK"])}
+    blocks = triton.cdiv(depth, tile["BK"])
+    splits = max(1, min(triton.cdiv(1024, rows * blocks), triton.cdiv(pixels, 1024)))
+    span = triton.cdiv(triton.cdiv(pixels, splits), tile["BM"]) * tile["BM"]
+    dtype = w.dtype if splits == 1 else torch.float32
+    out = torch.empty(rows, splits, *w.shape[1:], device=x.device, dtype=dtype)
+    _conv_weight[(blocks * rows * splits,)](
+        x, grad, out, height, width, grad.shape[2], grad.shape[3], pixels, blocks, splits, span,
+        *shape.stride, *shape.padding, C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1],
+        BO=power(outputs, 16), **tile,
+    )  # fmt: skip
+    return out.sum(1).to(w.dtype) if splits > 1 else out.squeeze(1)
+
+
 class RowConvolution(torch.autograd.Function):
-    """A convolution of rows.  # x [R, B, H, W, C], w [R, KH·KW·C, O]"""
+    """A convolution of rows.  # x [R, B, H, W, C], w [R, KH·KW, C, O]"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, shape: Geometry) -> Tensor:
         x, w = x.contiguous(), w.contiguous()
         ctx.save_for_backward(x, w)
         ctx.shape = shape
-        return _convolve(x, w, shape.out(*x.shape[2:4]), shape, transposed=False)
+        return _convolve(x, w, shape.out(*x.shape[2:4]), shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, w = ctx.saved_tensors
-        shape: Geometry = ctx.shape
         grad = grad.contiguous()
-        rows, channels, outputs = x.shape[0], x.shape[-1], w.shape[-1]
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            turned = (
-                w.view(rows, -1, channels, outputs).transpose(2, 3).reshape(rows, -1, channels).contiguous()
-            )
-            dx = _convolve(grad, turned, x.shape[2:4], shape, transposed=True)
+            dx = _convolve(grad, w, x.shape[2:4], ctx.shape, back=True)
         if ctx.needs_input_grad[1]:
-            dw = _weight_gradient(x, grad, w.shape[1], shape)
+            dw = _weight_gradient(x, grad, w, ctx.shape)
         return dx, dw, None
-
-
-def _weight_gradient(x: Tensor, grad: Tensor, depth: int, shape: Geometry) -> Tensor:
-    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → [R, K, O]"""
-    rows, images, height, width, channels = x.shape
-    outputs = grad.shape[-1]
-    pixels = images * grad.shape[2] * grad.shape[3]
-    block = min(power(depth, 16), 64)
-    blocks = triton.cdiv(depth, block)
-    splits = max(1, min(triton.cdiv(1024, rows * blocks), triton.cdiv(pixels, 1024)))
-    span = triton.cdiv(triton.cdiv(pixels, splits), 64) * 64
-    out = x.new_empty(rows, splits, depth, outputs)
-    _conv_weight[(blocks, rows, splits)](
-        x, grad, out, height, width, grad.shape[2], grad.shape[3], pixels, *shape.stride, *shape.padding,
-        span, splits, C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1],
-        BM=64, BK=block, BO=power(outputs, 16),
-    )  # fmt: skip
-    return out.sum(1) if splits > 1 else out.squeeze(1)
 
 
 class RowDepthwise(torch.autograd.Function):
@@ -226,19 +282,7 @@ class RowDepthwise(torch.autograd.Function):
         x, w = x.contiguous(), w.contiguous()
         ctx.save_for_backward(x, w)
         ctx.shape = shape
-        return RowDepthwise._run(x, w, shape.out(*x.shape[2:4]), shape, transposed=False)
-
-    @staticmethod
-    def _run(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, transposed: bool) -> Tensor:
-        rows, images, height, width, channels = x.shape
-        out = x.new_empty(rows, images, *size, channels)
-        pixels = images * size[0] * size[1]
-        _depthwise[(triton.cdiv(pixels, 64), rows)](
-            x, w, out, height, width, *size, pixels, *shape.stride, *shape.padding,
-            C=channels, KH=shape.kernel[0], KW=shape.kernel[1], TRANSPOSED=transposed,
-            BM=64, BC=power(channels),
-        )  # fmt: skip
-        return out
+        return _depthwise_over(x, w, shape.out(*x.shape[2:4]), shape, back=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -248,13 +292,25 @@ class RowDepthwise(torch.autograd.Function):
         rows, images, height, width, channels = x.shape
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = RowDepthwise._run(grad, w, x.shape[2:4], shape, transposed=True)
+            dx = _depthwise_over(grad, w, x.shape[2:4], shape, back=True)
         if ctx.needs_input_grad[1]:
             dw = torch.empty_like(w)
             pixels = images * grad.shape[2] * grad.shape[3]
-            _depthwise_weight[(w.shape[1], rows)](
+            _depthwise_weight[(w.shape[1] * rows,)](
                 x, grad, dw, height, width, grad.shape[2], grad.shape[3], pixels,
                 *shape.stride, *shape.padding, C=channels, KH=shape.kernel[0], KW=shape.kernel[1],
                 BM=128, BC=power(channels),
             )  # fmt: skip
         return dx, dw, None
+
+
+def _depthwise_over(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool) -> Tensor:
+    rows, images, height, width, channels = x.shape
+    out = x.new_empty(rows, images, *size, channels)
+    pixels = images * size[0] * size[1]
+    tiles = triton.cdiv(pixels, 64)
+    _depthwise[(tiles * rows,)](
+        x, w, out, height, width, *size, pixels, tiles, *shape.stride, *shape.padding,
+        C=channels, KH=shape.kernel[0], KW=shape.kernel[1], BACK=back, BM=64, BC=power(channels),
+    )  # fmt: skip
+    return out

@@ -1,4 +1,8 @@
-"""One-group norms of rows: one kernel each way.  # [R, B, P, C], channels last"""
+"""One-group norms of rows with the activations around them: one kernel each way.
+
+out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each sample [P pixels, C] to mean 0 and
+deviation 1.  # x [R, B, P, C] channels last, w and b [R, C], skip [R]
+"""
 
 from __future__ import annotations
 
@@ -11,109 +15,200 @@ from torch import Tensor
 
 from esper.population.kernels.tiles import power
 
-SAMPLE_TILE = 4096  # elements that a norm holds at a time
+ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
+TILE = 4096  # elements that a program holds at a time
+WIDEST = 16384  # a sample up to this size is read once and kept
+
+
+@triton.jit
+def _act(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    if KIND == 1:
+        return tl.maximum(x, 0.0)
+    elif KIND == 2:
+        return x * tl.sigmoid(x)
+    else:
+        return x
+
+
+@triton.jit
+def _slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The derivative of the activation at x."""
+    if KIND == 1:
+        return (x > 0).to(tl.float32)
+    elif KIND == 2:
+        s = tl.sigmoid(x)
+        return s * (1.0 + x * (1.0 - s))
+    else:
+        return tl.full(x.shape, 1.0, tl.float32)
+
+
+@triton.jit
+def _over_sample(x):  # type: ignore[no-untyped-def]
+    """[S, P, C] → [S, 1, 1]"""
+    return tl.expand_dims(tl.expand_dims(tl.sum(tl.sum(x, axis=2), axis=1), 1), 2)
+
+
+@triton.jit
+def _tile(B, P, C, tile, first, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the elements of some samples from pixel `first` on lie within a row, and which exist."""
+    s = (tile * BS + tl.arange(0, BS))[:, None, None]
+    p = (first + tl.arange(0, BP))[None, :, None]
+    c = tl.arange(0, BC)[None, None, :]
+    return (s * P + p) * C + c, (s < B) & (p < P) & (c < C)
 
 
 @triton.jit
 def _norm(  # type: ignore[no-untyped-def]
-    x, w, b, out, mean_out, rstd_out, B, P, eps, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
-):
-    """Each sample [P pixels, C] to mean 0 and deviation 1, then scaled by the row's w and b [R, C]."""
-    sample = tl.program_id(0).to(tl.int64)
-    row = sample // B
+    x, w, b, skip, out, mean_out, rstd_out, B, P, tiles, w_row, b_row, eps,
+    C: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr, WHOLE: tl.constexpr,
+    BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    x += row * B * P * C
+    out += row * B * P * C
     c = tl.arange(0, BC)
-    base = sample * P * C
-    total = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        total += tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-    mean = tl.sum(total) / (P * C)
-    square = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        value = tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-        centred = tl.where(inside, value - mean, 0.0)
-        square += centred * centred
-    rstd = 1.0 / tl.sqrt(tl.sum(square) / (P * C) + eps)
-    weight = tl.load(w + row * C + c, mask=c < C, other=0.0)
-    bias = tl.load(b + row * C + c, mask=c < C, other=0.0)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        value = tl.load(x + base + p[:, None] * C + c[None, :], mask=inside, other=0.0)
-        result = (value - mean) * rstd * weight[None, :] + bias[None, :]
-        tl.store(out + base + p[:, None] * C + c[None, :], result, mask=inside)
-    tl.store(mean_out + sample, mean)
-    tl.store(rstd_out + sample, rstd)
+    weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    size = P * C
+    if WHOLE:
+        place, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        seen = _act(value, PRE)  # 0 stays 0
+        mean = _over_sample(seen) / size
+        centred = tl.where(inside, seen - mean, 0.0)
+        rstd = 1.0 / tl.sqrt(_over_sample(centred * centred) / size + eps)
+        result = _act(centred * rstd * weight + bias, POST)
+        if SKIP:
+            result += tl.load(skip + row) * value
+        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    else:
+        total = tl.zeros((BS, BP, BC), dtype=tl.float32)
+        for first in range(0, P, BP):
+            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            total += _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
+        mean = _over_sample(total) / size
+        square = tl.zeros((BS, BP, BC), dtype=tl.float32)
+        for first in range(0, P, BP):
+            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
+            centred = tl.where(inside, value - mean, 0.0)
+            square += centred * centred
+        rstd = 1.0 / tl.sqrt(_over_sample(square) / size + eps)
+        for first in range(0, P, BP):
+            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+            result = _act((_act(value, PRE) - mean) * rstd * weight + bias, POST)
+            if SKIP:
+                result += tl.load(skip + row) * value
+            tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+    s = (tile * BS + tl.arange(0, BS))[:, None, None]
+    tl.store(mean_out + row * B + s, mean, mask=s < B)
+    tl.store(rstd_out + row * B + s, rstd, mask=s < B)
 
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w, g, mean_in, rstd_in, dx, dw, db, B, P, C: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr
-):
-    """dx [R·B, P, C] and, per sample, the shares of dw and db [R·B, C]"""
-    sample = tl.program_id(0).to(tl.int64)
-    row = sample // B
+    x, w, b, skip, g, mean_in, rstd_in, dx, dw, db, dskip, B, P, tiles, w_row, b_row,
+    C: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
+    BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx, and this program's shares of dw and db [R, tiles, C] and of dskip [R, tiles]"""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    tile = tl.program_id(0) % tiles
+    share = row * tiles + tile
+    x += row * B * P * C
+    g += row * B * P * C
+    dx += row * B * P * C
+    s = (tile * BS + tl.arange(0, BS))[:, None, None]
+    mean = tl.load(mean_in + row * B + s, mask=s < B, other=0.0)
+    rstd = tl.load(rstd_in + row * B + s, mask=s < B, other=0.0)
     c = tl.arange(0, BC)
-    base = sample * P * C
-    mean = tl.load(mean_in + sample)
-    rstd = tl.load(rstd_in + sample)
-    weight = tl.load(w + row * C + c, mask=c < C, other=0.0)
-    grad_sum = tl.zeros((BP, BC), dtype=tl.float32)
-    grad_unit = tl.zeros((BP, BC), dtype=tl.float32)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        place = base + p[:, None] * C + c[None, :]
-        grad = tl.load(g + place, mask=inside, other=0.0)
-        unit = (tl.load(x + place, mask=inside, other=0.0) - mean) * rstd
-        grad_sum += grad
-        grad_unit += grad * unit
-    by_channel = tl.sum(grad_sum, axis=0)
-    by_channel_unit = tl.sum(grad_unit, axis=0)
-    tl.store(db + sample * C + c, by_channel, mask=c < C)
-    tl.store(dw + sample * C + c, by_channel_unit, mask=c < C)
-    level = tl.sum(by_channel * weight) / (P * C)
-    slope = tl.sum(by_channel_unit * weight) / (P * C)
-    for start in range(0, P, BP):
-        p = start + tl.arange(0, BP)
-        inside = (p < P)[:, None] & (c < C)[None, :]
-        place = base + p[:, None] * C + c[None, :]
-        grad = tl.load(g + place, mask=inside, other=0.0) * weight[None, :]
-        unit = (tl.load(x + place, mask=inside, other=0.0) - mean) * rstd
-        tl.store(dx + place, rstd * (grad - level - unit * slope), mask=inside)
+    weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
+    slopes = tl.zeros((BS, BP, BC), dtype=tl.float32)
+    levels = tl.zeros((BS, BP, BC), dtype=tl.float32)
+    skips = tl.zeros((BS, BP, BC), dtype=tl.float32)
+    for first in range(0, P, BP):
+        place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        unit = (_act(value, PRE) - mean) * rstd
+        inner = grad * _slope(unit * weight + bias, POST)
+        levels += inner
+        slopes += inner * unit
+        if SKIP:
+            skips += grad * value
+    tl.store(db + share * C + c, tl.sum(tl.sum(levels, axis=1), axis=0), mask=c < C)
+    tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
+    if SKIP:
+        tl.store(dskip + share, tl.sum(tl.sum(tl.sum(skips, axis=2), axis=1), axis=0))
+    level = _over_sample(levels * weight) / (P * C)
+    slope = _over_sample(slopes * weight) / (P * C)
+    for first in range(0, P, BP):
+        place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        unit = (_act(value, PRE) - mean) * rstd
+        inner = grad * _slope(unit * weight + bias, POST) * weight
+        result = rstd * (inner - level - unit * slope) * _slope(value, PRE)
+        if SKIP:
+            result += tl.load(skip + row) * grad
+        tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
 
 
 class RowNorm(torch.autograd.Function):
-    """A one-group norm over each sample.  # x [R, B, P, C], w and b [R, C]"""
+    """See the top of this file; `pre` and `post` are names of ACTIVATIONS, `skip` may be None."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:
-        x, w, b = x.contiguous(), w.contiguous(), b.contiguous()
+    def forward(
+        ctx: Any, x: Tensor, w: Tensor, b: Tensor, skip: Tensor | None, eps: float, pre: str, post: str
+    ) -> Tensor:
+        x, w, b = x.contiguous(), _dense_rows(w), _dense_rows(b)
         rows, images, pixels, channels = x.shape
         out = torch.empty_like(x)
-        mean, rstd = x.new_empty(rows, images), x.new_empty(rows, images)
-        _norm[(rows * images,)](
-            x, w, b, out, mean, rstd, images, pixels, eps, C=channels, **_norm_tile(pixels, channels)
-        )
-        ctx.save_for_backward(x, w, mean, rstd)
+        mean = torch.empty(rows, images, device=x.device)
+        rstd = torch.empty_like(mean)
+        whole, tile = _tiling(images, pixels, channels)
+        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None}
+        scale = mean if skip is None else skip.contiguous()
+        tiles = triton.cdiv(images, tile["BS"])
+        _norm[(tiles * rows,)](
+            x, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
+            C=channels, WHOLE=whole, **kinds, **tile,
+        )  # fmt: skip
+        ctx.save_for_backward(x, w, b, scale, mean, rstd)
+        ctx.kinds = kinds
         return out
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        x, w, mean, rstd = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w, b, scale, mean, rstd = ctx.saved_tensors
         rows, images, pixels, channels = x.shape
+        _, tile = _tiling(images, pixels, channels)
+        tiles = triton.cdiv(images, tile["BS"])
         dx = torch.empty_like(x)
-        dw, db = x.new_empty(rows, images, channels), x.new_empty(rows, images, channels)
-        _norm_backward[(rows * images,)](
-            x, w, grad.contiguous(), mean, rstd, dx, dw, db, images, pixels,
-            C=channels, **_norm_tile(pixels, channels),
+        shares = torch.empty(2, rows, tiles, channels, device=x.device)
+        dskip = torch.empty(rows, tiles, device=x.device) if ctx.kinds["SKIP"] else shares
+        _norm_backward[(tiles * rows,)](
+            x, w, b, scale, grad.contiguous(), mean, rstd, dx, shares[0], shares[1], dskip,
+            images, pixels, tiles, w.stride(0), b.stride(0), C=channels, **ctx.kinds, **tile,
         )  # fmt: skip
-        return dx, dw.sum(1), db.sum(1), None
+        dw, db = shares.sum(2).to(w.dtype)
+        total = dskip.sum(1).to(scale.dtype) if ctx.kinds["SKIP"] else None
+        return dx, dw, db, total, None, None, None
 
 
-def _norm_tile(pixels: int, channels: int) -> dict[str, int]:
-    wide = power(channels)
-    return {"BP": min(power(pixels), max(SAMPLE_TILE // wide, 1)), "BC": wide}
+def _dense_rows(x: Tensor) -> Tensor:
+    """Rows may lie apart, the elements of a row may not.  # [R, C]"""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _tiling(images: int, pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
+    """Whether a program holds whole samples, and the samples, pixels and channels that it holds."""
+    wide, long = power(channels), power(pixels)
+    whole = wide * long <= WIDEST
+    tall = long if whole else max(TILE // wide, 1)
+    several = min(max(TILE // (wide * tall), 1), power(images))
+    warps = min(max(wide * tall * several // 1024, 1), 16)
+    return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}

@@ -9,63 +9,86 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.population.plan import SlotWork
+
+BLOCK = 4096  # elements of a program
+
 
 @triton.jit
 def _pick(  # type: ignore[no-untyped-def]
-    base, source, index, scale, out, L, BASE: tl.constexpr, SCALE: tl.constexpr, BL: tl.constexpr
-):
-    """out[r] = base[r] + scale[r] · source[index[r]], where index -1 picks nothing"""
-    row = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0) * BL + tl.arange(0, BL)
+    base, base_index, source, index, scale, out, L, tiles,
+    BASE: tl.constexpr, SCALE: tl.constexpr, BL: tl.constexpr,
+):  # fmt: skip
+    """out[r] = base[base_index[r]] + scale · source[index[r]], where index -1 picks nothing
+
+    BASE: 0 no base, 1 base[r], 2 base[base_index[r]]; SCALE: 0 none, 1 scale[r], 2 scale[index[r]]
+    """
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    place = (tl.program_id(0) % tiles) * BL + tl.arange(0, BL)
     inside = place < L
     pick = tl.load(index + row)
-    value = tl.load(source + pick * L + place, mask=inside & (pick >= 0), other=0.0)
-    if SCALE:
+    value = tl.load(source + pick * L + place, mask=inside & (pick >= 0), other=0.0).to(tl.float32)
+    if SCALE == 1:
         value = value * tl.load(scale + row)
+    if SCALE == 2:
+        value = value * tl.load(scale + tl.maximum(pick, 0))
     if BASE:
-        value = value + tl.load(base + row * L + place, mask=inside, other=0.0)
-    tl.store(out + row * L + place, value, mask=inside)
+        under = row
+        if BASE == 2:
+            under = tl.load(base_index + row)
+        value += tl.load(base + under * L + place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * L + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-def pick_rows(
-    source: Tensor, index: Tensor, scale: Tensor | None = None, base: Tensor | None = None
+def _pick_rows(
+    source: Tensor,
+    index: Tensor,
+    base: Tensor | None = None,
+    base_index: Tensor | None = None,
+    scale: Tensor | None = None,
+    scale_by_index: bool = False,
 ) -> Tensor:
-    """base + scale · source[index] by rows, index -1 picking nothing.  # source [E, ...] → [R, ...]"""
+    """See the kernel.  # source [E, ...], index [R] → [R, ...]"""
     source = source.contiguous()
     out = source.new_empty(index.shape[0], *source.shape[1:])
     if not out.numel():
         return out
     length = out[0].numel()
-    block = 4096
-    _pick[(triton.cdiv(length, block), index.shape[0])](
-        out if base is None else base.contiguous(), source, index, index if scale is None else scale, out,
-        length, BASE=base is not None, SCALE=scale is not None, BL=block, num_warps=8,
+    tiles = triton.cdiv(length, BLOCK)
+    _pick[(tiles * index.shape[0],)](
+        out if base is None else base.contiguous(), index if base_index is None else base_index,
+        source, index, index if scale is None else scale, out, length, tiles,
+        BASE=0 if base is None else 1 if base_index is None else 2,
+        SCALE=0 if scale is None else 2 if scale_by_index else 1, BL=BLOCK, num_warps=8,
     )  # fmt: skip
     return out
 
 
 class TakeRows(torch.autograd.Function):
-    """x[rows], each row at most once; `entry` is the inverse map, -1 where a row is not taken."""
+    """x and x[source]; `entry` is where each row of x was taken to as a variable, -1 if nowhere."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor, entry: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, source: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(entry)
-        return pick_rows(x, rows)
+        return x, _pick_rows(x, source)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return pick_rows(grad, ctx.saved_tensors[0]), None, None
+    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None, None]:
+        return _pick_rows(taken, ctx.saved_tensors[0], base=grad), None, None
 
 
 class BlendRows(torch.autograd.Function):
-    """x with alpha · delta added to the rows that have an entry; alpha is a constant."""
+    """Each row that goes out: the row that it continues, and alpha · delta where it has an entry.
+
+    Alpha is a constant, and so is the row that a forking row continues.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, alpha: Tensor, rows: Tensor, entry: Tensor) -> Tensor:
-        ctx.save_for_backward(alpha, rows)
-        return pick_rows(delta, entry, alpha[entry.clamp(min=0)], x)
+    def forward(ctx: Any, x: Tensor, delta: Tensor, work: SlotWork) -> Tensor:
+        ctx.work = work
+        return _pick_rows(delta, work.entry, x, work.base, work.alpha, scale_by_index=True)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        alpha, rows = ctx.saved_tensors
-        return grad, pick_rows(grad, rows, alpha), None, None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        work: SlotWork = ctx.work
+        return grad[: work.before], _pick_rows(grad, work.rows, scale=work.alpha), None
