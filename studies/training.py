@@ -27,7 +27,7 @@ from esper.telemetry.files import write_atomically
 from studies.cohort import Cohort
 from studies.distribution import FAMILIES, TOKENS, Family, make_task
 from studies.setting import POLICY, PPO, Setting
-from studies.variants import MAIN, VARIANTS, Pupil
+from studies.variants import MAIN, PROBES, VARIANTS, Pupil, Variant
 
 TASKS_PER_FAMILY = 32
 WORLD_SEED = 1000
@@ -35,23 +35,28 @@ GOVERNOR = GovernorConfig(penalty=0.1)  # a rollback in a thousand members must 
 AGENTS = (f"{MAIN}:5", *(name for name in VARIANTS if name != MAIN))
 
 
+KNOWN = VARIANTS | PROBES
+
+
 def agent_names(wanted: list[str]) -> list[str]:
     """`main:2 no_memory` → main-0, main-1, no_memory-0."""
     names = []
     for word in wanted:
         variant, _, count = word.partition(":")
-        if variant not in VARIANTS or not (count or "1").isdigit():
-            raise SystemExit(f"--agents has {word!r}; give NAME or NAME:COUNT with {', '.join(VARIANTS)}")
+        if variant not in KNOWN or not (count or "1").isdigit():
+            raise SystemExit(f"--agents has {word!r}; give NAME or NAME:COUNT with {', '.join(KNOWN)}")
         names += [f"{variant}-{seed}" for seed in range(int(count or 1))]
     return names
 
 
+def variant_of(name: str) -> Variant:
+    """Of an agent: `no_memory-0` → that of no_memory."""
+    return KNOWN[name.rpartition("-")[0]]
+
+
 def make_agents(names: list[str], device: str) -> dict[str, PPOAgent]:
-    agents = {}
-    for name in names:
-        variant, _, seed = name.rpartition("-")
-        agents[name] = VARIANTS[variant].agent(int(seed), PPO, POLICY, device)
-    return agents
+    """Fresh agents; the seed of each is the number in its name."""
+    return {name: variant_of(name).agent(int(name.rpartition("-")[2]), PPO, POLICY, device) for name in names}
 
 
 def made_tasks(family: Family, first: int = 0) -> dict[str, Any]:
@@ -62,10 +67,7 @@ def made_tasks(family: Family, first: int = 0) -> dict[str, Any]:
 
 def make_cohort(family: Family, agents: Mapping[str, PPOAgent], setting: Setting, members: int) -> Cohort:
     """All agents on one family."""
-    pupils = {
-        name: Pupil(name, agent, VARIANTS[name.rpartition("-")[0]], setting.steps)
-        for name, agent in agents.items()
-    }
+    pupils = {name: Pupil(name, agent, variant_of(name), setting.steps) for name, agent in agents.items()}
     spec = setting.spec(members=torch.arange(members), governor=GOVERNOR, **made_tasks(family))
     return Cohort(spec, pupils)
 

@@ -6,7 +6,8 @@ of them learn side by side in one program.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import torch
@@ -37,6 +38,7 @@ class Variant:
     paid_at_once: bool = True  # else all that a step earned is paid at the last one
     causal: bool = True  # else every head is credited at every step
     patient: bool = True  # else the first policy takes all legal ops alike
+    ppo: Mapping[str, float] = field(default_factory=dict)  # settings of the learner that differ
 
     def agent(self, seed: int, ppo: PPOConfig, policy: TamiyoNetConfig, device: str) -> PPOAgent:
         """A fresh agent whose weights follow from the seed alone."""
@@ -44,7 +46,7 @@ class Variant:
         network = self.network(policy)
         if self.patient:
             be_patient(network)
-        return PPOAgent(network, ppo, device, seed=seed)
+        return PPOAgent(network, ppo.model_copy(update=dict(self.ppo)), device, seed=seed)
 
 
 PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
@@ -69,6 +71,15 @@ VARIANTS = {
     "sparse_reward": Variant(paid_at_once=False),
     "no_causal_masks": Variant(network=EveryHead, causal=False),
     "no_patience": Variant(patient=False),
+}
+
+# Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.
+PROBES = {
+    "probe_slow": Variant(ppo={"learning_rate": 2e-3}),
+    "probe_fast": Variant(ppo={"learning_rate": 8e-3}),
+    "probe_far": Variant(ppo={"target_kl": 0.3, "epochs": 16}),
+    "probe_curious": Variant(ppo={"entropy_start": 0.03, "entropy_end": 0.01}),
+    "probe_short": Variant(ppo={"lam": 0.95}),
 }
 
 

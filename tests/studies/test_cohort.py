@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle import Head
+from esper.lifecycle import Head, Op
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
@@ -16,7 +16,7 @@ from esper.tamiyo.controllers import Static
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
 from esper.tamiyo.policy.network import TamiyoNetConfig, relevance
 from studies.cohort import Cohort, returns_to_go
-from studies.variants import VARIANTS, Pupil
+from studies.variants import PROBES, VARIANTS, Pupil
 from tests.simic.worlds import make_spec
 
 STEPS = 6
@@ -59,9 +59,10 @@ def test_a_pupil_learns_what_it_would_learn_alone(cohort: Cohort, name: str) -> 
 
 
 def test_pupils_do_not_share_their_dice(cohort: Cohort) -> None:
-    """Same weights and same members, yet other choices."""
+    """Same weights and same members, and so the same first observation, yet other choices."""
     main, sparse = steps_of(cohort, "main-0"), steps_of(cohort, "sparse_reward-0")
-    torch.testing.assert_close(main.log_prob[:, 0].exp().sum() > 0, sparse.log_prob[:, 0].exp().sum() > 0)
+    assert torch.equal(main.observation.features[:, 0], sparse.observation.features[:, 0])
+    torch.testing.assert_close(main.value[:, 0], sparse.value[:, 0])
     assert not torch.equal(main.actions, sparse.actions)
 
 
@@ -108,6 +109,19 @@ def test_causal_masks_credit_what_the_executed_op_reads(cohort: Cohort) -> None:
     main = steps_of(cohort, "main-0")
     succeeded = main.causal.any(-1)
     assert (main.causal <= relevance(main.actions[..., Head.OP]))[succeeded].all()
+
+
+def test_a_patient_policy_differs_by_the_bias_of_its_ops_alone() -> None:
+    patient, hasty = (make_pupil(name).agent.policy.state_dict() for name in ("main-0", "no_patience-0"))
+    assert [name for name in hasty if not torch.equal(patient[name], hasty[name])] == ["op_head.bias"]
+    assert patient["op_head.bias"].argmax() == Op.ADVANCE
+    assert patient["op_head.bias"].argmin() == Op.PRUNE
+
+
+def test_a_probe_learns_by_other_settings() -> None:
+    agent = PROBES["probe_fast"].agent(0, PPO, POLICY, "cpu")
+    assert agent.config == PPO.model_copy(update={"learning_rate": agent.config.learning_rate})
+    assert agent.config.learning_rate > PPO.learning_rate
 
 
 def test_a_row_tells_what_an_agent_did(cohort: Cohort) -> None:
