@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 EXTRAS := dev,gym,data,fast
 
-.PHONY: setup demo test check format bench clean
+.PHONY: setup demo test check format bench study clean
 
 setup: $(VENV)/.ready
 
@@ -34,6 +34,11 @@ format: setup
 
 bench: setup
 	$(BIN)/python -m benchmarks.hot_paths
+
+study: setup   # a small one; two tasks at a time, one thread each
+	printf '%s\n' digits spirals mnist1d | OMP_NUM_THREADS=1 xargs -P 2 -n 1 \
+		$(BIN)/python -m studies.growth evaluate --quick --out runs/quick --task
+	$(BIN)/python -m studies.report --results runs/quick --docs runs/quick
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

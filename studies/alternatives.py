@@ -29,9 +29,10 @@ def widths_for(host: HostSpec) -> tuple[int, ...]:
 
 
 def static_widths(setting: Setting, task: Task, members: Tensor, host_parameters: int) -> Iterator[Arm]:
-    """Static hosts along the size frontier; the task's own width is an arm already."""
-    for width in widths_for(task.host):
-        if width != task.host.options["width"]:
+    """Static hosts along the size frontier, to twice the task's own width, which is an arm already."""
+    own = task.host.options["width"]
+    for width in sorted({*widths_for(task.host), 2 * own}):
+        if width != own:
             world = GrowthEnvironment(ungrown(setting.spec(with_host(task, width=width), members)))
             played = play_and_test(world, Static())
             del world

@@ -7,7 +7,8 @@
     search     a random search over sizes at the same number of steps
     pruning    a host of twice the width, pruned to the size of the grown networks
 
-What has been found is written after every program.
+What has been found is written after every program, beside what other programs found before under the same
+settings. finals, equal and pruning need what arms played, so that they run with it.
 """
 
 from __future__ import annotations
@@ -181,10 +182,12 @@ def evaluate_task(setting: Setting, task: Task, request: Request) -> Evaluation:
             batches=setting.batches,
         ),
     )
+    course.found = course.found.continued(request.out)
     for name in request.programs:
         begun = time.perf_counter()
+        course.found = course.found.without(name)
         for arm in PROGRAMS[name](course):
-            course.found = replace(course.found, arms=[*course.found.arms, arm])
+            course.found = replace(course.found, arms=[*course.found.arms, replace(arm, program=name)])
             print(line_of(task.name, name, arm, time.perf_counter() - begun), flush=True)
         course.found.write(request.out)
         tidy()

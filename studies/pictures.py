@@ -11,6 +11,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
 from esper.lifecycle import Blueprint
 from studies.effects import TAMIYO, by_title, effect, frontier, matrix
@@ -50,6 +51,16 @@ def save(figure: Any, path: Path) -> None:
     plt.close(figure)
 
 
+def legend(figure: Any, panels: list[Any]) -> None:
+    """One legend for all panels, above them."""
+    shown: dict[str, Any] = {}
+    for panel in panels:
+        shown |= {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside upper center", ncols=3, fontsize=7, frameon=False
+    )
+
+
 def differences(found: Found, path: Path) -> None:
     """Φ of the trained controller minus that of every arm, a panel for each task."""
     figure, panels = grid(len(found))
@@ -82,10 +93,12 @@ def frontiers(found: Found, path: Path) -> None:
                 size, accuracy = matrix(arms, "parameters").mean(), matrix(arms, "test_accuracy").mean()
                 panel.plot(size, 100 * accuracy, "D", ms=5, color=COLOURS[name], label=name)
         panel.set_xscale("log")
+        panel.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        panel.xaxis.set_major_formatter(FormatStrFormatter("%d"))
+        panel.xaxis.set_minor_formatter(NullFormatter())
         panel.set_title(task, fontsize=9)
         panel.tick_params(labelsize=7, which="both")
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    legend(figure, panels)
     figure.supylabel("test accuracy, %", fontsize=9)
     figure.supxlabel("parameters (line: static hosts by width)", fontsize=9)
     save(figure, path)
@@ -101,8 +114,7 @@ def curves(found: Found, path: Path) -> None:
                 panel.plot(arms[0].batches, mean, color=COLOURS[name], lw=1, label=name)
         panel.set_title(task, fontsize=9)
         panel.tick_params(labelsize=7)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    legend(figure, panels)
     figure.supylabel("validation accuracy, %", fontsize=9)
     figure.supxlabel("minibatches", fontsize=9)
     save(figure, path)
@@ -130,7 +142,7 @@ def policy(found: Found, path: Path) -> None:
         spatial.bar(place, np.mean(values), color="#9ecae1")
         spatial.plot([place] * len(values), values, "k.", ms=5)
     spatial.set_xticks(range(len(shares)), list(shares), fontsize=8)
-    spatial.set(ylabel="%", title="Seeds at the end that look at neighbours (dots: training seeds)")
+    spatial.set(ylabel="%", title="Seeds that look at neighbours (dots: trainings)")
     save(figure, path)
 
 

@@ -25,7 +25,7 @@ from studies.records import Arm, rounded, significant, worth
 from studies.setting import Setting, ungrown, with_host
 
 WIDER = 2  # times the width of the task's own host
-EVERY = 4  # minibatches between projections
+EVERY = 8  # minibatches between projections
 FIXED_FROM = 2 / 3  # of the training
 BEGINS = 0.2  # of the training: the end of the warm-up
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,7 @@ class Arm:
     spent: list[float]  # [K] mean FLOPs
     curves: list[list[float]] = field(default_factory=list)  # [N][K] where they are few
     growth: Growth | None = None
+    program: str = ""  # by which it was found
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,24 @@ class Evaluation:
     def __contains__(self, name: str) -> bool:
         return any(arm.name == name for arm in self.arms)
 
+    def path(self, folder: Path) -> Path:
+        return folder / f"evaluation-{self.task}.json"
+
+    def continued(self, folder: Path) -> Evaluation:
+        """What other programs found before under the same settings, if a file of the folder tells."""
+        path = self.path(folder)
+        if not path.exists():
+            return self
+        before = Evaluation.read(path)
+        same = replace(before, calibration=self.calibration, arms=self.arms) == self
+        return before if same else self
+
+    def without(self, program: str) -> Evaluation:
+        return replace(self, arms=[arm for arm in self.arms if arm.program != program])
+
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"evaluation-{self.task}.json"
+        path = self.path(folder)
         path.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n")
         return path
 

@@ -56,7 +56,7 @@ def evaluations(folder: Path) -> dict[str, Evaluation]:
 def read(path: Path) -> Evaluation:
     try:
         return Evaluation.read(path)
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise SystemExit(
             f"{path} does not hold an evaluation of this version ({error}); evaluate the task again"
         ) from None

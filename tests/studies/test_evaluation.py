@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ EXPECTED = {
     "static width 5",
     "static width 6",
     "static width 12",
+    "static width 16",
     "random search over sizes",
     "pruned from twice the width",
 }
@@ -44,6 +46,15 @@ def test_every_arm_runs(found: Evaluation) -> None:
 
 def test_what_is_written_is_read_back(found: Evaluation, tmp_path: Path) -> None:
     assert Evaluation.read(found.write(tmp_path)) == found
+
+
+def test_a_later_program_goes_on_from_the_file(found: Evaluation, tmp_path: Path) -> None:
+    found.write(tmp_path)
+    blank = replace(found, arms=[], calibration=None)
+    assert blank.continued(tmp_path) == found
+    assert replace(blank, members=99).continued(tmp_path).arms == []  # other settings: from the start
+    assert "static" not in found.without("arms")
+    assert "static width 4" in found.without("arms")
 
 
 def test_a_host_that_nothing_grew_on_is_the_static_one(found: Evaluation) -> None:
