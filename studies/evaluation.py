@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -40,6 +41,7 @@ from studies.variants import MAIN
 FIRST_MEMBER = 5000
 CALIBRATION_MEMBERS = 64  # at most
 CHUNKS = {"text": 512, "mnist5000": 2048}  # members that go through the network together; others: 4096
+LEAST_CHUNK = 128
 QUICK_TASKS = ("spirals", "digits", "mnist1d")
 QUICK_MEMBERS = 6
 
@@ -68,7 +70,7 @@ class Course:
 
     def controllers(self) -> Played:
         if self.played is None:
-            raise SystemExit("finals, equal and pruning need the program 'arms' before them: name it too")
+            raise RuntimeError("finals, equal and pruning need the program 'arms' before them: name it too")
         return self.played
 
 
@@ -183,15 +185,41 @@ def evaluate_task(setting: Setting, task: Task, request: Request) -> Evaluation:
         ),
     )
     course.found = course.found.continued(request.out)
+    failed = []
     for name in request.programs:
-        begun = time.perf_counter()
-        course.found = course.found.without(name)
-        for arm in PROGRAMS[name](course):
-            course.found = replace(course.found, arms=[*course.found.arms, replace(arm, program=name)])
-            print(line_of(task.name, name, arm, time.perf_counter() - begun), flush=True)
+        try:
+            run_program(course, name)
+        except Exception:  # a program that fails costs the others nothing
+            traceback.print_exc()
+            failed.append(name)
         course.found.write(request.out)
         tidy()
+    if failed:
+        raise ProgramsFailed(f"{task.name}: {', '.join(failed)} failed; see above")
     return course.found
+
+
+class ProgramsFailed(Exception):
+    """Some programs of a task came to no end; what the others found is written."""
+
+
+def run_program(course: Course, name: str) -> None:
+    """One program, with smaller chunks of members where the device has too little memory."""
+    begun, before = time.perf_counter(), course.found.without(name)
+    try:
+        course.found = before
+        for arm in PROGRAMS[name](course):
+            course.found = replace(course.found, arms=[*course.found.arms, replace(arm, program=name)])
+            print(line_of(course.task.name, name, arm, time.perf_counter() - begun), flush=True)
+        return
+    except torch.OutOfMemoryError:
+        if course.setting.chunk <= LEAST_CHUNK:
+            raise
+    course.found = before
+    course.setting = replace(course.setting, chunk=course.setting.chunk // 2)
+    tidy()
+    print(f"too little memory: {name} again, {course.setting.chunk} members at a time", flush=True)
+    run_program(course, name)
 
 
 def line_of(task: str, program: str, arm: Arm, seconds: float) -> str:
@@ -226,6 +254,12 @@ def evaluate(args: argparse.Namespace) -> None:
         ablations=not args.quick if args.ablations is None else args.ablations,
         out=args.out,
     )
+    failures = []
     for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
         setting = Setting(args.steps, args.batches, args.device, args.graphs, chunk=CHUNKS.get(name, 4096))
-        evaluate_task(setting, held_out_task(name, args.data), request)
+        try:
+            evaluate_task(setting, held_out_task(name, args.data), request)
+        except ProgramsFailed as error:
+            failures.append(str(error))
+    if failures:
+        raise SystemExit("\n".join(failures))

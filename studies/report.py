@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from studies.effects import TAMIYO, by_title
 from studies.held_out import HELD_OUT
 from studies.pictures import PICTURES
 from studies.records import Evaluation
@@ -55,11 +56,14 @@ def evaluations(folder: Path) -> dict[str, Evaluation]:
 
 def read(path: Path) -> Evaluation:
     try:
-        return Evaluation.read(path)
+        found = Evaluation.read(path)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         raise SystemExit(
             f"{path} does not hold an evaluation of this version ({error}); evaluate the task again"
         ) from None
+    if "static" not in found or TAMIYO not in by_title(found):
+        raise SystemExit(f"{path} lacks what the program 'arms' finds; evaluate the task with it")
+    return found
 
 
 def placed(page: str, name: str, heading: str, table: str) -> str:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from studies.ablations import CHANGES
 from studies.calibration import RATES, match
-from studies.evaluation import Course
-from studies.records import Evaluation, run_lengths
+from studies.evaluation import PROGRAMS, Course, ProgramsFailed, Request, evaluate_task, run_program
+from studies.records import Arm, Evaluation, run_lengths
 from tests.studies.worlds import MEMBERS, TINY, task
 
 EXPECTED = {
@@ -108,5 +110,31 @@ def test_the_rate_of_random_germination_lies_between_those_tried() -> None:
 
 def test_programs_that_need_the_controllers_say_so(found: Evaluation) -> None:
     course = Course(TINY, task(), members=None, policies=None, found=found)  # type: ignore[arg-type]
-    with pytest.raises(SystemExit, match="need the program 'arms'"):
+    with pytest.raises(RuntimeError, match="need the program 'arms'"):
         course.controllers()
+
+
+def test_a_program_that_fails_costs_the_others_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: Evaluation
+) -> None:
+    monkeypatch.setitem(PROGRAMS, "search", lambda course: iter([found["static"]]))
+    request = Request(members=MEMBERS, programs=("finals", "search"), out=tmp_path)
+    with pytest.raises(ProgramsFailed, match="spirals: finals failed"):
+        evaluate_task(TINY, task(), request)
+    assert [arm.name for arm in Evaluation.read(found.path(tmp_path)).arms] == ["static"]
+
+
+def test_too_little_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch, found: Evaluation) -> None:
+    tried = []
+
+    def hungry(course: Course) -> Iterator[Arm]:
+        tried.append(course.setting.chunk)
+        yield found["static"]
+        if course.setting.chunk > 1024:
+            raise torch.OutOfMemoryError
+
+    monkeypatch.setitem(PROGRAMS, "search", hungry)
+    course = Course(TINY, task(), torch.arange(2), None, replace(found, arms=[]))
+    run_program(course, "search")
+    assert tried == [4096, 2048, 1024]
+    assert len(course.found.arms) == 1
