@@ -36,11 +36,11 @@ class Cohort:
 
     def play_round(self, episode: int) -> dict[str, dict[str, Any]]:
         """One episode of all blocks, then one update of every agent; what became of each, for a log."""
-        record = play(self.environment, self.blocks, episode, on_step=self._teach)
+        record = play(self.environment, self.blocks, episode, on_step=self.teach)
         updates = {name: pupil.agent.update(pupil.buffer) for name, pupil in self.pupils.items()}
         return {name: self._row(name, record, update) for name, update in updates.items()}
 
-    def _teach(self, result: StepResult) -> None:
+    def teach(self, result: StepResult) -> None:
         """Every pupil's share of a step, beyond what its members' twins earned."""
         consequence = Consequence.of(result)
         expected = consequence.reward[self.spans[TWINS]]

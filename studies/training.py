@@ -33,8 +33,6 @@ TASKS_PER_FAMILY = 32
 WORLD_SEED = 1000
 GOVERNOR = GovernorConfig(penalty=0.1)  # a rollback in a thousand members must not drown what growth earns
 AGENTS = (f"{MAIN}:5", *(name for name in VARIANTS if name != MAIN))
-
-
 KNOWN = VARIANTS | PROBES
 
 
@@ -107,12 +105,12 @@ class Timetable:
 
     def length(self) -> float:
         """Of the longest of the latest rounds: the families differ, and the first rounds set things up."""
-        latest = [0.0, *self.ends][-4:]
-        return max((after - before for before, after in pairwise(latest)), default=0.0)
+        latest = [0.0, *self.ends, self.spent][-5:]
+        return max(after - before for before, after in pairwise(latest))
 
     def __str__(self) -> str:
-        left = (self.seconds - self.spent) / self.length() if self.ends else float("nan")
-        return f"{self.spent:.0f} of {self.seconds:.0f} s, about {max(left, 0):.0f} rounds to go"
+        left = int(max(self.seconds - self.spent, 0.0) / self.length())
+        return f"{self.spent:.0f} of {self.seconds:.0f} s, about {left} rounds to go"
 
 
 def train(args: argparse.Namespace) -> None:

@@ -12,11 +12,12 @@ from esper.lifecycle import Head, Op
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Static
+from esper.tamiyo.controllers import Scene, Static
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
 from esper.tamiyo.policy.network import TamiyoNetConfig, relevance
 from studies.cohort import Cohort, returns_to_go
 from studies.variants import PROBES, VARIANTS, Pupil
+from tests.simic.test_sync import Waits
 from tests.simic.worlds import make_spec
 
 STEPS = 6
@@ -133,6 +134,19 @@ def test_a_row_tells_what_an_agent_did(cohort: Cohort) -> None:
         assert row["return"] - row["above_twin"] == pytest.approx(
             rows["main-0"]["return"] - rows["main-0"]["above_twin"]
         )
+
+
+def test_deciding_and_teaching_read_nothing_back(cohort: Cohort) -> None:
+    world, blocks = cohort.environment, cohort.blocks
+    observation = world.reset(4)
+    blocks.begin(Scene(world.members, world.num_slots, world.spec.seed, world.device, 4))
+    masks = world.masks()
+    with Waits() as deciding:
+        actions = blocks.decide(observation, masks, 0)
+    result = world.step(actions)
+    with Waits() as teaching:
+        cohort.teach(result)
+    assert deciding.found + teaching.found == []
 
 
 def test_returns_to_go() -> None:

@@ -60,11 +60,19 @@ def test_agents_are_saved_and_every_round_is_logged(
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 15
 
 
-def test_it_stops_while_a_round_still_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(0, 1000, 5))
-    monkeypatch.setattr(training.time, "perf_counter", lambda: next(clock))  # every look takes 5 s
-    assert list(training.Timetable(seconds=52).rounds(3, 100)) == [3, 4, 5, 6, 7]
-    assert list(training.Timetable(seconds=0).rounds(3, 100)) == [3]
+@pytest.mark.parametrize(("seconds", "expected"), [(0, 1), (29, 2), (30, 3), (99, 9)])
+def test_it_stops_when_another_round_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(training.time, "perf_counter", lambda: now)
+    timetable = training.Timetable(seconds)
+    played = []
+    for number in timetable.rounds(first=3, last=100):
+        now += 10
+        played.append(number)
+        assert f"{10 * len(played)} of {seconds} s" in str(timetable)
+    assert played == list(range(3, 3 + expected))
 
 
 @pytest.mark.parametrize("word", ["mian", "main:x"])
