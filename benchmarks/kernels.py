@@ -36,11 +36,19 @@ WORKS: dict[str, tuple[int, int, int, int, Geometry]] = {
 }
 BATCH = 64
 FORWARD_TILES = [
-    {"BM": m, "BK": k, "num_warps": 4, "num_stages": s} for m, k, s in product((64, 256), (32, 64), (2, 4))
+    {"BM": m, "BK": k, "num_warps": w, "num_stages": 2}
+    for m, k, w in ((64, 32, 2), (256, 32, 4), (256, 64, 8))
 ]
 WEIGHT_TILES = [
-    {"BM": m, "BK": k, "num_warps": 4, "num_stages": s}
-    for m, k, s in product((64, 128), (32, 64, 128), (2, 4))
+    {"BM": m, "BK": k, "SWAP": swap, "num_warps": w, "num_stages": s}
+    for m, k, swap, w, s in (
+        (64, 64, True, 4, 3),
+        (128, 32, True, 4, 2),
+        (64, 32, True, 2, 3),
+        (64, 128, True, 4, 3),
+        (128, 32, False, 4, 2),
+        (64, 32, False, 4, 3),
+    )
 ]
 
 

@@ -30,7 +30,7 @@ from esper.population.plan import (
     measurement_rows,
     training_rows,
 )
-from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, TrainStep
+from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, Studio, TrainStep
 
 
 @device_table
@@ -95,7 +95,7 @@ class Population:
         self._host_bank: dict[int, Tensor] = {}
         self._seed_bank: Tensor | None = None
         self._order: DataOrder | None = None
-        self._pool: torch.cuda._POOL_HANDLE | None = None
+        self._studio: Studio | None = None
         self._replayed: list[ReplayedStep] = []
         self._known_kinds: frozenset[Kind] = frozenset()
         self.begin_episode(0)
@@ -201,18 +201,18 @@ class Population:
         possible = self.config.graphs and self.device.type == "cuda" and self.bodies.in_row_form
         if not possible or self.config.batches_per_epoch < REPLAY_FROM:
             return step
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
+        if self._studio is None:
+            self._studio = Studio()
         kinds = step.plan.kinds
-        replayed = ReplayedStep(step, self._pool, known=kinds <= self._known_kinds)
+        replayed = ReplayedStep(step, self._studio, known=kinds <= self._known_kinds)
         self._known_kinds |= kinds
         self._replayed = [*self._replayed[-1:], replayed]  # the pool lives as long as one of its graphs does
         return replayed
 
     def _release_graphs(self) -> None:
-        """Give back what replays held; shapes change with every plan, and their memory would pile up."""
-        if self._pool is not None:
-            self._replayed, self._pool = [], None
+        """Give back what replays held: another population may need it before the next episode."""
+        if self._studio is not None:
+            self._replayed, self._studio = [], None
             torch.cuda.empty_cache()
 
     def _rate(self, clock: Clock, batch: int) -> float:

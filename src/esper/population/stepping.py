@@ -79,14 +79,22 @@ class TrainStep:
                 value.copy_(latest[name][: self.plan.own])
 
 
+class Studio:
+    """Where steps are captured: one pool of memory, one stream, so that a capture reuses the last one's."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+
 class ReplayedStep:
     """A training step that is captured as a CUDA graph and replayed.
 
     A step of a new kind runs once as it is, since nothing may be compiled or loaded while it is captured.
     """
 
-    def __init__(self, step: TrainStep, pool: torch.cuda._POOL_HANDLE, known: bool):
-        self.step, self.pool, self.known = step, pool, known
+    def __init__(self, step: TrainStep, studio: Studio, known: bool):
+        self.step, self.studio, self.known = step, studio, known
         self.graph: torch.cuda.CUDAGraph | None = None
         self._static: tuple[Tensor, Tensor, Tensor] | None = None
 
@@ -104,10 +112,10 @@ class ReplayedStep:
 
     def _capture(self) -> torch.cuda.CUDAGraph:
         assert self._static is not None
-        graph, stream, current = torch.cuda.CUDAGraph(), torch.cuda.Stream(), torch.cuda.current_stream()
+        graph, stream, current = torch.cuda.CUDAGraph(), self.studio.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
+            graph.capture_begin(pool=self.studio.pool, capture_error_mode="relaxed")
             self.step(*self._static)
             graph.capture_end()
         current.wait_stream(stream)

@@ -42,27 +42,36 @@ class Geometry:
 
 
 @triton.jit
-def _reach(o, stride, pad, size, K: tl.constexpr):  # type: ignore[no-untyped-def]
+def _reach(  # type: ignore[no-untyped-def]
+    o, STRIDE: tl.constexpr, PAD: tl.constexpr, SIZE: tl.constexpr, K: tl.constexpr
+):
     """Bit d says whether output position o meets an input under kernel offset d."""
     bits = tl.zeros_like(o)
     for d in tl.static_range(K):
-        i = o * stride + d - pad
-        bits |= tl.where((i >= 0) & (i < size), 1 << d, 0)
+        i = o * STRIDE + d - PAD
+        bits |= tl.where((i >= 0) & (i < SIZE), 1 << d, 0)
     return bits
 
 
 @triton.jit
-def _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH: tl.constexpr, KW: tl.constexpr):  # type: ignore[no-untyped-def]
+def _spot(  # type: ignore[no-untyped-def]
+    m,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+):  # fmt: skip
     """Of output pixels m: where offset (0, 0) lies in the input, and the bits of both axes."""
     oy = (m // OW) % OH
     ox = m % OW
-    place = (((m // (OH * OW)) * H + oy * sy - py) * W + ox * sx - px) * C
-    return place, _reach(oy, sy, py, H, KH), _reach(ox, sx, px, W, KW)
+    place = (((m // (OH * OW)) * H + oy * SY - PY) * W + ox * SX - PX) * C
+    return place, _reach(oy, SY, PY, H, KH), _reach(ox, SX, PX, W, KW)
 
 
 @triton.jit
 def _conv(  # type: ignore[no-untyped-def]
-    x, w, out, H, W, OH, OW, M, tiles, sy, sx, py, px,
+    x, w, out, M, tiles,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     BACK: tl.constexpr, SPREAD: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
@@ -80,7 +89,7 @@ def _conv(  # type: ignore[no-untyped-def]
     image = m // (OH * OW)
     oy = (m // OW) % OH
     ox = m % OW
-    place, in_y, in_x = _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH, KW)
+    place, in_y, in_x = _spot(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
     in_y = tl.where(m < M, in_y, 0)
     acc = tl.zeros((BM, BO), dtype=tl.float32)
     for start in range(0, K, BK):
@@ -90,11 +99,11 @@ def _conv(  # type: ignore[no-untyped-def]
         dy = tap // KW
         dx = tap % KW
         if SPREAD:
-            ty = oy[:, None] + py - dy[None, :]
-            tx = ox[:, None] + px - dx[None, :]
-            iy = ty // sy
-            ix = tx // sx
-            seen = (ty >= 0) & (tx >= 0) & (ty % sy == 0) & (tx % sx == 0) & (iy < H) & (ix < W)
+            ty = oy[:, None] + PY - dy[None, :]
+            tx = ox[:, None] + PX - dx[None, :]
+            iy = ty // SY
+            ix = tx // SX
+            seen = (ty >= 0) & (tx >= 0) & (ty % SY == 0) & (tx % SX == 0) & (iy < H) & (ix < W)
             seen = seen & (m < M)[:, None] & (k < K)[None, :]
             patch = tl.load(x + ((image[:, None] * H + iy) * W + ix) * C + c[None, :], mask=seen, other=0.0)
         else:
@@ -114,14 +123,20 @@ def _conv(  # type: ignore[no-untyped-def]
     )
 
 
-@triton.jit(do_not_specialize=["splits", "SPAN"])  # they follow the number of rows
+@triton.jit(do_not_specialize=["splits", "span"])  # they follow the number of rows
 def _conv_weight(  # type: ignore[no-untyped-def]
-    x, g, out, H, W, OH, OW, M, blocks, splits, SPAN, sy, sx, py, px,
+    x, g, out, M, blocks, splits, span,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
+    SWAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out [R, splits, K, O] = transposed patches of x times g [R, M, O], over SPAN pixels each"""
+    """out [R, splits, K, O] = transposed patches of x times g [R, M, O], over `span` pixels each
+
+    SWAP: computed as its transpose, so that the small factor is the one that is turned.
+    """
     K: tl.constexpr = KH * KW * C
+    P: tl.constexpr = OH * OW
     part = tl.program_id(0) // blocks
     row = (part // splits).to(tl.int64)
     split = part % splits
@@ -131,26 +146,37 @@ def _conv_weight(  # type: ignore[no-untyped-def]
     dy = tap // KW
     dx = tap % KW
     offset = (dy * W + dx) * C + k % C
-    x += row * (M // (OH * OW)) * H * W * C
+    x += row * (M // P) * H * W * C
     g += row * M * O
-    acc = tl.zeros((BK, BO), dtype=tl.float32)
-    last = tl.minimum((split + 1) * SPAN, M)
-    for start in range(split * SPAN, last, BM):
-        m = start + tl.arange(0, BM)
-        place, in_y, in_x = _spot(m, H, W, OH, OW, sy, sx, py, px, C, KH, KW)
-        in_y = tl.where(m < last, in_y, 0)
-        seen = ((in_y[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
-        patch = tl.load(x + place[:, None] + offset[None, :], mask=seen, other=0.0)
+    acc = tl.zeros((BO, BK) if SWAP else (BK, BO), dtype=tl.float32)
+    last = tl.minimum((split + 1) * span, M)
+    here = tl.arange(0, BM)
+    place, in_y, in_x = _spot(here, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
+    for start in range(split * span, last, BM):
+        m = start + here
+        if BM % P == 0:  # whole images: every tile looks like the first
+            spot = place + (start // P) * (H * W * C)
+        else:
+            spot, in_y, in_x = _spot(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
+        rows_in = tl.where(m < last, in_y, 0)
+        seen = ((rows_in[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
+        patch = tl.load(x + spot[:, None] + offset[None, :], mask=seen, other=0.0)
         known = (m < last)[:, None] & (o < O)[None, :]
         grad = tl.load(g + m[:, None] * O + o[None, :], mask=known, other=0.0)
-        acc = tl.dot(tl.trans(patch), grad, acc, input_precision="tf32")
+        if SWAP:
+            acc = tl.dot(tl.trans(grad), patch, acc, input_precision="tf32")
+        else:
+            acc = tl.dot(tl.trans(patch), grad, acc, input_precision="tf32")
+    result = (tl.trans(acc) if SWAP else acc).to(out.dtype.element_ty)
     there = out + ((row * splits + split) * K + k[:, None]) * O + o[None, :]
-    tl.store(there, acc.to(out.dtype.element_ty), mask=(k < K)[:, None] & (o < O)[None, :])
+    tl.store(there, result, mask=(k < K)[:, None] & (o < O)[None, :])
 
 
 @triton.jit
 def _depthwise(  # type: ignore[no-untyped-def]
-    x, w, out, H, W, OH, OW, M, tiles, sy, sx, py, px,
+    x, w, out, M, tiles,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BACK: tl.constexpr,
     BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
@@ -165,14 +191,14 @@ def _depthwise(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BM, BC), dtype=tl.float32)
     for tap in tl.static_range(KH * KW):
         if BACK:
-            ty = oy + py - tap // KW
-            tx = ox + px - tap % KW
-            iy = ty // sy
-            ix = tx // sx
-            seen = (ty >= 0) & (tx >= 0) & (ty % sy == 0) & (tx % sx == 0) & (iy < H) & (ix < W)
+            ty = oy + PY - tap // KW
+            tx = ox + PX - tap % KW
+            iy = ty // SY
+            ix = tx // SX
+            seen = (ty >= 0) & (tx >= 0) & (ty % SY == 0) & (tx % SX == 0) & (iy < H) & (ix < W)
         else:
-            iy = oy * sy + tap // KW - py
-            ix = ox * sx + tap % KW - px
+            iy = oy * SY + tap // KW - PY
+            ix = ox * SX + tap % KW - PX
             seen = (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
         inside = (seen & (m < M))[:, None] & (c < C)[None, :]
         value = tl.load(x + (((image * H + iy) * W + ix) * C)[:, None] + c[None, :], mask=inside, other=0.0)
@@ -186,7 +212,9 @@ def _depthwise(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _depthwise_weight(  # type: ignore[no-untyped-def]
-    x, g, out, H, W, OH, OW, M, sy, sx, py, px,
+    x, g, out, M,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """out [R, KH·KW, C]: one program per row and tap"""
@@ -198,8 +226,8 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BM, BC), dtype=tl.float32)
     for start in range(0, M, BM):
         m = start + tl.arange(0, BM)
-        iy = ((m // OW) % OH) * sy + tap // KW - py
-        ix = (m % OW) * sx + tap % KW - px
+        iy = ((m // OW) % OH) * SY + tap // KW - PY
+        ix = (m % OW) * SX + tap % KW - PX
         inside = (m < M)[:, None] & (c < C)[None, :]
         seen = ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None] & inside
         place = (((m // (OH * OW)) * H + iy) * W + ix) * C
@@ -209,8 +237,15 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     tl.store(out + (row * KH * KW + tap) * C + c, total, mask=c < C)
 
 
+def _places(shape: Geometry, size: tuple[int, int], out: tuple[int, int], channels: int) -> dict[str, int]:
+    """What a kernel knows of a convolution before it is compiled."""
+    names = ("H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "KH", "KW", "C")
+    values = (*size, *out, *shape.stride, *shape.padding, *shape.kernel, channels)
+    return dict(zip(names, values, strict=True))
+
+
 FORWARD_TILE = {"BM": 128, "BK": 32, "num_warps": 4, "num_stages": 3}
-WEIGHT_TILE = {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
+WEIGHT_TILE = {"BM": 64, "BK": 64, "SWAP": False, "num_warps": 4, "num_stages": 3}
 
 
 def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool = False) -> Tensor:
@@ -225,9 +260,8 @@ def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back
     tile = {**FORWARD_TILE, "BK": min(power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
     tiles = triton.cdiv(pixels, tile["BM"])
     _conv[(tiles * rows,)](
-        x, w, out, height, width, *size, pixels, tiles, *shape.stride, *shape.padding,
-        C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1], BACK=back, SPREAD=spread,
-        BO=power(outputs, 16), **tile,
+        x, w, out, pixels, tiles, **_places(shape, (height, width), size, channels),
+        O=outputs, BACK=back, SPREAD=spread, BO=power(outputs, 16), **tile,
     )  # fmt: skip
     return out
 
@@ -245,9 +279,9 @@ def _weight_gradient(x: Tensor, grad: Tensor, w: Tensor, shape: Geometry) -> Ten
     dtype = w.dtype if splits == 1 else torch.float32
     out = torch.empty(rows, splits, *w.shape[1:], device=x.device, dtype=dtype)
     _conv_weight[(blocks * rows * splits,)](
-        x, grad, out, height, width, grad.shape[2], grad.shape[3], pixels, blocks, splits, span,
-        *shape.stride, *shape.padding, C=channels, O=outputs, KH=shape.kernel[0], KW=shape.kernel[1],
-        BO=power(outputs, 16), **tile,
+        x, grad, out, pixels, blocks, splits, span,
+        **_places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
+        O=outputs, BO=power(outputs, 16), **tile,
     )  # fmt: skip
     return out.sum(1).to(w.dtype) if splits > 1 else out.squeeze(1)
 
@@ -297,9 +331,8 @@ class RowDepthwise(torch.autograd.Function):
             dw = torch.empty_like(w)
             pixels = images * grad.shape[2] * grad.shape[3]
             _depthwise_weight[(w.shape[1] * rows,)](
-                x, grad, dw, height, width, grad.shape[2], grad.shape[3], pixels,
-                *shape.stride, *shape.padding, C=channels, KH=shape.kernel[0], KW=shape.kernel[1],
-                BM=128, BC=power(channels),
+                x, grad, dw, pixels, BM=128, BC=power(channels),
+                **_places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
             )  # fmt: skip
         return dx, dw, None
 
@@ -310,7 +343,7 @@ def _depthwise_over(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry
     pixels = images * size[0] * size[1]
     tiles = triton.cdiv(pixels, 64)
     _depthwise[(tiles * rows,)](
-        x, w, out, height, width, *size, pixels, tiles, *shape.stride, *shape.padding,
-        C=channels, KH=shape.kernel[0], KW=shape.kernel[1], BACK=back, BM=64, BC=power(channels),
+        x, w, out, pixels, tiles, BACK=back, BM=64, BC=power(channels),
+        **_places(shape, (height, width), size, channels),
     )  # fmt: skip
     return out
