@@ -61,7 +61,7 @@ def cohens_d(differences: Doubles | Sequence[float]) -> float:
     """The mean of paired differences over their standard deviation."""
     values = np.asarray(differences, dtype=np.float64)
     deviation = float(values.std(ddof=1)) if values.size > 1 else 0.0
-    return float(values.mean()) / deviation if deviation > 0 else math.nan
+    return float(values.mean()) / deviation if deviation > 1e-9 else math.nan
 
 
 # ---- the size frontier -----------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from esper.lifecycle import SlotStates
 from esper.simic.compare import ControllerRun, from_the_start, run_controller
+from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.tamiyo.controllers import Controller, Scheduled, Static
 from esper.tasks import load_task
@@ -167,9 +168,14 @@ ESPER_HOST = HostSpec("mlp", {"width": 30, "depth": 3})
 def esper_runs(
     task: Task, plan: Plan, peak: float, seeds: int, controller: Controller, slots: SlotStates | None
 ) -> ControllerRun:
-    """As many members as seeds, for as many steps as gromo's MLP, at the same size of minibatch."""
+    """As many members as seeds, for as many steps as gromo's MLP, at the same size of minibatch.
+
+    An MLP overfits these signals until its validation loss is that of chance while its accuracy still rises;
+    the governor would take that for a collapse, so that it is off.
+    """
     setting = Setting(batches=plan.steps // Setting.steps)
-    spec = setting.spec(replace(task, host=ESPER_HOST), torch.arange(seeds))
+    calm = GovernorConfig(enabled=False)
+    spec = setting.spec(replace(task, host=ESPER_HOST), torch.arange(seeds), governor=calm)
     changes = {"batch_size": plan.batch, "host_lr": peak, "seed_lr": peak}
     world = GrowthEnvironment(replace(spec, population=spec.population.model_copy(update=changes)))
     return run_controller(world, "", controller, initial_slots=slots)

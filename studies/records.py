@@ -32,6 +32,7 @@ class Growth:
     germinated: list[float]  # [T] seeds a member and step
     placed: list[list[int]]  # [S][blueprints] seeds at the end, over all members
     hold_lengths: list[int]  # [T + 1] how many seeds were held for so many steps in a row
+    rollbacks: float  # of the governor, a member
 
     @property
     def seeds_planted(self) -> float:
@@ -177,6 +178,7 @@ def growth_of(record: EpisodeRecord, span: slice) -> Growth:
         germinated=rounded(germinated.sum(axis=2).mean(axis=1)),
         placed=[np.bincount(slot[slot >= 0], minlength=NUM_BLUEPRINTS).tolist() for slot in blueprints.T],
         hold_lengths=run_lengths(record.ticked_stage[:, span] == Stage.HOLDING),
+        rollbacks=round(float(record.panicked[:, span].sum(axis=0).mean()), 4),
     )
 
 

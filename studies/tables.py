@@ -195,13 +195,14 @@ def policy_table(found: dict[str, Evaluation]) -> str:
                 number(float((steps * germinated).sum() / max(germinated.sum(), 1e-9)), ".1f"),
                 f"{ops[Op.PRUNE] * len(germinated):.2f}",
                 f"{ops[Op.FOSSILIZE] * len(germinated):.2f}",
+                f"{np.mean([g.rollbacks for g in told]):.2f}",
                 number(float((np.arange(len(holds)) * holds).sum() / max(holds.sum(), 1)), ".1f"),
                 f"{favourite} {100 * placed.sum(axis=0).max() / max(placed.sum(), 1):.0f} %",
                 f"{100 * np.mean([spatial_share(g) for g in told]):.0f} %",
             ]
         )
-    header = ["task", "germinated", "mean step", "pruned", "fossilised", "steps held", "most frequent"]
-    return markdown([*header, "look at neighbours"], rows)
+    header = ["task", "germinated", "mean step", "pruned", "fossilised", "rolled back", "steps held"]
+    return markdown([*header, "most frequent", "look at neighbours"], rows)
 
 
 def calibration_table(found: dict[str, Evaluation]) -> str:
