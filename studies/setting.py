@@ -23,10 +23,10 @@ RULES = LifecycleConfig(gates=GATES)
 PPO = PPOConfig(  # few rounds of many members: large steps, held by the KL
     gamma=1.0,
     lam=1.0,  # rewards telescope, so that long returns are no noisier, and growth pays late
-    learning_rate=4e-3,
+    learning_rate=6e-3,
     epochs=10,
     minibatches=4,
-    target_kl=0.1,
+    target_kl=0.15,
     entropy_start=0.005,
     entropy_end=0.002,
     entropy_updates=20,

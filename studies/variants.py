@@ -75,8 +75,8 @@ VARIANTS = {
 
 # Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.
 PROBES = {
-    "probe_slow": Variant(ppo={"learning_rate": 2e-3}),
-    "probe_fast": Variant(ppo={"learning_rate": 8e-3}),
+    "probe_slow": Variant(ppo={"learning_rate": 3e-3}),
+    "probe_fast": Variant(ppo={"learning_rate": 1e-2}),
     "probe_far": Variant(ppo={"target_kl": 0.3, "epochs": 16}),
     "probe_curious": Variant(ppo={"entropy_start": 0.03, "entropy_end": 0.01}),
     "probe_short": Variant(ppo={"lam": 0.95}),
