@@ -40,15 +40,8 @@ FORWARD_TILES = [
     for m, k, w in ((64, 32, 2), (256, 32, 4), (256, 64, 8))
 ]
 WEIGHT_TILES = [
-    {"BM": m, "BK": k, "SWAP": swap, "num_warps": w, "num_stages": s}
-    for m, k, swap, w, s in (
-        (64, 64, True, 4, 3),
-        (128, 32, True, 4, 2),
-        (64, 32, True, 2, 3),
-        (64, 128, True, 4, 3),
-        (128, 32, False, 4, 2),
-        (64, 32, False, 4, 3),
-    )
+    {"BM": m, "BK": k, "num_warps": w, "num_stages": s}
+    for m, k, w, s in ((128, 32, 4, 2), (64, 32, 2, 3), (64, 128, 4, 3))
 ]
 
 

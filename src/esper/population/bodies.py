@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
-from esper.population.hosts import Host
+from esper.population.hosts import GlobalMean, Host
 from esper.population.layout import flatten
 from esper.population.plan import Group, Plan, SlotView, SlotWork
 from esper.population.row_module import Buffers, RowModule
@@ -70,6 +70,7 @@ class Bodies:
         self.fused = way == "fused"
         self.halved = config.precision == "bfloat16"
         self.channels_last = host.topology == "cnn" and self.fused
+        self.pools = isinstance(host.head, nn.Sequential) and isinstance(host.head[0], GlobalMean)
         self.membership = cache(self._membership)
         self.segments = [rows(module) for module in (*host.segments, host.head)]
         shared: dict[int, SlotBodies] = {}
@@ -173,11 +174,18 @@ class Bodies:
                 met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
                 deltas = [self._delta(group, self._lowered(next(seed_rows)), h, training) for group, h in met]
                 x = self._blend(x, deltas, work)
-        return self._segment(-1, head, x.to(head.dtype), buffers[-1], training)
+        return self._segment(-1, head, self._pooled(x).to(head.dtype), buffers[-1], training)
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
         return x.bfloat16() if self.halved and x.is_floating_point() else x
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        """The mean over space ahead of a head that begins with it, so that little is cast and turned."""
+        if not (self.channels_last and self.pools):
+            return x
+        last = self._as_stored(x)
+        return self._as_seen(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
 
     def _segment(self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
         """One segment, or the head, for the rows that have come so far."""

@@ -126,8 +126,14 @@ class Plan:
     @property
     def kinds(self) -> frozenset[Kind]:
         """Everything that decides which kernels a step runs, whatever its numbers of rows."""
-        groups = {(g.slot, g.blueprint, g.blends, g.live > 0, g.live < g.size) for g in self.groups}
-        return frozenset({*groups, (self.num_rows > self.own,)})
+        bodies = {(g.slot, g.blueprint, part) for g in self.groups for part in _parts(g)}
+        blends = {(g.slot, blend) for g in self.groups for blend in g.blends}
+        return frozenset({*bodies, *blends, (self.num_rows > self.own,)})
+
+
+def _parts(group: Group) -> list[str]:
+    """Which seeds a group has: those that learn, those that are only heard."""
+    return [name for name, size in (("live", group.live), ("held", group.size - group.live)) if size]
 
 
 def training_rows(view: SlotView) -> Rows:

@@ -210,8 +210,8 @@ class Population:
         return replayed
 
     def _release_graphs(self) -> None:
-        """Give back what replays held: another population may need it before the next episode."""
-        if self._studio is not None:
+        """Give back what replays held once it is much: another population may need it."""
+        if self._studio is not None and _device_is_full(self.device):
             self._replayed, self._studio = [], None
             torch.cuda.empty_cache()
 
@@ -349,6 +349,11 @@ class Population:
         if self._order is None or self._order.num_samples != num_samples:
             self._order = DataOrder(self.seed, self.members, num_samples, self.config.batch_size)
         return self._order
+
+
+def _device_is_full(device: torch.device) -> bool:
+    """Whether this process holds half of the device's memory or more."""
+    return 2 * torch.cuda.memory_reserved(device) > torch.cuda.get_device_properties(device).total_memory
 
 
 def worth_of_seeds(wanted: Measurement, accuracy: Tensor, own: int) -> dict[str, Tensor]:

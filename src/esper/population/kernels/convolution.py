@@ -11,6 +11,7 @@ addition per element; which offsets fall inside the image are bits that each out
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import power
+from esper.population.kernels.tiles import cdiv, power
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,8 @@ def _conv_weight(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """out [R, splits, K, O] = transposed patches of x times g [R, M, O], over `span` pixels each
 
-    SWAP: computed as its transpose, so that the small factor is the one that is turned.
+    SWAP: computed as its transpose, so that the small factor is the one that is turned: a factor of four
+    in float32, where turning costs a trip through shared memory.
     """
     K: tl.constexpr = KH * KW * C
     P: tl.constexpr = OH * OW
@@ -237,6 +239,7 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     tl.store(out + (row * KH * KW + tap) * C + c, total, mask=c < C)
 
 
+@cache
 def _places(shape: Geometry, size: tuple[int, int], out: tuple[int, int], channels: int) -> dict[str, int]:
     """What a kernel knows of a convolution before it is compiled."""
     names = ("H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "KH", "KW", "C")
@@ -244,8 +247,8 @@ def _places(shape: Geometry, size: tuple[int, int], out: tuple[int, int], channe
     return dict(zip(names, values, strict=True))
 
 
-FORWARD_TILE = {"BM": 128, "BK": 32, "num_warps": 4, "num_stages": 3}
-WEIGHT_TILE = {"BM": 64, "BK": 64, "SWAP": False, "num_warps": 4, "num_stages": 3}
+FORWARD_TILE = {"BM": 256, "BK": 32, "num_warps": 4, "num_stages": 2}
+WEIGHT_TILE = {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
 
 
 def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool = False) -> Tensor:
@@ -258,7 +261,7 @@ def _convolve(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back
     if back and not spread:
         shape = shape.turned
     tile = {**FORWARD_TILE, "BK": min(power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
-    tiles = triton.cdiv(pixels, tile["BM"])
+    tiles = cdiv(pixels, tile["BM"])
     _conv[(tiles * rows,)](
         x, w, out, pixels, tiles, **_places(shape, (height, width), size, channels),
         O=outputs, BACK=back, SPREAD=spread, BO=power(outputs, 16), **tile,
@@ -273,15 +276,15 @@ def _weight_gradient(x: Tensor, grad: Tensor, w: Tensor, shape: Geometry) -> Ten
     pixels = images * grad.shape[2] * grad.shape[3]
     depth = w.shape[1] * channels
     tile = {**WEIGHT_TILE, "BK": min(power(depth, 16), WEIGHT_TILE["BK"])}
-    blocks = triton.cdiv(depth, tile["BK"])
-    splits = max(1, min(triton.cdiv(1024, rows * blocks), triton.cdiv(pixels, 1024)))
-    span = triton.cdiv(triton.cdiv(pixels, splits), tile["BM"]) * tile["BM"]
+    blocks = cdiv(depth, tile["BK"])
+    splits = max(1, min(cdiv(1024, rows * blocks), cdiv(pixels, 1024)))
+    span = cdiv(cdiv(pixels, splits), tile["BM"]) * tile["BM"]
     dtype = w.dtype if splits == 1 else torch.float32
     out = torch.empty(rows, splits, *w.shape[1:], device=x.device, dtype=dtype)
     _conv_weight[(blocks * rows * splits,)](
         x, grad, out, pixels, blocks, splits, span,
         **_places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
-        O=outputs, BO=power(outputs, 16), **tile,
+        O=outputs, BO=power(outputs, 16), SWAP=x.dtype == torch.float32, **tile,
     )  # fmt: skip
     return out.sum(1).to(w.dtype) if splits > 1 else out.squeeze(1)
 
@@ -341,7 +344,7 @@ def _depthwise_over(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry
     rows, images, height, width, channels = x.shape
     out = x.new_empty(rows, images, *size, channels)
     pixels = images * size[0] * size[1]
-    tiles = triton.cdiv(pixels, 64)
+    tiles = cdiv(pixels, 64)
     _depthwise[(tiles * rows,)](
         x, w, out, pixels, tiles, BACK=back, BM=64, BC=power(channels),
         **_places(shape, (height, width), size, channels),

@@ -6,6 +6,7 @@ deviation 1.  # x [R, B, P, C] channels last, w and b [R, C], skip [R]
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import power
+from esper.population.kernels.tiles import cdiv, power
 
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
 TILE = 4096  # elements that a program holds at a time
@@ -172,7 +173,7 @@ class RowNorm(torch.autograd.Function):
         whole, tile = _tiling(images, pixels, channels)
         kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None}
         scale = mean if skip is None else skip.contiguous()
-        tiles = triton.cdiv(images, tile["BS"])
+        tiles = cdiv(images, tile["BS"])
         _norm[(tiles * rows,)](
             x, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
             C=channels, WHOLE=whole, **kinds, **tile,
@@ -186,7 +187,7 @@ class RowNorm(torch.autograd.Function):
         x, w, b, scale, mean, rstd = ctx.saved_tensors
         rows, images, pixels, channels = x.shape
         _, tile = _tiling(images, pixels, channels)
-        tiles = triton.cdiv(images, tile["BS"])
+        tiles = cdiv(images, tile["BS"])
         dx = torch.empty_like(x)
         shares = torch.empty(2, rows, tiles, channels, device=x.device)
         dskip = torch.empty(rows, tiles, device=x.device) if ctx.kinds["SKIP"] else shares
@@ -204,6 +205,7 @@ def _dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
+@cache
 def _tiling(images: int, pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
     """Whether a program holds whole samples, and the samples, pixels and channels that it holds."""
     wide, long = power(channels), power(pixels)

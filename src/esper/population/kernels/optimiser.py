@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.population.config import PopulationConfig
+from esper.population.kernels.tiles import cdiv
 from esper.population.optimiser import RowWeights
 
 BLOCK = 1024  # elements of a program
@@ -55,7 +56,7 @@ def learn_rows(
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     rows.steps.add_(active)
     count, width = gradient.shape
-    tiles = triton.cdiv(width, BLOCK)
+    tiles = cdiv(width, BLOCK)
     _update[(tiles * count,)](
         rows.weights, rows.first, rows.second, rows.steps, gradient, norms, lr, active, width, tiles,
         config.clip_norm, float(config.momentum), float(config.second_beta), config.weight_decay,

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from esper.population.kernels.tiles import cdiv
 from esper.population.plan import SlotWork
 
 BLOCK = 4096  # elements of a program
@@ -54,7 +55,7 @@ def _pick_rows(
     if not out.numel():
         return out
     length = out[0].numel()
-    tiles = triton.cdiv(length, BLOCK)
+    tiles = cdiv(length, BLOCK)
     _pick[(tiles * index.shape[0],)](
         out if base is None else base.contiguous(), index if base_index is None else base_index,
         source, index, index if scale is None else scale, out, length, tiles,
