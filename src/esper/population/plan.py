@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -286,7 +287,10 @@ def _groups(
 
 def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Send several arrays to the device in one copy."""
-    packed = torch.as_tensor(np.concatenate(arrays), dtype=dtype)
-    if device.type == "cuda":
-        packed = packed.pin_memory().to(device, non_blocking=True)
-    return list(packed.split([len(a) for a in arrays]))
+    return list(ship(np.concatenate(arrays), device, dtype).split([len(a) for a in arrays]))
+
+
+def ship(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """Send an array to the device without waiting for it."""
+    packed = torch.as_tensor(array, dtype=dtype)
+    return packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed

@@ -22,12 +22,14 @@ from esper.population.hosts import Host
 from esper.population.objectives import OBJECTIVES, Objective
 from esper.population.optimiser import RowWeights
 from esper.population.plan import (
+    Ints,
     Kind,
     Measurement,
     Plan,
     SlotView,
     build_plan,
     measurement_rows,
+    ship,
     training_rows,
 )
 from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, Studio, TrainStep
@@ -180,14 +182,14 @@ class Population:
         shadow = torch.full(view.shape, math.nan, device=self.device)
         num_shadows = plan.num_rows - plan.own
         if num_shadows:
-            slot = torch.as_tensor(rows.shadow_slot[plan.own :], device=self.device)
+            slot = ship(rows.shadow_slot[plan.own :], self.device)
             shadow.index_put_((plan.members[plan.own :], slot), mean[plan.own :])
         measured = measure_seeds(self.bodies, plan, step.seed_gradient, step.host_norm, view.shape)
         return TrainMetrics(mean[: plan.own], shadow, step.host_norm, measured)
 
     def _learners(self, plan: Plan, view: SlotView, start: int, stop: int) -> Learners:
         """Members start..stop, and the seeds that live in a row; those that fade out do not learn."""
-        frozen = torch.as_tensor(view.frozen.reshape(-1), device=self.device)
+        frozen = ship(view.frozen.reshape(-1), self.device)
         seeds = self.seeds.slice(start * self.num_slots, stop * self.num_slots)
         return Learners(
             hosts=self.hosts.slice(start, stop),
@@ -359,9 +361,9 @@ def _device_is_full(device: torch.device) -> bool:
 def worth_of_seeds(wanted: Measurement, accuracy: Tensor, own: int) -> dict[str, Tensor]:
     """Contribution, shadow gain and interaction in points, from the accuracies of the rows.  # [R]"""
 
-    def answer(rows: object) -> Tensor:
+    def answer(rows: Ints) -> Tensor:
         """The accuracy of each asked row, NaN where none was asked for."""
-        index = torch.as_tensor(rows, device=accuracy.device)
+        index = ship(rows, accuracy.device)
         return accuracy[index.clamp(min=0)].masked_fill(index < 0, math.nan)
 
     alone = accuracy[:own].unsqueeze(1)  # [N, 1]
