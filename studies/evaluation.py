@@ -240,6 +240,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data", type=Path, help="folder of exported tasks")
     parser.add_argument("--programs", nargs="+", choices=list(PROGRAMS), default=list(PROGRAMS))
     parser.add_argument("--ablations", action=argparse.BooleanOptionalAction, help="of the lifecycle")
+    parser.add_argument("--chunk", type=int, help="members that go through the network together")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_MEMBERS} members on three tasks")
 
 
@@ -256,7 +257,8 @@ def evaluate(args: argparse.Namespace) -> None:
     )
     failures = []
     for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
-        setting = Setting(args.steps, args.batches, args.device, args.graphs, chunk=CHUNKS.get(name, 4096))
+        chunk = args.chunk or CHUNKS.get(name, 4096)
+        setting = Setting(args.steps, args.batches, args.device, args.graphs, chunk=chunk)
         try:
             evaluate_task(setting, held_out_task(name, args.data), request)
         except ProgramsFailed as error:
