@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.population import synchronise
+from benchmarks.population import machine_name, synchronise
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -62,9 +61,9 @@ class Result:
     member_steps_per_s: float
     step_ms: float
     shares: dict[str, float]  # of the wall time of an instrumented episode
-    peak_gb: float
     syncs_per_step: float
-    gpu_busy: float  # share of wall time in which a kernel ran
+    peak_gb: float = float("nan")
+    gpu_busy: float = float("nan")  # share of wall time in which a kernel ran
 
 
 def random_task(work: Work) -> Task:
@@ -184,6 +183,8 @@ def busy_share(trainer: Trainer) -> float:
 
 def measure(args: argparse.Namespace, num_members: int) -> Result:
     device = torch.device(args.device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
     trainer = make_trainer(args, num_members)
     trainer.play_round()
     synchronise(device)
@@ -239,12 +240,20 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
     for work, precision in dict.fromkeys((r.work, r.precision) for r in results):
         line = [r for r in results if (r.work, r.precision) == (work, precision)]
+        line.sort(key=lambda r: r.n)
         speeds = [r.member_steps_per_s for r in line]
         axes.plot([r.n for r in line], speeds, marker="o", label=f"{work}, {precision}")
     axes.set(xscale="log", yscale="log", xlabel="members", ylabel="member-steps per second", title=machine)
     axes.grid(alpha=0.3, which="both")
     axes.legend()
     figure.savefig(path, dpi=140)
+
+
+def read(path: Path) -> tuple[list[Result], str]:
+    """What a run with --json printed, and the machine that it ran on."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    machine = rows[0].get("device", "an unnamed machine")
+    return [Result(**{k: v for k, v in row.items() if k != "device"}) for row in rows], machine
 
 
 def main() -> None:
@@ -263,13 +272,13 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")
+    parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
-    results = []
-    for num_members in args.members:
+    results, machine = read(args.read) if args.read else ([], machine_name(args.device))
+    for num_members in () if args.read else args.members:
         results.append(measure(args, num_members))
         if args.json:
             print(json.dumps(asdict(results[-1])), flush=True)
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {platform.machine()}"
     if not args.json:
         show(results, machine)
     if args.plot:

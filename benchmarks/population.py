@@ -179,19 +179,30 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    kinds = sorted({(r.work, r.compiled) for r in results})
-    for work, compiled in kinds:
-        line = [r for r in results if (r.work, r.compiled) == (work, compiled)]
-        label = f"{work}, {'compiled' if compiled else 'eager'}"
-        axes.plot([r.n for r in line], [r.ours_ms for r in line], marker="o", label=f"population: {label}")
-    line = [r for r in results if r.work == kinds[-1][0] and r.compiled == kinds[0][1]]
-    axes.plot(
-        [r.n for r in line], [r.baseline_ms for r in line], "k--", marker="x", label="one after another"
-    )
+    for work, precision, compiled in sorted({(r.work, r.precision, r.compiled) for r in results}):
+        line = [r for r in results if (r.work, r.precision, r.compiled) == (work, precision, compiled)]
+        line.sort(key=lambda r: r.n)
+        label = f"population: {work}, {precision}{', compiled' if compiled else ''}"
+        axes.plot([r.n for r in line], [r.ours_ms for r in line], marker="o", label=label)
+    for work in sorted({r.work for r in results}):
+        sizes = sorted({r.n for r in results if r.work == work})
+        slow = [next(r.baseline_ms for r in results if (r.work, r.n) == (work, n)) for n in sizes]
+        axes.plot(sizes, slow, "--", marker="x", label=f"one after another: {work}")
     axes.set(xscale="log", yscale="log", xlabel="members", ylabel="ms per training step", title=machine)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")
     figure.savefig(path, dpi=140)
+
+
+def machine_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
+
+
+def read(path: Path) -> tuple[list[Result], str]:
+    """What a run with --json printed, and the machine that it ran on."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    machine = rows[0].get("device", "an unnamed machine")
+    return [Result(**{k: v for k, v in row.items() if k != "device"}) for row in rows], machine
 
 
 def main() -> None:
@@ -209,15 +220,15 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="measure the compiled population too")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")
+    parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
-    results = []
-    for compiled in (False, True) if args.compile else (False,):
+    results, machine = read(args.read) if args.read else ([], machine_name(args.device))
+    for compiled in () if args.read else (False, True) if args.compile else (False,):
         for seeds in (False, True):
             for num_members in args.members:
                 results.append(measure(args, num_members, seeds, compiled))
                 if args.json:
                     print(json.dumps(asdict(results[-1])), flush=True)
-    machine = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {platform.machine()}"
     if not args.json:
         show(results, machine)
     if args.plot:

@@ -1,6 +1,6 @@
-"""The tables and the pictures of docs/study.md, from the files under studies/results.
+"""The tables and the pictures of the study's two pages, from the files under studies/results.
 
-    python -m studies.report                                     writes docs/study.md and docs/study*.png
+    python -m studies.report                                     writes docs/study*.md and docs/study*.png
     python -m studies.report --results runs/study --docs runs/study     a report of one's own evaluation
 
 A table goes between its markers, `<!-- study:NAME -->` and `<!-- end:NAME -->`; one that has no markers yet
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from studies.effects import TAMIYO, by_title
@@ -26,12 +26,14 @@ from studies.tables import (
     main_table,
     policy_table,
     seeds_table,
+    summary_table,
     time_table,
 )
 
 RESULTS = Path("studies/results")
 DOCS = Path("docs")
-PAGE = "study.md"
+STORY = "study.md"  # for reading: one table, between prose
+PAGE = "study_tables.md"  # for looking up: all the others
 
 # Name → the heading that a new table gets, and how it is made.
 TABLES: dict[str, tuple[str, Callable[[dict[str, Evaluation]], str]]] = {
@@ -75,21 +77,26 @@ def placed(page: str, name: str, heading: str, table: str) -> str:
     return f"{page.rstrip()}\n\n### {heading}\n\n{block}\n"
 
 
+def write(path: Path, title: str, made: Mapping[str, tuple[str, str]]) -> None:
+    """Put tables into a page, in place of what was there before."""
+    page = path.read_text() if path.exists() else title
+    for name, (heading, table) in made.items():
+        print(f"\n### {heading}\n\n{table}", flush=True)
+        page = placed(page, name, heading, table)
+    path.write_text(page)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
     found = evaluations(args.results)
-    path = args.docs / PAGE
-    page = path.read_text() if path.exists() else "# Does growth pay?\n"
     made = {name: (heading, make(found)) for name, (heading, make) in TABLES.items()}
     if (args.results / "gromo.json").exists():
         made["gromo"] = ("Beside gromo", gromo_table(args.results / "gromo.json"))
-    for name, (heading, table) in made.items():
-        print(f"\n### {heading}\n\n{table}", flush=True)
-        page = placed(page, name, heading, table)
-    path.write_text(page)
+    write(args.docs / STORY, "# Does growth pay?\n", {"summary": ("In short", summary_table(found))})
+    write(args.docs / PAGE, "# Does growth pay? The tables\n", made)
     for picture, draw in PICTURES.items():
         draw(found, args.docs / picture)
 

@@ -1,4 +1,4 @@
-"""The tables of docs/study.md, as markdown."""
+"""The tables of the study, as markdown."""
 
 from __future__ import annotations
 
@@ -48,6 +48,38 @@ def interval(mean: float, half: float, form: str = ".4f", sign: str = "+") -> st
 def is_change(name: str) -> bool:
     """Whether an arm lives under a change of the lifecycle, or was trained with something taken away."""
     return name.rpartition(", ")[2] in CHANGES or name.rpartition("-")[0] in VARIANTS
+
+
+OPPONENTS = {
+    "no growth": "static",
+    "random": "random",
+    "heuristic": "heuristic",
+    "periodic": "periodic",
+    "scheduled": "scheduled",
+    "its own final network": f"static-final of {TAMIYO}",
+    "the same, equal FLOPs": f"static-final of {TAMIYO}, equal FLOPs",
+    "pruned to its size": "pruned from twice the width",
+}
+
+
+def summary_table(found: dict[str, Evaluation]) -> str:
+    """Φ of the trained controller minus Φ of each opponent, a task a line."""
+    rows = []
+    for task, evaluation in found.items():
+        series = by_title(evaluation)
+        ours, static = series[TAMIYO], series["static"]
+        gaps = [effect(ours, series[name]) if name in series else None for name in OPPONENTS.values()]
+        rows.append(
+            [
+                f"{task} ({evaluation.members})",
+                f"{100 * matrix(static, 'test_accuracy').mean():.1f}",
+                f"{100 * matrix(ours, 'test_accuracy').mean():.1f}",
+                f"{matrix(ours, 'parameters').mean() / evaluation.host_parameters:.1f}",
+                *(interval(gap.mean, gap.half) if gap else NOTHING for gap in gaps),
+            ]
+        )
+    header = ["task (members)", "static, %", "Tamiyo, %", "size / host", *OPPONENTS]
+    return markdown(header, rows)
 
 
 def main_table(found: dict[str, Evaluation]) -> str:

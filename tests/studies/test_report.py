@@ -28,7 +28,8 @@ def test_tables_and_pictures_are_written(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["report", "--results", str(results), "--docs", str(tmp_path)])
     report.main()
-    page = (tmp_path / "study.md").read_text()
+    assert "<!-- study:summary -->" in (tmp_path / report.STORY).read_text()
+    page = (tmp_path / report.PAGE).read_text()
     for name in report.TABLES:
         assert f"<!-- study:{name} -->\n|" in page
     assert "| spirals | static-final of tamiyo, equal FLOPs |" in page
