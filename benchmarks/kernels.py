@@ -3,7 +3,8 @@
     python -m benchmarks.kernels                        as they are
     python -m benchmarks.kernels --sweep                other tiles of the convolutions too
 
-A kernel that reads and writes every activation once, at the speed of a plain copy, has a share of 1.
+A kernel that reads and writes every activation once, at the speed of a plain copy, has a share of 1. Needs a
+GPU with Triton, which is imported late: a machine without it can still look at this folder.
 """
 
 from __future__ import annotations
@@ -15,16 +16,13 @@ from itertools import product
 from typing import Any
 
 import torch
-from triton.testing import do_bench
 
-from esper.population.kernels import Geometry, RowNorm, convolution
-from esper.population.kernels.rows import _pick_rows
-
-SAME = Geometry((3, 3), (1, 1), (1, 1))
-HALF = Geometry((3, 3), (2, 2), (1, 1))
-POINT = Geometry((1, 1), (1, 1), (0, 0))
+Shape = tuple[tuple[int, int], tuple[int, int], tuple[int, int]]  # kernel, stride and padding
+SAME: Shape = ((3, 3), (1, 1), (1, 1))
+HALF: Shape = ((3, 3), (2, 2), (1, 1))
+POINT: Shape = ((1, 1), (1, 1), (0, 0))
 # rows, side, channels in and out, shape of the convolution; the batch is 64
-WORKS: dict[str, tuple[int, int, int, int, Geometry]] = {
+WORKS: dict[str, tuple[int, int, int, int, Shape]] = {
     "8x8, 16": (2048, 8, 16, 16, SAME),
     "8x8, 8": (2048, 8, 8, 8, SAME),
     "8x8, 4": (2048, 8, 4, 4, SAME),
@@ -47,6 +45,8 @@ WEIGHT_TILES = [
 
 def bytes_per_ms() -> float:
     """What a plain copy moves."""
+    from triton.testing import do_bench
+
     x = torch.empty(2**28, device="cuda", dtype=torch.bfloat16)
     y = torch.empty_like(x)
     return 2 * x.nbytes / float(do_bench(lambda: y.copy_(x)))
@@ -54,7 +54,11 @@ def bytes_per_ms() -> float:
 
 def calls(name: str, dtype: torch.dtype) -> dict[str, tuple[Callable[[], Any], int]]:
     """Each kernel on one work, with the bytes that it must move."""
-    rows, side, channels, outputs, shape = WORKS[name]
+    from esper.population.kernels import Geometry, convolution
+    from esper.population.kernels.rows import _pick_rows
+
+    rows, side, channels, outputs, sizes = WORKS[name]
+    shape = Geometry(*sizes)
     x = torch.randn(rows, BATCH, side, side, channels, device="cuda").to(dtype)
     taps = shape.kernel[0] * shape.kernel[1]
     w = torch.randn(rows, taps, channels, outputs, device="cuda").to(dtype)
@@ -71,6 +75,8 @@ def calls(name: str, dtype: torch.dtype) -> dict[str, tuple[Callable[[], Any], i
 
 
 def norm_calls(x: torch.Tensor) -> dict[str, tuple[Callable[[], Any], int]]:
+    from esper.population.kernels import RowNorm
+
     samples = x.flatten(2, 3).detach().requires_grad_()
     scale = torch.ones(x.shape[0], x.shape[-1], device="cuda", dtype=x.dtype, requires_grad=True)
     out = RowNorm.apply(samples, scale, scale, None, 1e-5, "silu", "none")  # type: ignore[no-untyped-call]
@@ -87,6 +93,10 @@ def norm_calls(x: torch.Tensor) -> dict[str, tuple[Callable[[], Any], int]]:
 
 
 def measure(name: str, dtype: torch.dtype, speed: float, sweep: bool) -> Iterator[dict[str, Any]]:
+    from triton.testing import do_bench
+
+    from esper.population.kernels import convolution
+
     for kernel, (call, moved) in calls(name, dtype).items():
         line = {"work": name, "dtype": str(dtype).removeprefix("torch."), "kernel": kernel}
         tiles = {"forward": FORWARD_TILES, "back": FORWARD_TILES, "weights": WEIGHT_TILES}.get(kernel, [])

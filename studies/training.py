@@ -118,7 +118,8 @@ def train(args: argparse.Namespace) -> None:
     timetable = Timetable(args.seconds)
     agents = make_agents(agent_names(args.agents), args.device)
     setting = Setting(args.steps, args.batches, args.device, args.graphs, seed=WORLD_SEED)
-    families = (*FAMILIES, TOKENS) if args.tokens else FAMILIES
+    chosen = [family for family in FAMILIES if family.name in args.families]
+    families = (*chosen, TOKENS) if args.tokens else tuple(chosen)
     cohorts = [make_cohort(family, agents, setting, args.members) for family in families]
     args.out.mkdir(parents=True, exist_ok=True)
     first = load(agents, args.out, args.device) if args.resume else 0
@@ -160,6 +161,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=10**6)
     parser.add_argument("--seconds", type=float, default=500.0)
     parser.add_argument("--save-every", type=int, default=3, help="rounds")
+    names = [family.name for family in FAMILIES]
+    parser.add_argument("--families", nargs="+", choices=names, default=names, help="of made tasks, in turn")
     parser.add_argument("--tokens", action="store_true", help="also train on token sequences")
     parser.add_argument("--resume", action="store_true", help="go on from the files in --out")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))

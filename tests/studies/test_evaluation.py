@@ -78,8 +78,10 @@ def test_the_budget_of_the_search_is_that_of_one_training(found: Evaluation) -> 
 
 
 def test_pruning_ends_at_the_size_of_the_grown_networks(found: Evaluation) -> None:
+    """Or at the dense host's own size, where the grown networks are larger than that."""
     target = round(float(np.mean(found["main-0"].parameters)))
-    assert set(found["pruned from twice the width"].parameters) == {target}
+    dense = found["static width 16"].parameters[0]
+    assert set(found["pruned from twice the width"].parameters) == {min(target, dense)}
 
 
 def test_growth_is_told_of_controllers_alone(found: Evaluation) -> None:

@@ -168,13 +168,13 @@ class Bodies:
         seed_rows = iter(seeds)
         x = self._lowered(x)
         for k, work in enumerate(plan.slots):
-            x = self._segment(k, self._lowered(parts[k]), x, buffers[k], training)
+            x = self._segment(k, parts[k], x, buffers[k], training)
             if work.groups:
                 x, taken = self._take(x, work)
                 met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
                 deltas = [self._delta(group, self._lowered(next(seed_rows)), h, training) for group, h in met]
                 x = self._blend(x, deltas, work)
-        return self._segment(-1, head, self._pooled(x).to(head.dtype), buffers[-1], training)
+        return self._segment(-1, head, self._pooled(x), buffers[-1], training)
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
@@ -188,9 +188,16 @@ class Bodies:
         return self._as_seen(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
 
     def _segment(self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
-        """One segment, or the head, for the rows that have come so far."""
+        """One segment, or the head, for the rows that have come so far.
+
+        The head, and a segment with running statistics, runs in the precision of its weights.
+        """
         there = x.shape[0]
-        return self.segments[k](rows[:there], x, {n: v[:there] for n, v in buffers.items()}, training)
+        exact = k == -1 or any(value.is_floating_point() for value in buffers.values())
+        rows = rows if exact else self._lowered(rows)
+        x = x.to(rows.dtype) if exact and x.is_floating_point() else x
+        out = self.segments[k](rows[:there], x, {n: v[:there] for n, v in buffers.items()}, training)
+        return out if k == -1 else self._lowered(out)
 
     def _delta(self, group: Group, rows: Tensor, h: Tensor, training: bool) -> Tensor:
         """What the seeds of a group say to the host's activation h, at full strength.  # [G, B, ...]"""
