@@ -26,13 +26,14 @@ from studies.tables import (
     main_table,
     policy_table,
     seeds_table,
+    shipped_table,
     summary_table,
     time_table,
 )
 
 RESULTS = Path("studies/results")
 DOCS = Path("docs")
-STORY = "study.md"  # for reading: one table, between prose
+STORY = "study.md"  # for reading: two tables, between prose
 PAGE = "study_tables.md"  # for looking up: all the others
 
 # Name → the heading that a new table gets, and how it is made.
@@ -95,7 +96,11 @@ def main() -> None:
     made = {name: (heading, make(found)) for name, (heading, make) in TABLES.items()}
     if (args.results / "gromo.json").exists():
         made["gromo"] = ("Beside gromo", gromo_table(args.results / "gromo.json"))
-    write(args.docs / STORY, "# Does growth pay?\n", {"summary": ("In short", summary_table(found))})
+    story = {
+        "summary": ("In short", summary_table(found)),
+        "shipped": ("The controller that is shipped", shipped_table(found)),
+    }
+    write(args.docs / STORY, "# Does growth pay?\n", story)
     write(args.docs / PAGE, "# Does growth pay? The tables\n", made)
     for picture, draw in PICTURES.items():
         draw(found, args.docs / picture)

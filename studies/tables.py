@@ -24,7 +24,7 @@ from studies.effects import (
     title,
 )
 from studies.records import Arm, Evaluation, Growth
-from studies.variants import VARIANTS
+from studies.variants import MAIN, VARIANTS
 
 # Blueprints that look at neighbours; CONV_SMALL sees one place at a time.
 SPATIAL = (Blueprint.CONV_LIGHT, Blueprint.CONV_HEAVY, Blueprint.DEPTHWISE, Blueprint.BOTTLENECK)
@@ -50,6 +50,7 @@ def is_change(name: str) -> bool:
     return name.rpartition(", ")[2] in CHANGES or name.rpartition("-")[0] in VARIANTS
 
 
+SHIPPED = f"{MAIN}-0"  # of several trainings the first, named before any was evaluated
 OPPONENTS = {
     "no growth": "static",
     "random": "random",
@@ -80,6 +81,24 @@ def summary_table(found: dict[str, Evaluation]) -> str:
         )
     header = ["task (members)", "static, %", "Tamiyo, %", "size / host", *OPPONENTS]
     return markdown(header, rows)
+
+
+def shipped_table(found: dict[str, Evaluation]) -> str:
+    """The controller that comes with the package against the three controls, and its mean over tasks."""
+    rows, opponents = [], ("static", "random", "heuristic")
+    gaps = {
+        task: [effect([evaluation[SHIPPED]], [evaluation[name]]) for name in opponents]
+        for task, evaluation in found.items()
+    }
+    for task, effects in gaps.items():
+        rows.append([task, *(interval(gap.mean, gap.half) for gap in effects)])
+    means = [np.mean([effects[k].mean for effects in gaps.values()]) for k in range(len(opponents))]
+    halves = [
+        math.sqrt(sum(effects[k].half ** 2 for effects in gaps.values())) / len(gaps)
+        for k in range(len(opponents))
+    ]
+    rows.append(["mean over tasks", *map(interval, map(float, means), halves)])
+    return markdown(["task", *(f"Φ above {name}" for name in opponents)], rows)
 
 
 def main_table(found: dict[str, Evaluation]) -> str:

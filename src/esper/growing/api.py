@@ -130,7 +130,8 @@ def _check_rows(host: Host, sample: Tensor, device: torch.device) -> None:
         try:
             for training in (True, False):
                 buffers = rows.initial_buffers(2, device)
-                out = rows(weights.to(device).expand(2, -1), x, buffers, training)
+                keys = torch.zeros(2, dtype=torch.long, device=device)
+                out = rows(weights.to(device).expand(2, -1), x, buffers, training, keys)
         except Exception as error:  # whatever a stranger's layer raises under vmap
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(

@@ -22,6 +22,7 @@ class Stream(IntEnum):
     ACTION = 4
     CONTROL = 5
     TASK = 6
+    DROPOUT = 7
 
 
 def _signed(value: int) -> int:
@@ -59,21 +60,37 @@ def _mix_number(value: int) -> int:
     return word ^ word >> 31
 
 
-def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """`count` independent 64-bit words for each member.
-
-    members [N] int64; counter a number or [N]; → [N, count] int64
-    """
+def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tensor) -> Tensor:
+    """What all numbers of a member follow from.  # members [N] int64; counter a number, [] or [N] → [N]"""
     start = _signed(_mix_number(_mix_number(seed) + int(stream)))
     offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
-    key = _mix(_mix(members * _GOLDEN + start) + offset)
-    steps = torch.arange(1, count + 1, device=members.device, dtype=torch.long)
-    return _mix(key.unsqueeze(-1) + steps * _GOLDEN)
+    return _mix(_mix(members * _GOLDEN + start) + offset)
+
+
+def rekeyed(keys: Tensor, purpose: int) -> Tensor:
+    """Other keys from the same ones, for one of several purposes.  # [...] → [...]"""
+    return _mix(keys + _signed(_mix_number(purpose)))
+
+
+def _bits_of(keys: Tensor, count: int) -> Tensor:
+    """[...] → [..., count] int64"""
+    steps = torch.arange(1, count + 1, device=keys.device, dtype=torch.long)
+    return _mix(keys.unsqueeze(-1) + steps * _GOLDEN)
+
+
+def uniform_of(keys: Tensor, count: int) -> Tensor:
+    """Uniform numbers in [0, 1) of given keys, 24 bits each.  # [...] → [..., count] float32"""
+    return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
+
+
+def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
+    """`count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
+    return _bits_of(stream_keys(seed, members, stream, counter), count)
 
 
 def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
-    return _shift(random_bits(seed, members, stream, counter, count), 40).float() * 2.0**-24
+    return uniform_of(stream_keys(seed, members, stream, counter), count)
 
 
 def random_normal(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:

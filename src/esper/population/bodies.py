@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
+from esper.lifecycle.streams import rekeyed
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
@@ -95,6 +96,11 @@ class Bodies:
         return all(body.in_row_form for body in (*self.segments, *seeds))
 
     @property
+    def draws(self) -> bool:
+        """Whether the host has dropout."""
+        return any(segment.draws for segment in self.segments)
+
+    @property
     def host_width(self) -> int:
         return sum(self.host_sizes)
 
@@ -158,23 +164,24 @@ class Bodies:
         x: Tensor,
         buffers: list[Buffers],
         training: bool,
+        keys: Tensor | None = None,
     ) -> Tensor:
         """The one forward pass: training, validation, ablation and shadow rows alike.
 
         host [R, P], seeds: the rows of each group of the plan [G, seed_width], x: the members' own inputs
-        [own, B, ...]; other rows join where they fork. → [R, B, ...]
+        [own, B, ...]; other rows join where they fork; keys [R] what dropout draws from. → [R, B, ...]
         """
         *parts, head = host.split(self.host_sizes, dim=1)
         seed_rows = iter(seeds)
         x = self._lowered(x)
         for k, work in enumerate(plan.slots):
-            x = self._segment(k, parts[k], x, buffers[k], training)
+            x = self._segment(k, parts[k], x, buffers[k], training, keys)
             if work.groups:
                 x, taken = self._take(x, work)
                 met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
                 deltas = [self._delta(group, self._lowered(next(seed_rows)), h, training) for group, h in met]
                 x = self._blend(x, deltas, work)
-        return self._segment(-1, head, self._pooled(x), buffers[-1], training)
+        return self._segment(-1, head, self._pooled(x), buffers[-1], training, keys)
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
@@ -187,7 +194,9 @@ class Bodies:
         last = self._as_stored(x)
         return self._as_seen(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
 
-    def _segment(self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
+    def _segment(
+        self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool, keys: Tensor | None
+    ) -> Tensor:
         """One segment, or the head, for the rows that have come so far.
 
         The head, and a segment with running statistics, runs in the precision of its weights.
@@ -196,7 +205,9 @@ class Bodies:
         exact = k == -1 or any(value.is_floating_point() for value in buffers.values())
         rows = rows if exact else self._lowered(rows)
         x = x.to(rows.dtype) if exact and x.is_floating_point() else x
-        out = self.segments[k](rows[:there], x, {n: v[:there] for n, v in buffers.items()}, training)
+        held = {name: value[:there] for name, value in buffers.items()}
+        drawn = rekeyed(keys[:there], k % len(self.segments)) if keys is not None else None
+        out = self.segments[k](rows[:there], x, held, training, drawn)
         return out if k == -1 else self._lowered(out)
 
     def _delta(self, group: Group, rows: Tensor, h: Tensor, training: bool) -> Tensor:

@@ -172,9 +172,11 @@ class Population:
         )
         run = self._runner(step)
         for b in range(self.config.batches_per_epoch):
-            samples = order.batch(clock.episode, clock.epoch * self.config.batches_per_epoch + b)[start:stop]
+            index = clock.epoch * self.config.batches_per_epoch + b
+            samples = order.batch(clock.episode, index)[start:stop]
             rate = torch.full((), self._rate(clock, b), device=self.device)
-            run(*data.take(samples), rate)
+            count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
+            run(*data.take(samples), rate, count)
         self.seeds.slice(start * self.num_slots, stop * self.num_slots).put(
             plan.live_seeds, step.learners.seeds
         )
@@ -196,6 +198,8 @@ class Population:
             seeds=seeds.take(plan.live_seeds),
             buffers=[{name: value[start:stop] for name, value in part.items()} for part in self.buffers],
             learning=~frozen.index_select(0, plan.live_seeds),
+            members=self.members[start:stop],
+            seed=self.seed,
         )
 
     def _runner(self, step: TrainStep) -> TrainStep | ReplayedStep:

@@ -18,11 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.population.blueprints import Gate, NormMix, SqueezeExcite
+from esper.population.dropout import StreamDropout
 from esper.population.hosts import GlobalMean
 
 Conv = nn.Conv1d | nn.Conv2d
 FOLDED: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU)
+TAKES_ROWS = (*ELEMENTWISE, StreamDropout)
 
 
 class RowLinear(nn.Module):
@@ -325,7 +327,7 @@ def _leaf(module: nn.Module, way: str) -> nn.Module | None:
     }
     if type(module) in forms:
         return forms[type(module)]()
-    return module if type(module) in ELEMENTWISE else None
+    return module if type(module) in TAKES_ROWS else None
 
 
 # Modules that are more than the sequence of their parts.

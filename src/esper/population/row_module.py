@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from esper.population.dropout import StreamDropout, with_own_draws
 from esper.population.layout import Layout
 from esper.population.row_layers import fixes_rows, row_form
 
 Buffers = dict[str, Tensor]
-Run = Callable[[dict[str, Tensor], Tensor], Tensor]
+Run = Callable[[dict[str, Tensor], Tensor, Tensor | None], Tensor]
 
 
 class RowModule:
@@ -31,18 +34,21 @@ class RowModule:
 
         Row forms are compiled where asked, unless every number of rows would need a graph of its own.
         """
-        template = copy.deepcopy(self.module).to(device).train(training)
+        template, draws = with_own_draws(copy.deepcopy(self.module).to(device).train(training))
         rows = row_form(template, way)
-        self.in_row_form = rows is not None
+        self.in_row_form, self.draws = rows is not None, bool(draws)
 
-        def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-            result: Tensor = functional_call(rows or template, tensors, (x,))
+        def run(tensors: dict[str, Tensor], x: Tensor, key: Tensor | None) -> Tensor:
+            with _lent(draws, key):
+                result: Tensor = functional_call(rows or template, tensors, (x,))
             return result
 
         if rows is None:
-            return vmap(run, randomness="different")
-        if not compiled or fixes_rows(rows):
-            return _lending(rows)
+            keyed = vmap(run, randomness="different")
+            unkeyed = vmap(partial(run, key=None), randomness="different")
+            return lambda tensors, x, key: unkeyed(tensors, x) if key is None else keyed(tensors, x, key)
+        if not compiled or draws or fixes_rows(rows):
+            return _lending(rows, draws)
         return torch.compile(_with_own_code(run), dynamic=True)
 
     def initial_buffers(self, rows: int, device: torch.device) -> Buffers:
@@ -52,12 +58,29 @@ class RowModule:
             for name, buffer in self.module.named_buffers()
         }
 
-    def __call__(self, rows: Tensor, x: Tensor, buffers: Buffers, training: bool) -> Tensor:
-        """rows [R, P], x [R, B, ...] → [R, B, ...]; running statistics are updated in `buffers` in place."""
-        return self._runs[training]({**self.layout.unflatten(rows), **buffers}, x)
+    def __call__(
+        self, rows: Tensor, x: Tensor, buffers: Buffers, training: bool, keys: Tensor | None = None
+    ) -> Tensor:
+        """rows [R, P], x [R, B, ...] → [R, B, ...]; running statistics are updated in `buffers` in place.
+
+        keys [R]: what dropout draws from, needed in training where the module has any.
+        """
+        return self._runs[training]({**self.layout.unflatten(rows), **buffers}, x, keys)
 
 
-def _lending(rows: nn.Module) -> Run:
+@contextmanager
+def _lent(draws: list[StreamDropout], key: Tensor | None) -> Iterator[None]:
+    """Dropout with a key for the length of a call."""
+    for drop in draws:
+        drop.key = key
+    try:
+        yield
+    finally:
+        for drop in draws:
+            drop.key = None
+
+
+def _lending(rows: nn.Module, draws: list[StreamDropout]) -> Run:
     """The module with its weights lent to it for the length of a call.
 
     What `functional_call` does, without looking for the places anew each time: that took a fifth of a step.
@@ -70,11 +93,12 @@ def _lending(rows: nn.Module) -> Run:
         if parameter is not None
     ]
 
-    def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+    def run(tensors: dict[str, Tensor], x: Tensor, key: Tensor | None) -> Tensor:
         for store, name, full in places:
             store[name] = cast(nn.Parameter, tensors[full])
         try:
-            result: Tensor = rows(x)
+            with _lent(draws, key):
+                result: Tensor = rows(x)
         finally:
             for store, name, _ in places:
                 store[name] = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.lifecycle.streams import Stream, stream_keys
 from esper.population.bodies import Bodies, seed_rows
 from esper.population.config import PopulationConfig
 from esper.population.objectives import Objective
@@ -25,6 +26,8 @@ class Learners:
     seeds: RowWeights  # L rows, copies in the order of the plan
     buffers: list[Buffers]  # views
     learning: Tensor  # [L] bool: a seed that is fading out keeps its weights
+    members: Tensor  # [n] global ids
+    seed: int  # of the run: with the ids, what dropout draws from
 
 
 class TrainStep:
@@ -41,9 +44,10 @@ class TrainStep:
         self.host_norm = torch.zeros(members, device=device)  # [n] of the latest minibatch
         self.seed_gradient = torch.zeros_like(learners.seeds.weights)  # [L, P] of the latest minibatch
 
-    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor) -> None:
-        """inputs, targets [n, B, ...]; rate [] the schedule's share of the peak learning rates"""
-        losses, host_gradient, seed_gradient = self._gradients(inputs, targets)
+    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
+        """inputs, targets [n, B, ...]; rate [] the schedule's share of the peak learning rates; count []
+        int64, which minibatch of the run this is"""
+        losses, host_gradient, seed_gradient = self._gradients(inputs, targets, count)
         hosts, seeds, config = self.learners.hosts, self.learners.seeds, self.config
         self.total_loss.add_(losses)
         self.host_norm.copy_(learn_rows(hosts, host_gradient, rate * config.host_lr, self.everyone, config))
@@ -51,7 +55,9 @@ class TrainStep:
             self.seed_gradient.copy_(seed_gradient)
             learn_rows(seeds, seed_gradient, rate * config.seed_lr, self.learners.learning, config)
 
-    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _gradients(
+        self, inputs: Tensor, targets: Tensor, count: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Losses of all rows, and the gradients of every host and every live seed.  # [R], [n, P], [L, P]"""
         plan, hosts, seeds = self.plan, self.learners.hosts, self.learners.seeds
         shadow = plan.members[plan.own :]
@@ -63,7 +69,11 @@ class TrainStep:
             targets = torch.cat([targets, targets.index_select(0, shadow)])
             buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
         weights = seed_rows(plan, live, seeds.weights.index_select(0, plan.held_live))
-        outputs = self.bodies.forward(plan, host_rows, weights, inputs, buffers, training=True)
+        keys = None
+        if self.bodies.draws:
+            ids = self.learners.members.index_select(0, plan.members)
+            keys = stream_keys(self.learners.seed, ids, Stream.DROPOUT, count)
+        outputs = self.bodies.forward(plan, host_rows, weights, inputs, buffers, True, keys)
         losses = self.objective.loss(outputs, targets)
         if shadow.shape[0]:
             self._keep_own(buffers)
@@ -96,15 +106,15 @@ class ReplayedStep:
     def __init__(self, step: TrainStep, studio: Studio, known: bool):
         self.step, self.studio, self.known = step, studio, known
         self.graph: torch.cuda.CUDAGraph | None = None
-        self._static: tuple[Tensor, Tensor, Tensor] | None = None
+        self._static: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor) -> None:
+    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
         if self._static is None:
-            self._static = (inputs.clone(), targets.clone(), rate.clone())
+            self._static = (inputs.clone(), targets.clone(), rate.clone(), count.clone())
             if not self.known:
                 self.step(*self._static)
                 return
-        for place, value in zip(self._static, (inputs, targets, rate), strict=True):
+        for place, value in zip(self._static, (inputs, targets, rate, count), strict=True):
             place.copy_(value)
         if self.graph is None:
             self.graph = self._capture()
