@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import torch
@@ -231,7 +232,8 @@ class Bodies:
         if not self.fused:
             if work.after > work.before:
                 x = torch.cat([x, x.detach().index_select(0, work.base[work.before :])])
-            return x, x.index_select(0, work.rows)
+            kept, met = _TakeRows.apply(x, work.rows)  # type: ignore[no-untyped-call]
+            return kept, met
         from esper.population.kernels import TakeRows
 
         stored, taken = TakeRows.apply(self._as_stored(x), work.source, work.entry[: work.before])  # type: ignore[no-untyped-call]
@@ -256,6 +258,19 @@ class Bodies:
 
     def _as_seen(self, x: Tensor) -> Tensor:
         return x.movedim(-1, 2) if self.channels_last else x
+
+
+class _TakeRows(torch.autograd.Function):
+    """x and x[rows], no row twice. Going back adds whole rows, where a plain index scatters elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows)
+        return x, x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None]:
+        return grad.index_add(0, ctx.saved_tensors[0], taken), None
 
 
 def seed_rows(plan: Plan, live: Tensor, held: Tensor) -> list[Tensor]:
