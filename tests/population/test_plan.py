@@ -129,15 +129,13 @@ def check_forks(plan: Plan, rows: Rows) -> None:
         came_from = [int(rows.member[r]) if forks[r] == s else r for r in range(work.after)]
         assert work.base.tolist() == came_from
         assert work.source.tolist() == [came_from[r] for r in work.rows.tolist()]
-    seeds, live = plan.held_seeds.tolist(), plan.live_seeds.tolist()
-    assert [live[place] for place in plan.held_live.tolist()] == seeds
 
 
 def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]]) -> None:
     num_slots = len(crowd[0])
     check_forks(plan, rows)
     live = iter(plan.live_seeds.tolist())
-    held = iter(plan.held_seeds.tolist())
+    held = iter(plan.live_seeds[plan.held].tolist())
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
     for s, work in enumerate(plan.slots):

@@ -123,7 +123,7 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
         return population.bodies.forward(
             plan,
             population.hosts.weights,
-            seed_rows(plan, seeds.index_select(0, plan.live_seeds), seeds[:0]),
+            seed_rows(plan, seeds.index_select(0, plan.live_seeds)),
             inputs.expand(population.num_members, *inputs.shape),
             population.buffers,
             training=False,

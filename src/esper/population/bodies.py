@@ -273,8 +273,9 @@ class _TakeRows(torch.autograd.Function):
         return grad.index_add(0, ctx.saved_tensors[0], taken), None
 
 
-def seed_rows(plan: Plan, live: Tensor, held: Tensor) -> list[Tensor]:
-    """The weights of each group: its live seeds, then those it only hears.  # live [L, P], held [H, P]"""
+def seed_rows(plan: Plan, live: Tensor) -> list[Tensor]:
+    """The weights of each group: its live seeds, then those it only hears, as constants.  # live [L, P]"""
+    held = live.detach().index_select(0, plan.held)
     lives = live.split([group.live for group in plan.groups])
     helds = held.split([group.size - group.live for group in plan.groups])
     return [torch.cat(pair) if pair[1].shape[0] else pair[0] for pair in zip(lives, helds, strict=True)]

@@ -112,8 +112,7 @@ class Plan:
     members: Tensor  # [R]
     own: int  # rows 0..own are the members themselves
     live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
-    held_seeds: Tensor  # [H] seeds that rows hear but do not train, in the order of the groups
-    held_live: Tensor  # [H] where each of these is among the live ones
+    held: Tensor  # [H] which live seeds other rows hear but do not train, in the order of the groups
     slots: tuple[SlotWork, ...]
 
     @property
@@ -237,14 +236,14 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     base = np.where(rows.fork == np.arange(num_slots)[:, None], rows.member, np.arange(len(rows.member)))
     integers = _ship(
         [
-            *(rows.member, row, source, blend, seed[~held], seed[held], live_place[seed[held]]),
+            *(rows.member, row, source, blend, seed[~held], live_place[seed[held]]),
             *(entry.ravel(), base.ravel()),
         ],
         torch.long,
         device,
     )
     alphas = _ship([alpha], torch.float32, device)[0]
-    members, row_of, source_of, blend_of, live, held_seeds, held_live, entries, bases = integers
+    members, row_of, source_of, blend_of, live, held_live, entries, bases = integers
 
     joined = np.searchsorted(rows.fork, np.arange(-1, num_slots), side="right").tolist()  # rows so far
     slots: list[SlotWork] = []  # the forward pass goes from slot to slot, so the plan does too
@@ -263,7 +262,7 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
                 entry=entries.view(num_slots, -1)[s, :after],
             )
         )
-    return Plan(members, num_members, live, held_seeds, held_live, tuple(slots))
+    return Plan(members, num_members, live, held_live, tuple(slots))
 
 
 def _groups(

@@ -262,9 +262,7 @@ class Population:
         """Mean loss and score of each row over the validation samples.  # [R], [R]"""
         hosts = self.hosts.weights[start:stop].index_select(0, plan.members)
         seeds = self.seeds.weights[start * self.num_slots : stop * self.num_slots]
-        weights = seed_rows(
-            plan, seeds.index_select(0, plan.live_seeds), seeds.index_select(0, plan.held_seeds)
-        )
+        weights = seed_rows(plan, seeds.index_select(0, plan.live_seeds))
         buffers = [
             {name: value[start:stop].index_select(0, plan.members) for name, value in part.items()}
             for part in self.buffers

@@ -68,7 +68,7 @@ class TrainStep:
             host_rows = torch.cat([host, hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
             buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        weights = seed_rows(plan, live, seeds.weights.index_select(0, plan.held_live))
+        weights = seed_rows(plan, live)
         keys = None
         if self.bodies.draws:
             ids = self.learners.members.index_select(0, plan.members)
