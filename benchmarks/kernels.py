@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
@@ -122,6 +123,8 @@ def main() -> None:
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--sweep", action="store_true", help="other tiles too, best last")
     args = parser.parse_args()
+    if not torch.cuda.is_available() or find_spec("triton") is None:
+        parser.error("the kernels need a GPU that torch sees, and Triton; look with 'esper doctor'")
     speed = bytes_per_ms()
     print(json.dumps({"device": torch.cuda.get_device_name(), "copy_tb_per_s": round(speed / 1e9, 3)}))
     for name, dtype in product(args.works, args.dtypes):

@@ -222,6 +222,8 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
+    if args.read and not args.read.is_file():
+        parser.error(f"there is no file {args.read}; give one that --json wrote")
     results, machine = read(args.read) if args.read else ([], machine_name(args.device))
     for compiled in () if args.read else (False, True) if args.compile else (False,):
         for seeds in (False, True):
