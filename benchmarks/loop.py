@@ -11,6 +11,7 @@ three slots, batch 64, 4 training and 2 validation batches per step, leave-one-o
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 import warnings
@@ -20,6 +21,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -29,6 +31,7 @@ from torch import nn
 from benchmarks.population import machine_name, synchronise
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
+from esper.population.stepping import ReplayedStep
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
@@ -62,6 +65,7 @@ class Result:
     step_ms: float
     shares: dict[str, float]  # of the wall time of an instrumented episode
     syncs_per_step: float
+    graphs_per_step: float = float("nan")  # CUDA graphs captured; torch.compile compiles none
     peak_gb: float = float("nan")
     gpu_busy: float = float("nan")  # share of wall time in which a kernel ran
 
@@ -169,6 +173,13 @@ def count_syncs(trainer: Trainer) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
+def count_graphs(trainer: Trainer) -> int:
+    """CUDA graphs that one round captures."""
+    with patch.object(ReplayedStep, "_capture", autospec=True, side_effect=ReplayedStep._capture) as capture:
+        trainer.play_round()
+    return capture.call_count
+
+
 def busy_share(trainer: Trainer) -> float:
     from torch.profiler import ProfilerActivity, profile
 
@@ -184,6 +195,8 @@ def busy_share(trainer: Trainer) -> float:
 def measure(args: argparse.Namespace, num_members: int) -> Result:
     device = torch.device(args.device)
     if device.type == "cuda":
+        gc.collect()  # the last trainer's parts refer to each other in circles
+        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer = make_trainer(args, num_members)
     trainer.play_round()
@@ -205,33 +218,35 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
         step_ms=round(seconds / args.steps * 1e3, 2),
         shares={name: round(value / total, 3) for name, value in phases.items()},
         peak_gb=round(torch.cuda.max_memory_allocated() / 2**30, 2) if on_gpu else 0.0,
+        graphs_per_step=round(count_graphs(trainer) / args.steps, 1) if on_gpu else 0.0,
         syncs_per_step=round(count_syncs(trainer) / args.steps, 1) if on_gpu else 0.0,
         gpu_busy=round(busy_share(trainer), 3) if on_gpu and args.profile else float("nan"),
     )
 
 
-COLUMNS = ("work", "precision", "n", "member-steps/s", "step ms", "phases", "GB", "syncs/step", "GPU busy")
+COLUMNS = {
+    "work": "work",
+    "precision": "precision",
+    "n": "members",
+    "member_steps_per_s": "member-steps/s",
+    "step_ms": "step, ms",
+    "shares": "phases",
+    "peak_gb": "peak GB",
+    "syncs_per_step": "syncs/step",
+    "graphs_per_step": "graphs/step",
+    "gpu_busy": "GPU busy",
+}
 
 
 def show(results: list[Result], machine: str) -> None:
     table = Table(title=f"The whole loop ({machine})")
-    for name in (
-        "work",
-        "precision",
-        "n",
-        "member-steps/s",
-        "step ms",
-        "phases",
-        "peak GB",
-        "syncs/step",
-        "GPU busy",
-    ):
-        table.add_column(name, justify="right")
-    for r in results:
-        phases = " ".join(f"{name} {share:.0%}" for name, share in r.shares.items())
-        numbers = (r.member_steps_per_s, r.step_ms, phases, r.peak_gb, r.syncs_per_step, r.gpu_busy)
-        table.add_row(r.work, r.precision, str(r.n), *[str(n) for n in numbers])
-    Console(width=170).print(table)
+    for title in COLUMNS.values():
+        table.add_column(title, justify="right")
+    for result in results:
+        shares = " ".join(f"{name} {share:.0%}" for name, share in result.shares.items())
+        row = asdict(result) | {"shares": shares}
+        table.add_row(*[str(row[name]) for name in COLUMNS])
+    Console(width=180).print(table)
 
 
 def plot(results: list[Result], path: Path, machine: str) -> None:
@@ -280,7 +295,7 @@ def main() -> None:
     for num_members in () if args.read else args.members:
         results.append(measure(args, num_members))
         if args.json:
-            print(json.dumps(asdict(results[-1])), flush=True)
+            print(json.dumps({"device": machine, **asdict(results[-1])}), flush=True)
     if not args.json:
         show(results, machine)
     if args.plot:

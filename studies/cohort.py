@@ -41,12 +41,13 @@ class Cohort:
         return {name: self._row(name, record, update) for name, update in updates.items()}
 
     def teach(self, result: StepResult) -> None:
-        """Every pupil's share of a step, beyond what its members' twins earned."""
+        """Every pupil's share of a step; what its members' twins earned is left out, unless it is to stay."""
         consequence = Consequence.of(result)
         expected = consequence.reward[self.spans[TWINS]]
         for name, pupil in self.pupils.items():
             own = part(consequence, self.spans[name])
-            pupil.learn_from(replace(own, reward=own.reward - expected))
+            beyond = own.reward - expected if pupil.variant.beyond_twin else own.reward
+            pupil.learn_from(replace(own, reward=beyond))
 
     def _row(self, name: str, record: EpisodeRecord, update: UpdateMetrics) -> dict[str, Any]:
         mine, twins = self.spans[name], self.spans[TWINS]
@@ -64,7 +65,7 @@ class Cohort:
             "kl": update.kl,
             "epochs_done": update.epochs_done,
             "explained_variance": update.explained_variance,
-            "explained_with_twin": self._explained_with_twin(name, record),
+            "explained_by_baseline": self._explained_by_baseline(name, record),
             "entropy": update.entropy,
             "head_entropy": {head: v for head, v in update.head_entropy.items() if v == v},
             "ops": {op.name: float((ops == op).mean()) for op in Op},
@@ -77,16 +78,18 @@ class Cohort:
             },
         }
 
-    def _explained_with_twin(self, name: str, record: EpisodeRecord) -> float:
-        """The share of the variance of plain returns that V(s) and the twin's own return account for.
+    def _explained_by_baseline(self, name: str, record: EpisodeRecord) -> float:
+        """The share of the variance of plain returns that the baseline of the policy gradient takes away.
 
-        This is what the baseline of the policy gradient takes away. The twin's return is known only once
-        the episode is over, so it says how good the baseline is, not how well the critic foresees.
+        The baseline is V(s), and where it is left out the twin's own return. That is known only once the
+        episode is over: a baseline may know it, a critic cannot.
         """
         values = self.pupils[name].buffer.get_batched_sequences().steps.value.cpu().numpy().T  # [T, n]
         plain = returns_to_go(record.reward[:, self.spans[name]], record.gamma)
-        left = plain - returns_to_go(record.reward[:, self.spans[TWINS]], record.gamma) - values
-        return float(1 - left.var() / max(plain.var(), 1e-12))
+        baseline = values.astype(np.float64)
+        if self.pupils[name].variant.beyond_twin:
+            baseline += returns_to_go(record.reward[:, self.spans[TWINS]], record.gamma)
+        return float(1 - (plain - baseline).var() / max(plain.var(), 1e-12))
 
 
 def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:

@@ -37,6 +37,7 @@ class Variant:
     sees_shadow_gain: bool = True  # else it reads as unmeasured
     paid_at_once: bool = True  # else all that a step earned is paid at the last one
     causal: bool = True  # else every head is credited at every step
+    beyond_twin: bool = True  # else what the ungrown twin earned is paid too
     patient: bool = True  # else the first policy takes all legal ops alike
     ppo: Mapping[str, float] = field(default_factory=dict)  # settings of the learner that differ
 
@@ -71,6 +72,7 @@ VARIANTS = {
     "sparse_reward": Variant(paid_at_once=False),
     "no_causal_masks": Variant(network=EveryHead, causal=False),
     "no_patience": Variant(patient=False),
+    "no_twin": Variant(beyond_twin=False),
 }
 
 # Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.

@@ -43,11 +43,12 @@ def steps_of(cohort: Cohort, name: str):  # type: ignore[no-untyped-def]
     return cohort.pupils[name].buffer.get_batched_sequences().steps
 
 
-@pytest.mark.parametrize("name", ["main-1", "sparse_reward-0"])
+@pytest.mark.parametrize("name", ["main-1", "sparse_reward-0", "no_twin-0"])
 def test_a_pupil_learns_what_it_would_learn_alone(cohort: Cohort, name: str) -> None:
     alone, world = make_pupil(name), GrowthEnvironment(SPEC)
     twins = play(world, Static(), episode=2)
-    alone.expect(torch.from_numpy(twins.reward))
+    if alone.variant.beyond_twin:
+        alone.expect(torch.from_numpy(twins.reward))
     play(world, alone, episode=2, on_step=alone.remember)
     alone.agent.update(alone.buffer)
     together = steps_of(cohort, name)
@@ -134,6 +135,19 @@ def test_a_row_tells_what_an_agent_did(cohort: Cohort) -> None:
         assert row["return"] - row["above_twin"] == pytest.approx(
             rows["main-0"]["return"] - rows["main-0"]["above_twin"]
         )
+
+
+@pytest.mark.parametrize("name", ["main-0", "no_twin-0"])
+def test_the_baseline_is_the_critic_and_the_twin_where_it_is_left_out(cohort: Cohort, name: str) -> None:
+    """Whatever the baseline explains is missing from the variance of the advantages."""
+    row = cohort.play_round(episode=5)[name]
+    buffer = cohort.pupils[name].buffer
+    buffer.compute_advantages_and_returns(gamma=1.0, lam=1.0)
+    left = buffer.advantages.double().var(correction=0)
+    paid = buffer.get_batched_sequences().steps.reward.numpy().T
+    twins = play(GrowthEnvironment(SPEC), Static(), episode=5).reward if name == "main-0" else 0.0
+    returns = returns_to_go(paid + twins, 1.0)
+    assert row["explained_by_baseline"] == pytest.approx(1 - float(left) / returns.var(), rel=1e-3)
 
 
 def test_deciding_and_teaching_read_nothing_back(cohort: Cohort) -> None:
