@@ -10,6 +10,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from esper.controllers import PRETRAINED, load_controller
+from esper.errors import UserError
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from studies.ablations import CHANGES
@@ -40,7 +41,7 @@ def policies(folder: Path | None, device: str) -> dict[str, Callable[[], Control
         return {f"{MAIN}-0": lambda: load_controller(PRETRAINED, device=device)}
     paths = {path.stem: path for path in sorted(folder.glob("*-*.safetensors"))}
     if f"{MAIN}-0" not in paths:
-        raise SystemExit(f"{folder} has no {MAIN}-0.safetensors; it holds {', '.join(paths) or 'none'}")
+        raise UserError(f"{folder} has no {MAIN}-0.safetensors; it holds {', '.join(paths) or 'none'}")
     return {name: partial(load_policy, path, device) for name, path in paths.items()}
 
 
@@ -48,7 +49,7 @@ def load_policy(path: Path, device: str) -> Player:
     """A trained controller that sees and remembers as its variant did when it was trained."""
     name = variant_of(path.stem)
     if name not in VARIANTS:
-        raise SystemExit(f"{path} is of variant {name!r}; allowed are {', '.join(VARIANTS)}")
+        raise UserError(f"{path} is of variant {name!r}; allowed are {', '.join(VARIANTS)}")
     agent = VARIANTS[name].agent(0, PPO, POLICY, device)
     agent.load_state_dict(load_file(path, device=device))
     return Player(agent, VARIANTS[name])

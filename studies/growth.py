@@ -25,6 +25,7 @@ from esper.runs import agent_schema
 from esper.simic.config import EpisodeConfig
 from esper.telemetry.checkpoints import save_checkpoint
 from studies import training
+from studies.command_line import run
 from studies.evaluation import add_options, evaluate
 from studies.held_out import HELD_OUT, export_tasks
 from studies.setting import POLICY, PPO, REWARD, RULES, STEPS, make_agent
@@ -81,4 +82,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

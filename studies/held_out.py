@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from esper.errors import UserError
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
@@ -31,7 +32,7 @@ def held_out_task(name: str, folder: Path | None = None) -> Task:
         return load_task(name)
     path = folder / f"{name}.pt"
     if not path.is_file():
-        raise SystemExit(f"{path} does not exist; write it with: python -m studies.growth export {name}")
+        raise UserError(f"{path} does not exist; write it with: python -m studies.growth export {name}")
     saved = torch.load(path, weights_only=True)
     splits = {part: Split(_wide(saved[f"{part}_x"]), _wide(saved[f"{part}_y"])) for part in PARTS}
     return Task(

@@ -21,9 +21,11 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
+from esper.errors import UserError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import GovernorConfig
 from esper.telemetry.files import write_atomically
+from studies import command_line
 from studies.cohort import Cohort
 from studies.distribution import FAMILIES, TOKENS, Family, make_task
 from studies.setting import POLICY, PPO, Setting
@@ -42,7 +44,7 @@ def agent_names(wanted: list[str]) -> list[str]:
     for word in wanted:
         variant, _, count = word.partition(":")
         if variant not in KNOWN or not (count or "1").isdigit():
-            raise SystemExit(f"--agents has {word!r}; give NAME or NAME:COUNT with {', '.join(KNOWN)}")
+            raise UserError(f"--agents has {word!r}; give NAME or NAME:COUNT with {', '.join(KNOWN)}")
         names += [f"{variant}-{seed}" for seed in range(int(count or 1))]
     return names
 
@@ -173,4 +175,4 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add_options(options)
-    train(options.parse_args())
+    command_line.run(lambda: train(options.parse_args()))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from esper import cli
+from esper import __version__, cli
 
 COMMANDS = ("lifecycle", "schema", "blueprints", "tasks", "doctor", "config")
 
@@ -136,3 +136,8 @@ def test_config_explains_every_key(
     assert [key.path for key in keys_of(RunConfig) if key.path not in shown] == []
     assert cli.run(["config", "presets"]) == 0
     assert "demo" in capsys.readouterr().out
+
+
+def test_the_package_runs_as_a_module() -> None:
+    told = subprocess.run([sys.executable, "-m", "esper", "--version"], capture_output=True, text=True)
+    assert (told.returncode, told.stdout) == (0, f"esper {__version__}\n")

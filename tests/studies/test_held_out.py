@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.errors import UserError
 from esper.tasks import load_task
 from studies.held_out import export_tasks, held_out_task
 
@@ -27,5 +28,5 @@ def test_a_task_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_told_with_the_command_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="export letter"):
+    with pytest.raises(UserError, match="export letter"):
         held_out_task("letter", tmp_path)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from esper.errors import UserError
 from esper.tamiyo.policy.network import TamiyoNetConfig
 from studies import training
 
@@ -77,5 +78,5 @@ def test_it_stops_when_another_round_does_not_fit(
 
 @pytest.mark.parametrize("word", ["mian", "main:x"])
 def test_an_unknown_agent_is_refused(word: str) -> None:
-    with pytest.raises(SystemExit, match="NAME:COUNT"):
+    with pytest.raises(UserError, match="NAME:COUNT"):
         training.agent_names([word])
