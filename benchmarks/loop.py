@@ -183,12 +183,12 @@ def count_graphs(trainer: Trainer) -> int:
 def busy_share(trainer: Trainer) -> float:
     from torch.profiler import ProfilerActivity, profile
 
-    torch.cuda.synchronize()
-    start = time.perf_counter()
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:  # its own start and end are left out
+        torch.cuda.synchronize()
+        start = time.perf_counter()
         trainer.play_round()
         torch.cuda.synchronize()
-    wall = time.perf_counter() - start
+        wall = time.perf_counter() - start
     return sum(event.self_device_time_total for event in prof.key_averages()) / 1e6 / wall
 
 

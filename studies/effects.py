@@ -57,6 +57,11 @@ def effect(arms: Sequence[Arm], others: Sequence[Arm], quantity: str = "potentia
     return Effect(mean, half, cohens_d(members), mean_interval(gaps.mean(axis=1).tolist())[1])
 
 
+def another_training(values: Doubles | Sequence[float]) -> float:
+    """How far one more training may lie from the mean of these: half of the 95 % prediction interval."""
+    return mean_interval(list(values))[1] * math.sqrt(len(values) + 1)
+
+
 def cohens_d(differences: Doubles | Sequence[float]) -> float:
     """The mean of paired differences over their standard deviation."""
     values = np.asarray(differences, dtype=np.float64)

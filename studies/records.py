@@ -19,6 +19,7 @@ from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rewards import potential
 from esper.simic.rollout import Doubles, EpisodeRecord, Floats, evaluate_test, play
 from esper.tamiyo.controllers import Controller
+from esper.telemetry.files import write_atomically
 from studies.setting import REWARD
 
 FEW_NUMBERS = 1024  # curves of single members are kept up to this many numbers
@@ -106,7 +107,7 @@ class Evaluation:
     def write(self, folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         path = self.path(folder)
-        path.write_text(json.dumps(asdict(self), separators=(",", ":")) + "\n")
+        write_atomically(path, (json.dumps(asdict(self), separators=(",", ":")) + "\n").encode())
         return path
 
     @staticmethod

@@ -14,12 +14,15 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from esper.errors import UserError
+from studies import foresight, training_log
+from studies.ablation_tables import ablations_table, variants_table
+from studies.command_line import run
 from studies.effects import TAMIYO, by_title
 from studies.held_out import HELD_OUT
 from studies.pictures import PICTURES
 from studies.records import Evaluation
 from studies.tables import (
-    ablations_table,
     calibration_table,
     frontier_table,
     gromo_table,
@@ -42,7 +45,8 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Evaluation]], str]]] = {
     "seeds": ("Training seeds", seeds_table),
     "frontier": ("At equal parameters", frontier_table),
     "time": ("Time to the static host's accuracy, as shares of its whole training", time_table),
-    "ablations": ("Ablations", ablations_table),
+    "ablations": ("Ablations of the lifecycle", ablations_table),
+    "variants": ("Controllers trained with something taken away", variants_table),
     "policy": ("What the controllers do", policy_table),
     "calibration": ("Random growth, matched", calibration_table),
 }
@@ -53,7 +57,7 @@ def evaluations(folder: Path) -> dict[str, Evaluation]:
     paths = {name: folder / f"evaluation-{name}.json" for name in HELD_OUT}
     found = {name: read(path) for name, path in paths.items() if path.exists()}
     if not found:
-        raise SystemExit(f"{folder} holds no evaluation-*.json; run: python -m studies.growth evaluate")
+        raise UserError(f"{folder} holds no evaluation-*.json; run: python -m studies.growth evaluate")
     return found
 
 
@@ -61,12 +65,30 @@ def read(path: Path) -> Evaluation:
     try:
         found = Evaluation.read(path)
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise SystemExit(
+        raise UserError(
             f"{path} does not hold an evaluation of this version ({error}); evaluate the task again"
         ) from None
     if "static" not in found or TAMIYO not in by_title(found):
-        raise SystemExit(f"{path} lacks what the program 'arms' finds; evaluate the task with it")
+        raise UserError(f"{path} lacks what the program 'arms' finds; evaluate the task with it")
     return found
+
+
+def extras(folder: Path) -> dict[str, tuple[str, Callable[[Path], str], Path]]:
+    """Tables from files that only some studies have: name → heading, how it is made, from what."""
+    known = {
+        "gromo": ("Beside gromo", gromo_table, folder / "gromo.json"),
+        "training": ("The training", training_table, folder / training_log.LOG),
+        "foresight": ("What can be foreseen", foresight_table, folder / foresight.RESULTS.name),
+    }
+    return {name: extra for name, extra in known.items() if extra[2].exists()}
+
+
+def training_table(path: Path) -> str:
+    return training_log.table(training_log.read(path))
+
+
+def foresight_table(path: Path) -> str:
+    return foresight.table(list(foresight.read(path).values()))
 
 
 def placed(page: str, name: str, heading: str, table: str) -> str:
@@ -94,8 +116,7 @@ def main() -> None:
     args = parser.parse_args()
     found = evaluations(args.results)
     made = {name: (heading, make(found)) for name, (heading, make) in TABLES.items()}
-    if (args.results / "gromo.json").exists():
-        made["gromo"] = ("Beside gromo", gromo_table(args.results / "gromo.json"))
+    made |= {name: (heading, make(path)) for name, (heading, make, path) in extras(args.results).items()}
     story = {
         "summary": ("In short", summary_table(found)),
         "shipped": ("The controller that is shipped", shipped_table(found)),
@@ -104,7 +125,9 @@ def main() -> None:
     write(args.docs / PAGE, "# Does growth pay? The tables\n", made)
     for picture, draw in PICTURES.items():
         draw(found, args.docs / picture)
+    if (log := args.results / training_log.LOG).exists():
+        training_log.picture(training_log.read(log), args.docs / training_log.PICTURE)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

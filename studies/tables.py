@@ -21,7 +21,6 @@ from studies.effects import (
     frontier,
     matrix,
     time_to,
-    title,
 )
 from studies.records import Arm, Evaluation, Growth
 from studies.variants import MAIN, VARIANTS
@@ -183,43 +182,15 @@ def time_table(found: dict[str, Evaluation]) -> str:
     return markdown(["arm", "minibatches", "FLOPs"], rows)
 
 
-def ablations_table(found: dict[str, Evaluation]) -> str:
-    """Φ of a changed arm minus that of the arm that it was made from."""
-    rows = []
-    for task, evaluation in found.items():
-        for arm in evaluation.arms:
-            base, comma, change = arm.name.rpartition(", ")
-            if comma and change in CHANGES:
-                rows.append(_ablation(f"{task}, {title(arm.name)}", [arm], [evaluation[base]]))
-        for variant in VARIANTS:
-            arms = [arm for arm in evaluation.arms if arm.name.rpartition("-")[0] == variant]
-            if arms and title(arms[0].name) != TAMIYO:
-                rows.append(_ablation(f"{task}, tamiyo trained with {variant}", arms, _tamiyo(evaluation)))
-    header = ["ablation", "Φ: changed minus unchanged", "d", "accuracy, points"]
-    return markdown(header, rows)
-
-
-def _tamiyo(evaluation: Evaluation) -> list[Arm]:
+def tamiyo(evaluation: Evaluation) -> list[Arm]:
     return by_title(evaluation)[TAMIYO]
-
-
-def _ablation(name: str, arms: list[Arm], base: list[Arm]) -> list[str]:
-    if len(arms) != len(base):
-        base = base[: len(arms)]
-    gap, accuracy = effect(arms, base), effect(arms, base, "test_accuracy")
-    return [
-        name,
-        interval(gap.mean, gap.half),
-        number(gap.size, ".2f", "+"),
-        interval(100 * accuracy.mean, 100 * accuracy.half, ".2f"),
-    ]
 
 
 # ---- what was learned ------------------------------------------------------------------------------------
 
 
 def growths(evaluation: Evaluation) -> list[Growth]:
-    return [arm.growth for arm in _tamiyo(evaluation) if arm.growth is not None]
+    return [arm.growth for arm in tamiyo(evaluation) if arm.growth is not None]
 
 
 def spatial_share(growth: Growth) -> float:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from studies.effects import at_equal_parameters, cohens_d, effect, time_to, title
+from studies.effects import another_training, at_equal_parameters, cohens_d, effect, time_to, title
 from studies.records import Arm
 
 
@@ -20,6 +20,12 @@ def test_cohens_d_by_hand() -> None:
     assert cohens_d([1.0, 2.0, 3.0]) == pytest.approx(2.0)
     assert math.isnan(cohens_d([1.0, 1.0]))
     assert math.isnan(cohens_d([1.0]))
+
+
+def test_one_more_training_may_lie_further_off_than_the_mean() -> None:
+    """Three at 1, 2, 3: t(2) · 1 · √(1 + 1/3)."""
+    assert another_training([1.0, 2.0, 3.0]) == pytest.approx(4.303 * math.sqrt(4 / 3), rel=1e-3)
+    assert math.isnan(another_training([1.0]))
 
 
 def test_an_effect_is_paired_by_member_and_told_over_seeds() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from esper.errors import UserError
 from studies import report
 
 
@@ -39,7 +40,7 @@ def test_tables_and_pictures_are_written(
 
 def test_a_file_of_another_form_is_refused_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "evaluation-digits.json").write_text("[]")
-    with pytest.raises(SystemExit, match="evaluate the task again"):
+    with pytest.raises(UserError, match="evaluate the task again"):
         report.evaluations(tmp_path)
-    with pytest.raises(SystemExit, match="holds no evaluation"):
+    with pytest.raises(UserError, match="holds no evaluation"):
         report.evaluations(tmp_path / "none")
