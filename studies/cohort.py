@@ -10,13 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from esper.lifecycle import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
+from esper.simic.baseline import explained_by_baseline
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
 from esper.simic.learned import Consequence
-from esper.simic.rollout import Doubles, EpisodeRecord, play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.blocks import Blocks, part
 from esper.tamiyo.controllers import Static
 from esper.telemetry.statistics import mean_interval
@@ -54,6 +53,7 @@ class Cohort:
         above, half = mean_interval((record.returns[mine] - record.returns[twins]).tolist())
         members = record.returns[mine].size
         ops = record.executed_op[:, mine]
+        expected = record.reward[:, twins] if self.pupils[name].variant.beyond_twin else None
         final = record.final_slots.blueprint[mine].numpy()  # [n, S]
         return {
             "return": float(record.returns[mine].mean()),
@@ -65,7 +65,9 @@ class Cohort:
             "kl": update.kl,
             "epochs_done": update.epochs_done,
             "explained_variance": update.explained_variance,
-            "explained_by_baseline": self._explained_by_baseline(name, record),
+            "explained_by_baseline": explained_by_baseline(
+                self.pupils[name].buffer, record.reward[:, mine], expected, record.gamma
+            ),
             "entropy": update.entropy,
             "head_entropy": {head: v for head, v in update.head_entropy.items() if v == v},
             "ops": {op.name: float((ops == op).mean()) for op in Op},
@@ -77,26 +79,3 @@ class Cohort:
                 b.name: float((final == b).sum() / members) for b in Blueprint if (final == b).any()
             },
         }
-
-    def _explained_by_baseline(self, name: str, record: EpisodeRecord) -> float:
-        """The share of the variance of plain returns that the baseline of the policy gradient takes away.
-
-        The baseline is V(s), and where it is left out the twin's own return. That is known only once the
-        episode is over: a baseline may know it, a critic cannot.
-        """
-        values = self.pupils[name].buffer.get_batched_sequences().steps.value.cpu().numpy().T  # [T, n]
-        plain = returns_to_go(record.reward[:, self.spans[name]], record.gamma)
-        baseline = values.astype(np.float64)
-        if self.pupils[name].variant.beyond_twin:
-            baseline += returns_to_go(record.reward[:, self.spans[TWINS]], record.gamma)
-        return float(1 - (plain - baseline).var() / max(plain.var(), 1e-12))
-
-
-def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
-    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
-    togo = np.zeros_like(rewards, dtype=np.float64)
-    after = np.zeros(rewards.shape[1])
-    for t in range(len(rewards) - 1, -1, -1):
-        after = rewards[t] + gamma * after
-        togo[t] = after
-    return togo

@@ -23,6 +23,7 @@ from sklearn.model_selection import GroupKFold, cross_val_predict
 
 from esper.controllers import PRETRAINED, load_controller
 from esper.lifecycle import Actions
+from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import Doubles, play
 from esper.tamiyo.blocks import Blocks
@@ -31,7 +32,6 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation
 from esper.telemetry.files import write_atomically
-from studies.cohort import returns_to_go
 from studies.distribution import FAMILIES, Family
 from studies.setting import Setting, tidy
 from studies.tables import markdown

@@ -10,12 +10,13 @@ import torch
 
 from esper.lifecycle import Head, Op
 from esper.simic.agent.ppo import PPOConfig
+from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
 from esper.tamiyo.controllers import Scene, Static
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
 from esper.tamiyo.policy.network import TamiyoNetConfig, relevance
-from studies.cohort import Cohort, returns_to_go
+from studies.cohort import Cohort
 from studies.variants import PROBES, VARIANTS, Pupil
 from tests.simic.test_sync import Waits
 from tests.simic.worlds import make_spec

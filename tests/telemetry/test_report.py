@@ -107,6 +107,24 @@ def test_a_run_of_one_round_without_any_extras_gets_its_curves(tmp_path: Path) -
     assert "too few to say" in text
 
 
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ({}, "explained variance near 0"),
+        ({"explained_by_baseline": 0.967}, "account for 97% of the variance"),
+    ],
+)
+def test_the_learner_is_judged_by_its_whole_baseline(
+    tmp_path: Path, extra: dict[str, float], says: str
+) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1)
+    made = RoundSummary(
+        round=1, rounds=1, members=1, member_epochs=5, seconds=1.0, return_mean=0.2, kl=0.1, extra=extra
+    )
+    folder.append_metrics(made)
+    assert says in render_report(folder)
+
+
 def test_pictures_touch_nothing_process_wide(folder: RunFolder) -> None:
     before = dict(matplotlib.rcParams)
     reel, results = folder.film(), folder.results()

@@ -18,6 +18,7 @@ from torch import Tensor
 from esper.lifecycle import Op
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
+from esper.simic.baseline import explained_by_baseline
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learned import LearningController
 from esper.simic.rollout import EpisodeRecord, play
@@ -124,9 +125,17 @@ class Trainer:
             explained_variance=update.explained_variance,
             gradient_norm=update.grad_norm,
             learning_rate=self.agent.config.learning_rate,
-            extra=_extra(record, update) | _above_twins(record, twins),
+            extra=_extra(record, update) | self._beside_twins(record, twins),
             anomalies=_anomalies(record, update),
         )
+
+    def _beside_twins(self, record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
+        """How far the returns lie above those of the ungrown twins, and what these explain of them."""
+        if twins is None:
+            return {}
+        mean, half = mean_interval((record.returns - twins.returns).tolist())
+        explained = explained_by_baseline(self.controller.buffer, record.reward, twins.reward, record.gamma)
+        return {"above_twin": mean, "above_twin_ci": half, "explained_by_baseline": explained}
 
 
 def op_shares(record: EpisodeRecord) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
@@ -149,14 +158,6 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
         "epochs_done": update.epochs_done,
         "entropy_coefficient": update.entropy_coefficient,
     }
-
-
-def _above_twins(record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
-    """How far the returns lie above those of the ungrown twins, member by member."""
-    if twins is None:
-        return {}
-    mean, half = mean_interval((record.returns - twins.returns).tolist())
-    return {"above_twin": mean, "above_twin_ci": half}
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

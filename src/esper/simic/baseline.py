@@ -1,0 +1,38 @@
+"""How much of the luck of a return the baseline of the policy gradient takes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.rollout import Doubles
+
+
+def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
+    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
+    togo = np.zeros_like(rewards, dtype=np.float64)
+    after = np.zeros(rewards.shape[1])
+    for t in range(len(rewards) - 1, -1, -1):
+        after = rewards[t] + gamma * after
+        togo[t] = after
+    return togo
+
+
+def explained_by_baseline(
+    buffer: TamiyoRolloutBuffer,
+    rewards: np.ndarray[Any, Any],
+    expected: np.ndarray[Any, Any] | None,
+    gamma: float,
+) -> float:
+    """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
+
+    The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
+    cannot.  # rewards, expected [T, N]
+    """
+    plain = returns_to_go(rewards, gamma)
+    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T.astype(np.float64)  # [T, N]
+    if expected is not None:
+        baseline = baseline + returns_to_go(expected, gamma)
+    return float(1 - (plain - baseline).var() / max(plain.var(), 1e-12))
