@@ -39,7 +39,7 @@ class Variant:
     causal: bool = True  # else every head is credited at every step
     beyond_twin: bool = True  # else what the ungrown twin earned is paid too
     patient: bool = True  # else the first policy takes all legal ops alike
-    ppo: Mapping[str, float] = field(default_factory=dict)  # settings of the learner that differ
+    ppo: Mapping[str, float | str] = field(default_factory=dict)  # settings of the learner that differ
 
     def agent(self, seed: int, ppo: PPOConfig, policy: TamiyoNetConfig, device: str) -> PPOAgent:
         """A fresh agent whose weights follow from the seed alone."""
@@ -73,6 +73,7 @@ VARIANTS = {
     "no_causal_masks": Variant(network=EveryHead, causal=False),
     "no_patience": Variant(patient=False),
     "no_twin": Variant(beyond_twin=False),
+    "steps_average": Variant(ppo={"head_average": "steps"}),
 }
 
 # Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.

@@ -46,7 +46,8 @@ def scalar_loss(
                     clipped = min(max(ratio, 1 - weights.clip), 1 + weights.clip)
                     surrogates[h].append(min(ratio * advantage, clipped * advantage))
                     estimates[h].append(ratio - 1 - shift)
-    loss = -sum(sum(s) / len(s) for s in surrogates if s)
+    counts = [len(s) if weights.per_reader else acting for s in surrogates]
+    loss = -sum(sum(s) / count for s, count in zip(surrogates, counts, strict=True) if s)
     whole = sum(sum(e) for e in estimates) / max(acting, 1)
     return loss, whole, [sum(e) / max(len(e), 1) for e in estimates]
 
@@ -65,14 +66,36 @@ def moved_batch(agent: PPOAgent, seed: int = 0) -> Sequences:
     return replace(batch, steps=replace(batch.steps, causal=causal, forced=forced), valid=valid)
 
 
+def test_averaged_over_steps_the_heads_have_the_gradient_of_the_whole_action() -> None:
+    """At unchanged weights: −mean over acting steps of A · ∇ Σ log π of the heads that were read."""
+    agent = make_agent(seed=1)
+    batch = moved_batch(agent, seed=1)
+    output = evaluate(agent, batch)
+    batch = replace(batch, steps=replace(batch.steps, log_prob=output.log_prob.detach()))
+    read = batch.steps.causal & (batch.valid & ~batch.steps.forced).unsqueeze(-1)
+    whole = torch.where(read, output.log_prob, 0.0).sum(-1) * batch.advantages  # [N, T]
+    wanted = -whole[read.any(-1)].mean()
+    weights = LossWeights(clip=0.2, value_clip=None, value=0.0, entropy=0.0, per_reader=False)
+    parameters = list(agent.policy.parameters())
+
+    def gradient(loss: torch.Tensor) -> torch.Tensor:
+        parts = torch.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True)
+        return torch.cat([part.flatten() for part in parts if part is not None])
+
+    found = gradient(ppo_loss(output, batch, weights).loss + 0.0 * output.value.sum())
+    torch.testing.assert_close(found, gradient(wanted + 0.0 * output.value.sum()), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("per_reader", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_trap_18_means_run_over_relevant_steps(seed: int) -> None:
+def test_trap_18_means_run_over_relevant_steps(seed: int, per_reader: bool) -> None:
+    weights = replace(WEIGHTS, per_reader=per_reader)
     agent = make_agent(seed=seed)
     batch = moved_batch(agent, seed)
     with torch.no_grad():
         output = evaluate(agent, batch)
-    terms = ppo_loss(output, batch, WEIGHTS)
-    policy_loss, kl, head_kl = scalar_loss(output, batch, WEIGHTS)
+    terms = ppo_loss(output, batch, weights)
+    policy_loss, kl, head_kl = scalar_loss(output, batch, weights)
     assert terms.policy_loss.item() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
     assert terms.kl.item() == pytest.approx(kl, rel=1e-4, abs=1e-6)
     assert terms.head_kl.tolist() == pytest.approx(head_kl, rel=1e-4, abs=1e-6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from esper.lifecycle.config import Config
@@ -37,6 +39,10 @@ class PPOConfig(Config):
     value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
     value_clip: float | None = Field(
         default=None, gt=0, description="how far V may move per update; none does not clip"
+    )
+    head_average: Literal["readers", "steps"] = Field(
+        default="readers",
+        description="a head's share of the loss is its mean over the steps that read it, or over all steps",
     )
     max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
     normalise_values: bool = Field(

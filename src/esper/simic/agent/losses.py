@@ -19,6 +19,7 @@ class LossWeights:
     value_clip: float | None
     value: float
     entropy: float
+    per_reader: bool = True  # else a head weighs as much as it is read: see `head_means`
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,19 @@ def head_weights(batch: Sequences) -> Tensor:
     return batch.steps.causal & acting.unsqueeze(-1)
 
 
+def head_means(values: Tensor, weight: Tensor, per_reader: bool) -> Tensor:
+    """Of each head, where weight is True; 0 for a head that no step reads.  # [N, T, H], [N, T, H] → [H]
+
+    Per reader, all heads weigh alike, and the noise of a head that is hardly ever read weighs as much as the
+    choice of the op. Over all steps that read any, the sum over heads has the gradient of the whole action's
+    log-probability.
+    """
+    if per_reader:
+        return masked_mean(values, weight)
+    steps = weight.any(-1).sum()
+    return torch.where(weight, values, 0.0).sum((0, 1)) / steps.clamp(min=1)
+
+
 @torch.no_grad()
 def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """e^d − 1 − d: the KL of the whole action per acting step, and that of each head per step that reads it.
@@ -69,10 +83,10 @@ def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> Lo
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
     surrogate = torch.minimum(ratio * advantage, clipped * advantage)
-    policy_loss = -masked_mean(surrogate, weight).sum()
+    policy_loss = -head_means(surrogate, weight, weights.per_reader).sum()
 
     value_loss = masked_mean(value_error(output.value, batch, weights.value_clip), batch.valid)
-    entropy = masked_mean(output.entropy, weight)  # [H]
+    entropy = head_means(output.entropy, weight, weights.per_reader)  # [H]
     kl, head_kl = approximate_kl(log_ratio, weight)
     outside = ((ratio.detach() - 1).abs() > weights.clip).float()
     return LossTerms(
@@ -82,7 +96,7 @@ def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> Lo
         kl=kl,
         clip_fraction=masked_mean(outside, weight, dim=(0, 1, 2)),
         head_kl=head_kl,
-        head_entropy=entropy.detach(),
+        head_entropy=masked_mean(output.entropy.detach(), weight),
         head_used=weight.flatten(0, 1).any(0),
     )
 

@@ -128,7 +128,11 @@ class PPOAgent:
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
         weights = LossWeights(
-            config.clip, config.value_clip, config.value_coefficient, self.entropy_coefficient
+            config.clip,
+            config.value_clip,
+            config.value_coefficient,
+            self.entropy_coefficient,
+            per_reader=config.head_average == "readers",
         )
         limit = float("inf") if config.target_kl is None else config.kl_stop * config.target_kl
 
