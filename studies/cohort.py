@@ -27,10 +27,15 @@ TWINS = "twins"
 class Cohort:
     """Pupils who live through the same episodes, each with its own copy of the members of `spec`."""
 
-    def __init__(self, spec: EnvironmentSpec, pupils: Mapping[str, Pupil]):
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        pupils: Mapping[str, Pupil],
+        world: type[GrowthEnvironment] = GrowthEnvironment,
+    ):
         self.pupils = dict(pupils)
         self.blocks = Blocks({TWINS: Static(), **pupils})
-        self.environment = GrowthEnvironment(replace(spec, members=self.blocks.members(spec.members)))
+        self.environment = world(replace(spec, members=self.blocks.members(spec.members)))
         self.spans = self.blocks.spans(self.environment.num_members)
 
     def play_round(self, episode: int) -> dict[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import numpy as np
 
 from esper.errors import UserError
 from esper.simic.rollout import Doubles
-from studies.tables import markdown
+from esper.telemetry.statistics import mean_interval
+from studies.tables import interval, markdown
 from studies.variants import MAIN
 
 LOG = "train.jsonl"
@@ -76,6 +78,26 @@ def table(agents: Sequence[Agent]) -> str:
         for agent in agents
     ]
     return markdown([f"agent (last {LAST} rounds)", *COLUMNS], rows)
+
+
+def kinds_table(agents: Sequence[Agent], parts: int = 3) -> str:
+    """Returns above the twin over parts of the training, with 95 % intervals over the trainings of a kind."""
+    kinds: dict[str, list[Doubles]] = {}
+    for agent in agents:
+        kinds.setdefault(agent.name.rpartition("-")[0], []).append(agent.series("above_twin"))
+    rounds = min(len(series) for several in kinds.values() for series in several)
+    cuts = np.linspace(0, rounds, parts + 1).astype(int)
+    spans = [slice(*pair) for pair in pairwise(cuts.tolist())]
+    rows = [
+        [name, str(len(several)), *(_over_trainings(several, span) for span in spans)]
+        for name, several in kinds.items()
+    ]
+    titles = [f"rounds {span.start + 1} to {span.stop}" for span in spans]
+    return markdown(["controller", "trainings", *titles], rows)
+
+
+def _over_trainings(several: Sequence[Doubles], span: slice) -> str:
+    return interval(*mean_interval([float(series[span].mean()) for series in several]))
 
 
 def picture(agents: Sequence[Agent], path: Path) -> None:

@@ -104,12 +104,14 @@ class StepResult:
 class GrowthEnvironment:
     """N members that live one episode at a time."""
 
+    population_type = Population  # a study of the learner puts simulated bodies in its place
+
     def __init__(self, spec: EnvironmentSpec):
         task, host = spec.task, spec.task.host
         self.spec = spec
         self.device = torch.device(spec.device)
         self.members = spec.members.to(self.device)  # [N]
-        self.population = Population(
+        self.population = self.population_type(
             spec.make_host
             or (lambda: build_host(host.preset, task.input_shape, task.num_classes, **host.options)),
             spec.population,
