@@ -37,6 +37,7 @@ from studies.tables import (
 RESULTS = Path("studies/results")
 DOCS = Path("docs")
 STORY = "study.md"  # for reading: two tables, between prose
+SIMULATED = "simulated.jsonl"  # logs of studies.simulated, one after another
 PAGE = "study_tables.md"  # for looking up: all the others
 
 # Name → the heading that a new table gets, and how it is made.
@@ -78,6 +79,7 @@ def extras(folder: Path) -> dict[str, tuple[str, Callable[[Path], str], Path]]:
     known = {
         "gromo": ("Beside gromo", gromo_table, folder / "gromo.json"),
         "training": ("The training", training_table, folder / training_log.LOG),
+        "simulated": ("The learner in a simulated world", kinds_table, folder / SIMULATED),
         "foresight": ("What can be foreseen", foresight_table, folder / foresight.RESULTS.name),
     }
     return {name: extra for name, extra in known.items() if extra[2].exists()}
@@ -85,6 +87,10 @@ def extras(folder: Path) -> dict[str, tuple[str, Callable[[Path], str], Path]]:
 
 def training_table(path: Path) -> str:
     return training_log.table(training_log.read(path))
+
+
+def kinds_table(path: Path) -> str:
+    return training_log.kinds_table(training_log.read(path))
 
 
 def foresight_table(path: Path) -> str:
