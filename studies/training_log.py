@@ -81,23 +81,30 @@ def table(agents: Sequence[Agent]) -> str:
 
 
 def kinds_table(agents: Sequence[Agent], parts: int = 3) -> str:
-    """Returns above the twin over parts of the training, with 95 % intervals over the trainings of a kind."""
-    kinds: dict[str, list[Doubles]] = {}
+    """Returns above the twin over parts of the training, and what V explains in the last of them.
+
+    Intervals are 95 % over the trainings of a kind.
+    """
+    kinds: dict[str, list[Agent]] = {}
     for agent in agents:
-        kinds.setdefault(agent.name.rpartition("-")[0], []).append(agent.series("above_twin"))
-    rounds = min(len(series) for several in kinds.values() for series in several)
-    cuts = np.linspace(0, rounds, parts + 1).astype(int)
-    spans = [slice(*pair) for pair in pairwise(cuts.tolist())]
+        kinds.setdefault(agent.name.rpartition("-")[0], []).append(agent)
+    rounds = min(len(agent.rows) for agent in agents)
+    spans = [slice(*pair) for pair in pairwise(np.linspace(0, rounds, parts + 1).astype(int).tolist())]
     rows = [
-        [name, str(len(several)), *(_over_trainings(several, span) for span in spans)]
+        [
+            name,
+            str(len(several)),
+            *(_over_trainings(several, "above_twin", span) for span in spans),
+            _over_trainings(several, "explained_variance", spans[-1], ".2f"),
+        ]
         for name, several in kinds.items()
     ]
     titles = [f"rounds {span.start + 1} to {span.stop}" for span in spans]
-    return markdown(["controller", "trainings", *titles], rows)
+    return markdown(["controller", "trainings", *titles, "V explains, at last"], rows)
 
 
-def _over_trainings(several: Sequence[Doubles], span: slice) -> str:
-    return interval(*mean_interval([float(series[span].mean()) for series in several]))
+def _over_trainings(several: Sequence[Agent], key: str, span: slice, form: str = ".4f") -> str:
+    return interval(*mean_interval([float(agent.series(key)[span].mean()) for agent in several]), form)
 
 
 def picture(agents: Sequence[Agent], path: Path) -> None:

@@ -51,8 +51,15 @@ def test_a_file_that_is_no_log_ends_a_study_with_a_sentence(
 
 def test_kinds_are_compared_over_their_trainings() -> None:
     """Two trainings of one kind, at 0 1 2 ... and 2 3 4 ...: a part's mean lies between them."""
-    rows = [[{"above_twin": float(start + number)} for number in range(6)] for start in (0, 2)]
+    rows = [
+        [{"above_twin": float(start + number), "explained_variance": 0.25} for number in range(6)]
+        for start in (0, 2)
+    ]
     agents = [training_log.Agent(f"main-{seed}", several) for seed, several in enumerate(rows)]
     head, _, line = training_log.kinds_table(agents).splitlines()
-    assert head == "| controller | trainings | rounds 1 to 2 | rounds 3 to 4 | rounds 5 to 6 |"
+    assert (
+        head
+        == "| controller | trainings | rounds 1 to 2 | rounds 3 to 4 | rounds 5 to 6 | V explains, at last |"
+    )
     assert line.startswith("| main | 2 | +1.5000 ± 12.7060 | +3.5000 ± ")
+    assert line.endswith("| +0.25 ± 0.00 |")
