@@ -79,6 +79,7 @@ VARIANTS = {
 # Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.
 PROBES = {
     "probe_slow": Variant(ppo={"learning_rate": 3e-3}),
+    "probe_steps_slow": Variant(ppo={"head_average": "steps", "learning_rate": 3e-3}),
     "probe_fast": Variant(ppo={"learning_rate": 1e-2}),
     "probe_far": Variant(ppo={"target_kl": 0.3, "epochs": 16}),
     "probe_curious": Variant(ppo={"entropy_start": 0.03, "entropy_end": 0.01}),
