@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.lines import line_of, read_results
 from benchmarks.population import machine_name, synchronise
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
@@ -264,13 +264,6 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     figure.savefig(path, dpi=140)
 
 
-def read(path: Path) -> tuple[list[Result], str]:
-    """What a run with --json printed, and the machine that it ran on."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    machine = rows[0].get("device", "an unnamed machine")
-    return [Result(**{k: v for k, v in row.items() if k != "device"}) for row in rows], machine
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -289,13 +282,14 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
-    if args.read and not args.read.is_file():
-        parser.error(f"there is no file {args.read}; give one that --json wrote")
-    results, machine = read(args.read) if args.read else ([], machine_name(args.device))
+    results: list[Result] = []
+    machine = machine_name(args.device)
+    if args.read:
+        results, machine = read_results(parser, args.read, Result)
     for num_members in () if args.read else args.members:
         results.append(measure(args, num_members))
         if args.json:
-            print(json.dumps({"device": machine, **asdict(results[-1])}), flush=True)
+            print(line_of(results[-1], machine), flush=True)
     if not args.json:
         show(results, machine)
     if args.plot:

@@ -7,7 +7,6 @@ python -m benchmarks.population --members 128 512 2048 --device cuda --compile -
 from __future__ import annotations
 
 import argparse
-import json
 import platform
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.lines import line_of, read_results
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
@@ -198,13 +198,6 @@ def machine_name(device: str) -> str:
     return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
 
 
-def read(path: Path) -> tuple[list[Result], str]:
-    """What a run with --json printed, and the machine that it ran on."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    machine = rows[0].get("device", "an unnamed machine")
-    return [Result(**{k: v for k, v in row.items() if k != "device"}) for row in rows], machine
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -222,15 +215,16 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
-    if args.read and not args.read.is_file():
-        parser.error(f"there is no file {args.read}; give one that --json wrote")
-    results, machine = read(args.read) if args.read else ([], machine_name(args.device))
+    results: list[Result] = []
+    machine = machine_name(args.device)
+    if args.read:
+        results, machine = read_results(parser, args.read, Result)
     for compiled in () if args.read else (False, True) if args.compile else (False,):
         for seeds in (False, True):
             for num_members in args.members:
                 results.append(measure(args, num_members, seeds, compiled))
                 if args.json:
-                    print(json.dumps(asdict(results[-1])), flush=True)
+                    print(line_of(results[-1], machine), flush=True)
     if not args.json:
         show(results, machine)
     if args.plot:

@@ -41,7 +41,10 @@ def policies(folder: Path | None, device: str) -> dict[str, Callable[[], Control
         return {f"{MAIN}-0": lambda: load_controller(PRETRAINED, device=device)}
     paths = {path.stem: path for path in sorted(folder.glob("*-*.safetensors"))}
     if f"{MAIN}-0" not in paths:
-        raise UserError(f"{folder} has no {MAIN}-0.safetensors; it holds {', '.join(paths) or 'none'}")
+        raise UserError(
+            f"{folder} has no {MAIN}-0.safetensors, its controllers are {', '.join(paths) or 'none'}; "
+            "give the --out of: python -m studies.growth train"
+        )
     return {name: partial(load_policy, path, device) for name, path in paths.items()}
 
 

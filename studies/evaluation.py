@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.errors import UserError
 from esper.population.hosts import build_host
 from esper.tamiyo.blocks import Blocks
 from esper.tasks.task import Task
@@ -164,6 +165,19 @@ class Request:
     out: Path = Path("runs/study")
 
 
+FOLLOWERS = ("finals", "equal", "pruning")  # of arms
+
+
+def check(request: Request, device: str) -> None:
+    """Refuse what cannot be done before anything is trained."""
+    if "arms" in request.programs:
+        policies(request.policies, device)
+        return
+    early = [name for name in request.programs if name in FOLLOWERS]
+    if early:
+        raise UserError(f"{', '.join(early)} need what arms played; give --programs arms {' '.join(early)}")
+
+
 def evaluate_task(setting: Setting, task: Task, request: Request) -> Evaluation:
     """Run programs on one task, one line for each arm, and keep what was found so far."""
     host, members = task.host, request.members
@@ -255,6 +269,7 @@ def evaluate(args: argparse.Namespace) -> None:
         ablations=not args.quick if args.ablations is None else args.ablations,
         out=args.out,
     )
+    check(request, args.device)
     failures = []
     for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
         chunk = args.chunk or CHUNKS.get(name, 4096)

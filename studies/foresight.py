@@ -22,6 +22,7 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
 from esper.controllers import PRETRAINED, load_controller
+from esper.errors import UserError
 from esper.lifecycle import Actions
 from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment
@@ -32,6 +33,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation
 from esper.telemetry.files import write_atomically
+from studies.command_line import run
 from studies.distribution import FAMILIES, Family
 from studies.setting import Setting, tidy
 from studies.tables import markdown
@@ -166,6 +168,11 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if args.family and (args.members < FOLDS or args.episodes < 1):
+        raise UserError(
+            f"--members {args.members} --episodes {args.episodes} are too few to fit on some tasks and "
+            f"judge on others; give at least {FOLDS} members and one episode"
+        )
     setting = Setting(device=args.device, seed=WORLD_SEED)
     for family in FAMILIES:
         if family.name in args.family:
@@ -177,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

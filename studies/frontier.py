@@ -23,6 +23,7 @@ import torch
 from esper.population.hosts import Host, build_host
 from esper.population.reference import accuracy_of, loss_of
 from esper.tasks import HostSpec, Split, Task, load_task, task_names
+from studies.command_line import run
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -166,4 +167,4 @@ def keep(path: Path, result: Result) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -29,6 +29,7 @@ from esper.simic.environment import GrowthEnvironment
 from esper.tamiyo.controllers import Controller, Scheduled, Static
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task
+from studies import command_line
 from studies.setting import GATES, Setting
 
 RESULTS = Path(__file__).parent / "results" / "gromo.json"
@@ -262,4 +263,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    command_line.run(main)

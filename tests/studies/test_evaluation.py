@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 
+from esper.errors import UserError
 from studies.ablations import CHANGES
 from studies.calibration import RATES, match
-from studies.evaluation import PROGRAMS, Course, ProgramsFailed, Request, evaluate_task, run_program
+from studies.evaluation import PROGRAMS, Course, ProgramsFailed, Request, check, evaluate_task, run_program
 from studies.records import Arm, Evaluation, run_lengths
 from tests.studies.worlds import MEMBERS, TINY, task
 
@@ -140,3 +141,11 @@ def test_too_little_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch, fo
     run_program(course, "search")
     assert tried == [4096, 2048, 1024]
     assert len(course.found.arms) == 1
+
+
+def test_what_cannot_be_done_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="are none; give the --out"):
+        check(Request(policies=tmp_path, programs=("arms",)), "cpu")
+    with pytest.raises(UserError, match="--programs arms finals pruning"):
+        check(Request(programs=("finals", "search", "pruning")), "cpu")
+    check(Request(policies=tmp_path, programs=("frontier", "search")), "cpu")  # these need no controller
