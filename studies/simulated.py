@@ -1,7 +1,7 @@
 """A world of simulated bodies: what the learner does with the same rules, heads and rewards, in seconds.
 
     python -m studies.simulated --agents main:4 --out runs/simulated
-    python -m studies.simulated --agents steps_average:4 --out runs/simulated --append
+    python -m studies.simulated --agents readers_average:4 --out runs/simulated --append
 
 Nothing is trained but the controllers. A host gains accuracy along a curve; a seed adds what its blueprint is
 worth on the mean, more or less by much, the more it has been trained and the louder it is heard. Sizes and

@@ -73,14 +73,14 @@ VARIANTS = {
     "no_causal_masks": Variant(network=EveryHead, causal=False),
     "no_patience": Variant(patient=False),
     "no_twin": Variant(beyond_twin=False),
-    "steps_average": Variant(ppo={"head_average": "steps"}),
+    "readers_average": Variant(ppo={"head_average": "readers"}),
 }
 
 # Settings of the learner to choose from: `--agents main probe_slow probe_fast ...` compares them in one run.
 PROBES = {
-    "probe_slow": Variant(ppo={"learning_rate": 3e-3}),
-    "probe_steps_slow": Variant(ppo={"head_average": "steps", "learning_rate": 3e-3}),
-    "probe_fast": Variant(ppo={"learning_rate": 1e-2}),
+    "probe_slow": Variant(ppo={"learning_rate": 1.5e-3}),
+    "probe_fast": Variant(ppo={"learning_rate": 6e-3}),
+    "probe_readers_fast": Variant(ppo={"head_average": "readers", "learning_rate": 6e-3}),
     "probe_far": Variant(ppo={"target_kl": 0.3, "epochs": 16}),
     "probe_curious": Variant(ppo={"entropy_start": 0.03, "entropy_end": 0.01}),
     "probe_short": Variant(ppo={"lam": 0.95}),
