@@ -12,7 +12,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
-from esper.population.hosts import build_host
+from esper.population.hosts import CausalAttention, TransformerBlock, build_host
 from esper.population.layout import Layout
 from esper.population.optimiser import RowWeights, clip_rows, learn_rows, step_rows
 from esper.population.population import Population
@@ -76,6 +76,33 @@ def test_fused_norm_is_the_norm_with_the_activations_around_it(
     for module in (norm, nn.Sequential(norm, nn.ReLU()), nn.Sequential(nn.SiLU(), norm, nn.ReLU())):
         assert worst_error(module, channels, spatial) < 1e-5
     assert worst_error(nn.Sequential(nn.SiLU(), norm), channels, spatial, torch.bfloat16) < 2e-2
+
+
+@pytest.mark.parametrize("width", [8, 6, 48])
+def test_fused_layer_norm_is_the_layer_norm(width: int) -> None:
+    for norm in (nn.LayerNorm(width), nn.LayerNorm(width, bias=False)):
+        assert worst_error(norm, 5, (33, width)) < 1e-5
+        assert worst_error(norm, 5, (33, width), torch.bfloat16) < 2e-2
+    plain = nn.LayerNorm(width, elementwise_affine=False)  # its input alone has a gradient
+    assert worst_error(nn.Sequential(plain, nn.Linear(width, 3)), 5, (33, width)) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("time", "width", "heads"), [(32, 8, 2), (5, 6, 3), (17, 64, 4), (64, 64, 1), (80, 8, 2)]
+)
+def test_fused_attention_is_the_attention(time: int, width: int, heads: int) -> None:
+    attention = CausalAttention(width, heads)
+    assert worst_error(attention, time, (width,)) < 1e-4
+    assert worst_error(attention, time, (width,), torch.bfloat16) < 3e-2
+    assert worst_error(TransformerBlock(width, heads, 2), time, (width,)) < 1e-4
+
+
+@pytest.mark.parametrize("name", [b.name for b in sorted(selectable_blueprints("transformer"))])
+def test_every_fused_blueprint_of_text_is_the_blueprint(name: str) -> None:
+    seed = build_blueprint(Blueprint[name], "transformer", 8, 0)
+    if not Layout.of(seed).total:
+        pytest.skip("a blueprint without parameters has no gradients to compare")
+    assert worst_error(seed, 32, (8,)) < 5e-3
 
 
 @pytest.mark.parametrize("spatial", [(8, 8), (20,)])

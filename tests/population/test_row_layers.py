@@ -19,7 +19,7 @@ from esper.lifecycle.stages import Stage
 from esper.population import row_module
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.data import Clock
-from esper.population.hosts import GlobalMean
+from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding, TransformerBlock
 from esper.population.layout import Layout
 from esper.population.row_layers import row_form
 from esper.population.row_module import RowModule
@@ -56,6 +56,8 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "activations": (nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.ELU(), nn.Tanh()), (4,)),
     "gate of images": (Gate(4, "cnn"), (4, 5, 5)),
     "gate of text": (Gate(4, "transformer"), (5, 4)),
+    "attention": (CausalAttention(6, heads=3), (5, 6)),
+    "transformer block": (TransformerBlock(6, heads=2, expansion=2), (5, 6)),
 }
 JOINTS = {("cnn", 1): (4, 7), ("cnn", 2): (4, 5, 5), ("mlp", 0): (4,), ("transformer", 0): (5, 4)}
 
@@ -99,7 +101,40 @@ def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int], way: str) -> 
     topology, dims = place
     for name in sorted(selectable_blueprints(topology)):
         body = check_against_vmap(build_blueprint(name, topology, 4, dims), JOINTS[place], way)
-        assert body.in_row_form == ("Attention" not in type(body.module).__name__)
+        assert body.in_row_form
+
+
+@pytest.mark.parametrize(
+    ("module", "in_row_form"),
+    [
+        (TokenEmbedding(vocabulary=7, context=6, width=4), True),  # a shorter sequence than its context
+        (nn.Sequential(TokenEmbedding(7, 5, 4), TransformerBlock(4, heads=2, expansion=2)), True),
+        (nn.Embedding(7, 4, padding_idx=0), False),
+        (nn.Embedding(7, 4, max_norm=1.0), False),
+    ],
+)
+def test_tokens_over_rows_equal_each_row_alone(module: nn.Module, in_row_form: bool) -> None:
+    module = module.double()
+    body = RowModule(module, CPU)
+    assert body.in_row_form == in_row_form
+    if not in_row_form:
+        return
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64).requires_grad_()
+    tokens = torch.randint(0, 7, (ROWS, BATCH, 5), generator=generator)
+    together = body(weights, tokens, {}, True)
+    tensors = body.layout.unflatten(weights)
+    alone = [
+        functional_call(module, {name: value[r] for name, value in tensors.items()}, (tokens[r],))
+        for r in range(ROWS)
+    ]
+    torch.testing.assert_close(together, torch.stack(alone), atol=1e-11, rtol=1e-9)
+    probe = torch.linspace(-1, 1, together.numel(), dtype=torch.float64).view_as(together)
+    found = [
+        torch.autograd.grad((out * probe).sum(), weights, retain_graph=True)[0]
+        for out in (together, torch.stack(alone))
+    ]
+    torch.testing.assert_close(*found, atol=1e-11, rtol=1e-9)
 
 
 class Doubled(nn.Linear):

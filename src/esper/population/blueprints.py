@@ -18,7 +18,6 @@ decorated class gives a blueprint another body in a topology:
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint
@@ -274,9 +273,8 @@ class Mlp(_Perceptron):
 # For transformers [B, T, D]. No biases: that of the keys cannot change the result of a softmax.
 
 
-def _unit(h: Tensor) -> Tensor:
-    """Layer normalisation without parameters."""
-    return F.layer_norm(h, h.shape[-1:])
+def _unit(width: int) -> nn.LayerNorm:
+    return nn.LayerNorm(width, elementwise_affine=False)
 
 
 @blueprint(Blueprint.ATTENTION, topologies={"transformer"}, parameters=lambda c, d: 4 * c * c)
@@ -285,10 +283,11 @@ class CausalSelfAttention(CausalAttention):
 
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__(width, attention_heads(width))
+        self.unit = _unit(width)
         nn.init.zeros_(self.out.weight)
 
     def forward(self, h: Tensor) -> Tensor:
-        return super().forward(_unit(h))
+        return super().forward(self.unit(h))
 
 
 @blueprint(
@@ -302,20 +301,20 @@ class AlibiAttention(nn.Module):
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__()
         self.heads = attention_heads(width)
+        self.unit = _unit(width)
         self.query = nn.Linear(width, width, bias=False)
         self.key_value = nn.Linear(width, 2 * (width // self.heads), bias=False)
         self.out = _zero_linear(width, width, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        batch, time, width = h.shape
-        unit = _unit(h)
-        query = self.query(unit).reshape(batch, time * self.heads, -1)  # [B, T·heads, D / heads]
-        key, value = self.key_value(unit).chunk(2, dim=-1)  # each [B, T, D / heads]
-        scores = (query @ key.transpose(-1, -2)).reshape(batch, time, self.heads, time)
-        scores = scores * (width // self.heads) ** -0.5 + self._distance_bias(time, h)
+        unit, time = self.unit(h), h.shape[-2]
+        query = self.query(unit).unflatten(-1, (self.heads, -1)).flatten(-3, -2)  # [..., T·heads, D / heads]
+        key, value = self.key_value(unit).chunk(2, dim=-1)  # each [..., T, D / heads]
+        scores = (query @ key.mT).unflatten(-2, (time, self.heads))  # [..., T, heads, T]
+        scores = scores * query.shape[-1] ** -0.5 + self._distance_bias(time, h)
         weights = torch.softmax(scores + causal_mask(time, h).unsqueeze(1), dim=-1)
-        mixed = weights.reshape(batch, time * self.heads, time) @ value  # [B, T·heads, D / heads]
-        result: Tensor = self.out(mixed.reshape(batch, time, width))
+        mixed = weights.flatten(-3, -2) @ value  # [..., T·heads, D / heads]
+        result: Tensor = self.out(mixed.unflatten(-2, (time, self.heads)).flatten(-2))
         return result
 
     def _distance_bias(self, time: int, like: Tensor) -> Tensor:

@@ -189,8 +189,27 @@ def mlp(input_shape: Sequence[int], num_classes: int, width: int = 16, depth: in
     return Host(segments, "mlp", nn.Linear(width, num_classes), width)
 
 
+class AttendToPast(nn.Module):
+    """Every position takes from itself and those before it.  # [..., T, 3 · D] → [..., T, D]
+
+    The last axis of the input holds the queries, the keys and the values of all heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        split = qkv.unflatten(-1, (3, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
+        query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
+        scores = query * query.shape[-1] ** -0.5 @ key.mT
+        weights = torch.softmax(scores + causal_mask(qkv.shape[-2], qkv), dim=-1)
+        mixed: Tensor = weights @ value  # [..., heads, T, D / heads]
+        return mixed.transpose(-3, -2).flatten(-2)
+
+
 class CausalAttention(nn.Module):
-    """Several heads of attention to the past, without bias.  # [B, T, D] → [B, T, D]"""
+    """Several heads of attention to the past, without bias.  # [..., T, D] → [..., T, D]"""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -200,15 +219,11 @@ class CausalAttention(nn.Module):
             )
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attend = AttendToPast(heads)
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, time, width = x.shape
-        qkv = self.qkv(x).reshape(batch, time, 3, self.heads, width // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)  # each [B, heads, T, D / heads]
-        scores = query @ key.transpose(-1, -2) * (width // self.heads) ** -0.5
-        mixed = torch.softmax(scores + causal_mask(time, x), dim=-1) @ value
-        result: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, time, width))
+        result: Tensor = self.out(self.attend(self.qkv(x)))
         return result
 
 

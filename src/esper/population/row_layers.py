@@ -17,9 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.population.blueprints import Gate, NormMix, SqueezeExcite
+from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, NormMix, SqueezeExcite
 from esper.population.dropout import StreamDropout
-from esper.population.hosts import GlobalMean
+from esper.population.hosts import (
+    AttendToPast,
+    CausalAttention,
+    GlobalMean,
+    TokenEmbedding,
+    TransformerBlock,
+)
+from esper.population.row_tokens import FusedAttendToPast, RowEmbedding, RowTokenEmbedding
 
 Conv = nn.Conv1d | nn.Conv2d
 FOLDED: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
@@ -236,6 +243,20 @@ class RowLayerNorm(nn.Module):
         return scaled if self.bias is None else scaled + self.bias.view(per_row)
 
 
+class FusedLayerNorm(RowLayerNorm):
+    """The same over the last axis as one GPU kernel: torch's own takes a block of threads for each vector."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from esper.population import kernels
+
+        blank = x.new_zeros(self.shape[0]).expand(x.shape[0], -1)  # [R, D]
+        weight = blank + 1 if self.weight is None else self.weight
+        bias = blank if self.bias is None else self.bias
+        vectors = x.flatten(1, -2).unsqueeze(2)  # [R, n, 1, D]
+        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, None, self.eps, "none", "none")  # type: ignore[no-untyped-call]
+        return out.view(x.shape)
+
+
 class RowGlobalMean(nn.Module):
     """[R, B, C, *spatial] → [R, B, C]"""
 
@@ -330,6 +351,21 @@ def _group_norm(norm: nn.GroupNorm, way: str) -> nn.Module:
     return NativeGroupNorm(norm) if way == "grouped" else RowGroupNorm(norm)
 
 
+def _layer_norm(norm: nn.LayerNorm, way: str) -> nn.Module:
+    over_vectors = len(norm.normalized_shape) == 1
+    return FusedLayerNorm(norm) if way == "fused" and over_vectors else RowLayerNorm(norm)
+
+
+def _embedding(layer: nn.Embedding) -> nn.Module | None:
+    """None for the ones that treat some tokens or gradients in a way of their own."""
+    plain = layer.padding_idx is None and layer.max_norm is None
+    return RowEmbedding(layer) if plain and not (layer.scale_grad_by_freq or layer.sparse) else None
+
+
+def _attend_to_past(layer: AttendToPast, way: str) -> nn.Module:
+    return FusedAttendToPast(layer.heads) if way == "fused" else layer
+
+
 _CONVOLUTIONS: dict[str, Callable[[Conv], nn.Module]] = {
     "grouped": GroupedConv,
     "product": ProductConv,
@@ -347,7 +383,9 @@ def _leaf(module: nn.Module, way: str) -> nn.Module | None:
         nn.Conv2d: lambda: _convolution(cast(Conv, module), way),
         nn.GroupNorm: lambda: _group_norm(cast(nn.GroupNorm, module), way),
         nn.Linear: lambda: RowLinear(cast(nn.Linear, module)),
-        nn.LayerNorm: lambda: RowLayerNorm(cast(nn.LayerNorm, module)),
+        nn.LayerNorm: lambda: _layer_norm(cast(nn.LayerNorm, module), way),
+        nn.Embedding: lambda: _embedding(cast(nn.Embedding, module)),
+        AttendToPast: lambda: _attend_to_past(cast(AttendToPast, module), way),
         GlobalMean: RowGlobalMean,
         nn.Flatten: lambda: RowFlatten(cast(nn.Flatten, module)),
     }
@@ -361,7 +399,11 @@ _COMPOSITES: dict[type[nn.Module], Callable[[nn.Module, dict[str, nn.Module]], n
     NormMix: lambda module, parts: RowNormMix(cast(NormMix, module), parts["norm"]),
     SqueezeExcite: lambda module, parts: RowSqueezeExcite(parts["excite"]),
     Gate: lambda module, parts: RowGate(cast(Gate, module), parts["linear"]),
+    TokenEmbedding: lambda module, parts: RowTokenEmbedding(cast(TokenEmbedding, module), parts["tokens"]),
 }
+
+# Modules whose own code takes rows as it is, once their parts do.
+_ANY_RANK = (TransformerBlock, CausalAttention, CausalSelfAttention, AlibiAttention)
 
 
 def fixes_rows(rows: nn.Module) -> bool:
@@ -386,8 +428,11 @@ def row_form(module: nn.Module, way: str) -> nn.Module | None:
     composite = next((build for kind, build in _COMPOSITES.items() if forward is kind.forward), None)
     if composite is not None:
         return composite(module, cast(dict[str, nn.Module], parts))
-    if forward is not nn.Sequential.forward:
-        return None
     rows = copy.copy(module)
-    rows._modules = dict(_fold_activations(cast(dict[str, nn.Module], parts)))
+    if forward is nn.Sequential.forward:
+        rows._modules = dict(_fold_activations(cast(dict[str, nn.Module], parts)))
+    elif any(forward is kind.forward for kind in _ANY_RANK):
+        rows._modules = dict(parts)
+    else:
+        return None
     return rows

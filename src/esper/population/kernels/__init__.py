@@ -1,5 +1,6 @@
 """GPU kernels for rows of small networks. They need Triton: this package is imported on a GPU."""
 
+from esper.population.kernels.attention import RowAttention, fits
 from esper.population.kernels.convolution import Geometry, RowConvolution, RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
 from esper.population.kernels.optimiser import learn_rows
@@ -9,9 +10,11 @@ __all__ = [
     "ACTIVATIONS",
     "BlendRows",
     "Geometry",
+    "RowAttention",
     "RowConvolution",
     "RowDepthwise",
     "RowNorm",
     "TakeRows",
+    "fits",
     "learn_rows",
 ]

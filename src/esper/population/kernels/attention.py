@@ -1,0 +1,112 @@
+"""Attention to the past over short sequences: one kernel each way, so that no score leaves the chip.
+
+A program holds one head of one sequence.  # qkv [..., T, 3, heads, D] → [..., T, heads, D]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from esper.population.kernels.tiles import power
+
+LONGEST = 64  # positions: a program holds all scores of its head
+WIDEST = 64  # channels of a head
+LEAST = 16  # of each side of a product
+
+
+def fits(time: int, head_width: int) -> bool:
+    """Whether a sequence is short enough for one program."""
+    return time <= LONGEST and head_width <= WIDEST
+
+
+@triton.jit
+def _places(T, stride, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the elements of one head lie, positions a stride apart, and which exist.  # [BT, BD]"""
+    t, d = tl.arange(0, BT)[:, None], tl.arange(0, BD)[None, :]
+    return t * stride + d, (t < T) & (d < D)
+
+
+@triton.jit
+def _weights(q, k, scale, BT: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Softmax over the past of each position.  # q, k [BT, BD] → [BT, BT]"""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    t, s = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
+    scores = tl.where(s <= t, scores, float("-inf"))
+    weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
+    return weights / tl.sum(weights, axis=1)[:, None]
+
+
+@triton.jit
+def _attend(qkv, out, T, scale, H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  # type: ignore[no-untyped-def]
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    head = tl.program_id(0) % H
+    qkv += sequence * T * 3 * H * D + head * D
+    out += sequence * T * H * D + head * D
+    place, there = _places(T, 3 * H * D, D, BT, BD)
+    q = tl.load(qkv + place, mask=there, other=0.0)
+    k = tl.load(qkv + H * D + place, mask=there, other=0.0)
+    v = tl.load(qkv + 2 * H * D + place, mask=there, other=0.0)
+    mixed = tl.dot(_weights(q, k, scale, BT).to(v.dtype), v, input_precision="ieee")
+    place, there = _places(T, H * D, D, BT, BD)
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _attend_backward(  # type: ignore[no-untyped-def]
+    qkv, g, dqkv, T, scale, H: tl.constexpr, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr
+):
+    sequence = (tl.program_id(0) // H).to(tl.int64)
+    head = tl.program_id(0) % H
+    qkv += sequence * T * 3 * H * D + head * D
+    dqkv += sequence * T * 3 * H * D + head * D
+    g += sequence * T * H * D + head * D
+    place, there = _places(T, H * D, D, BT, BD)
+    grad = tl.load(g + place, mask=there, other=0.0)
+    place, there = _places(T, 3 * H * D, D, BT, BD)
+    q = tl.load(qkv + place, mask=there, other=0.0)
+    k = tl.load(qkv + H * D + place, mask=there, other=0.0)
+    v = tl.load(qkv + 2 * H * D + place, mask=there, other=0.0)
+    weights = _weights(q, k, scale, BT)
+    dv = tl.dot(tl.trans(weights).to(v.dtype), grad, input_precision="ieee")
+    change = tl.dot(grad, tl.trans(v), input_precision="ieee")
+    scores = (weights * (change - tl.sum(change * weights, axis=1)[:, None]) * scale).to(q.dtype)
+    dq = tl.dot(scores, k, input_precision="ieee")
+    dk = tl.dot(tl.trans(scores), q, input_precision="ieee")
+    tl.store(dqkv + place, dq.to(dqkv.dtype.element_ty), mask=there)
+    tl.store(dqkv + H * D + place, dk.to(dqkv.dtype.element_ty), mask=there)
+    tl.store(dqkv + 2 * H * D + place, dv.to(dqkv.dtype.element_ty), mask=there)
+
+
+class RowAttention(torch.autograd.Function):
+    """qkv [..., T, 3 · width] → [..., T, width], for sequences that `fits` allows."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:
+        qkv = qkv.contiguous()
+        out = qkv.new_empty(*qkv.shape[:-1], qkv.shape[-1] // 3)
+        ctx.save_for_backward(qkv)
+        ctx.heads = heads
+        programs, sizes = _launch(qkv, heads)
+        _attend[(programs,)](qkv, out, **sizes)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (qkv,) = ctx.saved_tensors
+        change = torch.empty_like(qkv)
+        programs, sizes = _launch(qkv, ctx.heads)
+        _attend_backward[(programs,)](qkv, grad.contiguous(), change, **sizes)
+        return change, None
+
+
+def _launch(qkv: Tensor, heads: int) -> tuple[int, dict[str, float]]:
+    """How many programs there are, and the sizes that each of them is told."""
+    time, width = qkv.shape[-2], qkv.shape[-1] // 3 // heads
+    tall, wide = power(time, LEAST), power(width, LEAST)
+    sizes = {"T": time, "scale": width**-0.5, "H": heads, "D": width, "BT": tall, "BD": wide}
+    return qkv[..., 0, 0].numel() * heads, {**sizes, "num_warps": max(tall * tall // 1024, 1)}

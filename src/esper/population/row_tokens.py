@@ -1,0 +1,47 @@
+"""Layers of hosts over tokens that take a leading axis of rows themselves; see row_layers.py."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.population.hosts import AttendToPast, TokenEmbedding
+
+
+class FusedAttendToPast(AttendToPast):
+    """The same as one GPU kernel, where sequences are short."""
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        from esper.population import kernels
+
+        time, width = qkv.shape[-2], qkv.shape[-1] // 3
+        if not kernels.fits(time, width // self.heads):
+            return super().forward(qkv)
+        out: Tensor = kernels.RowAttention.apply(qkv, self.heads)  # type: ignore[no-untyped-call]
+        return out
+
+
+class RowEmbedding(nn.Module):
+    """weight [R, V, D], tokens [R, ...] → [R, ..., D]"""
+
+    def __init__(self, layer: nn.Embedding) -> None:
+        super().__init__()
+        self.weight: Tensor = layer.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        rows, vocabulary, _ = self.weight.shape
+        first = vocabulary * torch.arange(rows, device=tokens.device)  # of each row, in a table of all rows
+        return F.embedding(tokens + first.view(-1, *[1] * (tokens.ndim - 1)), self.weight.flatten(0, 1))
+
+
+class RowTokenEmbedding(nn.Module):
+    """positions [R, context, D], tokens [R, B, T] → [R, B, T, D]"""
+
+    def __init__(self, embedding: TokenEmbedding, tokens: nn.Module) -> None:
+        super().__init__()
+        self.tokens, self.positions = tokens, embedding.positions
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.tokens(tokens) + self.positions[:, None, : tokens.shape[2]]
+        return result
