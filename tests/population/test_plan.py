@@ -134,8 +134,8 @@ def check_forks(plan: Plan, rows: Rows) -> None:
 def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]]) -> None:
     num_slots = len(crowd[0])
     check_forks(plan, rows)
-    live = iter(plan.live_seeds.tolist())
-    held = iter(plan.live_seeds[plan.held].tolist())
+    learns = iter(plan.learns.tolist())
+    met_seeds = enumerate(plan.live_seeds[plan.seed].tolist())
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
     for s, work in enumerate(plan.slots):
@@ -148,23 +148,27 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]]) -> None:
             assert place == NO_ROW or int(work.rows[place]) == r
         names = [group.blueprint for group in work.groups]
         assert names == sorted(set(names))
+        blends = []
         for group in work.groups:
             assert (group.slot, group.size >= 1) == (s, True)
-            blends = []
             for k in range(group.size):
                 row, alpha = next(entries)
                 member = int(rows.member[row])
                 seed = crowd[member][s]
-                learns = rows.shadow_slot[row] in (NO_ROW, s)
-                assert learns == (k < group.live)
+                learns_here = rows.shadow_slot[row] in (NO_ROW, s)
+                assert learns_here == (k < group.live)
                 assert seed.blueprint == group.blueprint
                 assert alpha == rows.alpha[row, s]
-                assert next(live if learns else held) == member * num_slots + s
+                entry, met_seed = next(met_seeds)
+                assert met_seed == member * num_slots + s
+                if learns_here:
+                    assert next(learns) == entry
                 blends.append(STYLE_BLEND[Style(seed.style)])
-            assert group.blend.tolist() == [int(b) for b in blends]
-            assert group.blends == frozenset(blends)
+        assert work.blend.tolist() == [int(b) for b in blends]
+        assert work.blends == frozenset(blends)
         assert next(entries, None) is None
-    assert next(live, None) is next(held, None) is None
+    assert next(learns, None) is next(met_seeds, None) is None
+    assert len(plan.learns) == len(plan.live_seeds)
 
 
 @settings(max_examples=60, deadline=None)

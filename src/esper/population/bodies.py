@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -18,7 +18,7 @@ from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
 from esper.population.layout import flatten
-from esper.population.plan import Group, Plan, SlotView, SlotWork
+from esper.population.plan import Plan, SlotView, SlotWork
 from esper.population.row_module import Buffers, RowModule
 
 
@@ -131,8 +131,12 @@ class Bodies:
                 )
 
     def _membership(self, slot: int, blueprint: int) -> Tensor:
-        """Which tensor each element of a seed's row belongs to.  # [P, tensors]"""
-        return self.slots[slot].seeds[blueprint].layout.membership().to(self.device)
+        """Which of its tensors each element of a seed's row belongs to.  # [seed_width, most tensors]"""
+        own = self.slots[slot].seeds[blueprint].layout.membership()
+        most = max(len(seed.layout.names) or 1 for slot in self.slots for seed in slot.seeds.values())
+        padded = torch.zeros(self.seed_width, most)
+        padded[: own.shape[0], : own.shape[1]] = own
+        return padded.to(self.device)
 
     def initial_host(self, seed: int) -> Tensor:
         """The flat weights of a newly made host.  # [P]"""
@@ -161,7 +165,7 @@ class Bodies:
         self,
         plan: Plan,
         host: Tensor,
-        seeds: Sequence[Tensor],
+        seeds: Tensor,
         x: Tensor,
         buffers: list[Buffers],
         training: bool,
@@ -169,19 +173,18 @@ class Bodies:
     ) -> Tensor:
         """The one forward pass: training, validation, ablation and shadow rows alike.
 
-        host [R, P], seeds: the rows of each group of the plan [G, seed_width], x: the members' own inputs
-        [own, B, ...]; other rows join where they fork; keys [R] what dropout draws from. → [R, B, ...]
+        host [R, P], seeds: the seed of each entry of the plan, slot by slot [entries, seed_width], x: the
+        members' own inputs [own, B, ...]; other rows join where they fork; keys [R] what dropout draws from.
+        → [R, B, ...]
         """
         *parts, head = host.split(self.host_sizes, dim=1)
-        seed_rows = iter(seeds)
+        met = self._lowered(seeds).split([work.rows.shape[0] for work in plan.slots])
         x = self._lowered(x)
         for k, work in enumerate(plan.slots):
             x = self._segment(k, parts[k], x, buffers[k], training, keys)
             if work.groups:
                 x, taken = self._take(x, work)
-                met = zip(work.groups, taken.split([group.size for group in work.groups]), strict=True)
-                deltas = [self._delta(group, self._lowered(next(seed_rows)), h, training) for group, h in met]
-                x = self._blend(x, deltas, work)
+                x = self._blend(x, self._delta(k, work, met[k], taken, training), work)
         return self._segment(-1, head, self._pooled(x), buffers[-1], training, keys)
 
     def _lowered(self, x: Tensor) -> Tensor:
@@ -211,17 +214,21 @@ class Bodies:
         out = self.segments[k](rows[:there], x, held, training, drawn)
         return out if k == -1 else self._lowered(out)
 
-    def _delta(self, group: Group, rows: Tensor, h: Tensor, training: bool) -> Tensor:
-        """What the seeds of a group say to the host's activation h, at full strength.  # [G, B, ...]"""
-        slot = self.slots[group.slot]
-        seed = slot.seeds[group.blueprint]
-        delta = s = seed(rows[:, : seed.layout.total], h, {}, training)
+    def _delta(self, k: int, work: SlotWork, rows: Tensor, h: Tensor, training: bool) -> Tensor:
+        """What the seeds of a slot say to the activations h that they meet, at full strength.
+
+        Blueprints run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
+        """
+        slot, sizes = self.slots[k], [group.size for group in work.groups]
+        groups = zip(work.groups, rows.split(sizes), h.split(sizes), strict=True)
+        said = [slot.seeds[group.blueprint](own, met, {}, training) for group, own, met in groups]
+        delta = s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
         per_row = (-1, *[1] * (h.ndim - 1))
-        if Blend.GATE in group.blends:
-            gate = slot.gate(rows[:, slot.gate_start : slot.width], h, {}, training)
-            delta = torch.where((group.blend == Blend.GATE).view(per_row), gate * s, delta)
-        if Blend.MULTIPLY in group.blends:
-            delta = torch.where((group.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
+        if Blend.GATE in work.blends:
+            gate = slot.gate(rows[:, slot.gate_start :], h, {}, training)
+            delta = torch.where((work.blend == Blend.GATE).view(per_row), gate * s, delta)
+        if Blend.MULTIPLY in work.blends:
+            delta = torch.where((work.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
         return delta
 
     def _take(self, x: Tensor, work: SlotWork) -> tuple[Tensor, Tensor]:
@@ -239,16 +246,14 @@ class Bodies:
         stored, taken = TakeRows.apply(self._as_stored(x), work.source, work.entry[: work.before])  # type: ignore[no-untyped-call]
         return self._as_seen(stored), self._as_seen(taken)
 
-    def _blend(self, x: Tensor, deltas: list[Tensor], work: SlotWork) -> Tensor:
+    def _blend(self, x: Tensor, delta: Tensor, work: SlotWork) -> Tensor:
         """The rows with what the seeds said, each at its alpha.  # [after, B, ...]"""
         if not self.fused:
             strength = work.alpha.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
-            return x.index_add(0, work.rows, strength * torch.cat(deltas))
+            return x.index_add(0, work.rows, strength * delta)
         from esper.population.kernels import BlendRows
 
-        delta = torch.cat([self._as_stored(d) for d in deltas])
-        stored = self._as_stored(x)
-        blended: Tensor = BlendRows.apply(stored, delta, work)  # type: ignore[no-untyped-call]
+        blended: Tensor = BlendRows.apply(self._as_stored(x), self._as_stored(delta), work)  # type: ignore[no-untyped-call]
         return self._as_seen(blended)
 
     # On a GPU the channels of images and signals lie last in memory.
@@ -273,9 +278,23 @@ class _TakeRows(torch.autograd.Function):
         return grad.index_add(0, ctx.saved_tensors[0], taken), None
 
 
-def seed_rows(plan: Plan, live: Tensor) -> list[Tensor]:
-    """The weights of each group: its live seeds, then those it only hears, as constants.  # live [L, P]"""
-    held = live.detach().index_select(0, plan.held)
-    lives = live.split([group.live for group in plan.groups])
-    helds = held.split([group.size - group.live for group in plan.groups])
-    return [torch.cat(pair) if pair[1].shape[0] else pair[0] for pair in zip(lives, helds, strict=True)]
+class _SeedRows(torch.autograd.Function):
+    """live[seed]; what comes back to a live seed is that of the entry where it learns alone."""
+
+    @staticmethod
+    def forward(ctx: Any, live: Tensor, seed: Tensor, learns: Tensor) -> Tensor:
+        ctx.save_for_backward(learns)
+        return live.index_select(0, seed)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+def seed_rows(plan: Plan, live: Tensor) -> Tensor:
+    """The weights that each entry of the plan meets, constants where they are only heard.
+
+    live [L, P] → [entries, P]
+    """
+    rows: Tensor = _SeedRows.apply(live, plan.seed, plan.learns)  # type: ignore[no-untyped-call]
+    return rows

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from esper.population.bodies import Bodies
-from esper.population.plan import Plan
+from esper.population.plan import Plan, ship
 
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0
@@ -46,19 +47,25 @@ def measure_seeds(
     """Gradient statistics of every live seed.  # gradient [L, P], host_norm [n]"""
     table = torch.full((4, shape[0] * shape[1]), math.nan, device=gradient.device)
     groups = [group for group in plan.groups if group.live]
-    sizes = [group.live for group in groups]
-    parts = zip(groups, plan.live_seeds.split(sizes), gradient.split(sizes), strict=True)
-    for group, index, rows in parts:
-        layout = bodies.slots[group.slot].seeds[group.blueprint].layout
-        squares = rows[:, : layout.total].square()
-        squares = squares.nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
-        owner = bodies.membership(group.slot, group.blueprint).to(squares.dtype)
-        norms = (squares @ owner).sqrt()  # [g, tensors]
-        vanishing = (norms < VANISHING_NORM).float().mean(dim=1)
-        exploding = (norms > EXPLODING_NORM).float().mean(dim=1)
-        total = norms.square().sum(dim=1).sqrt()
-        host = host_norm.index_select(0, index // shape[1])
-        ratio = total / (host + 1e-12) * math.sqrt(bodies.host_width / layout.total)
-        table[:, index] = torch.stack([total, vanishing, exploding, ratio])
+    if groups:
+        live = [group.live for group in groups]
+        layouts = [bodies.slots[group.slot].seeds[group.blueprint].layout for group in groups]
+        tensors = ship(
+            np.repeat([len(layout.names) or 1 for layout in layouts], live), gradient.device
+        )  # [L]
+        parameters = ship(np.repeat([layout.total or 1 for layout in layouts], live), gradient.device)  # [L]
+        squares = gradient.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+        norms = torch.cat(
+            [
+                rows @ bodies.membership(group.slot, group.blueprint)
+                for group, rows in zip(groups, squares.split(live), strict=True)
+            ]
+        ).sqrt()  # [L, most tensors], 0 where a seed has fewer
+        vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
+        exploding = (norms > EXPLODING_NORM).sum(1) / tensors
+        total = norms.square().sum(1).sqrt()
+        host = host_norm.index_select(0, plan.live_seeds // shape[1])
+        ratio = total / (host + 1e-12) * (bodies.host_width / parameters).sqrt()
+        table[:, plan.live_seeds] = torch.stack([total, vanishing, exploding, ratio])
     norm, vanishing, exploding, ratio = table.view(4, *shape)
     return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)

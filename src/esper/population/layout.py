@@ -30,15 +30,18 @@ class Layout:
         return sum(self.sizes)
 
     def unflatten(self, rows: Tensor) -> dict[str, Tensor]:
-        """Views of flat rows by parameter name.  # [R, P] → {name: [R, *shape]}"""
-        parts = rows.split(self.sizes, dim=1)
+        """Views of flat rows by parameter name; what lies behind the last one is no one's.
+
+        [R, P or more] → {name: [R, *shape]}
+        """
+        parts = rows.split([*self.sizes, rows.shape[1] - self.total], dim=1)
         return {
             name: part.view(rows.shape[0], *shape)
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            for name, shape, part in zip(self.names, self.shapes, parts[:-1], strict=True)
         }
 
     def membership(self) -> Tensor:
-        """Which tensor each element belongs to, one-hot.  # [P, tensors]"""
+        """Which tensor each element belongs to, one-hot.  # [P, tensors, at least 1]"""
         owner = torch.repeat_interleave(
             torch.arange(len(self.sizes)), torch.tensor(self.sizes, dtype=torch.long)
         )

@@ -83,9 +83,7 @@ class Group:
     slot: int
     blueprint: int
     size: int  # G
-    blend: Tensor  # [G], live seeds first
-    live: int  # how many learn here; the rest are heard with their weights held fixed
-    blends: frozenset[Blend]
+    live: int  # how many learn here, the first ones; the rest are heard with their weights held fixed
 
 
 @dataclass(frozen=True)
@@ -102,6 +100,8 @@ class SlotWork:
     rows: Tensor  # [E] the outgoing row of each entry, in the order of the groups; no row twice
     source: Tensor  # [E] the incoming row of each entry
     alpha: Tensor  # [E]
+    blend: Tensor  # [E]
+    blends: frozenset[Blend]  # those that occur
     entry: Tensor  # [after] the entry of each outgoing row, or -1
 
 
@@ -112,7 +112,8 @@ class Plan:
     members: Tensor  # [R]
     own: int  # rows 0..own are the members themselves
     live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
-    held: Tensor  # [H] which live seeds other rows hear but do not train, in the order of the groups
+    seed: Tensor  # [entries of all slots] which live seed each entry meets
+    learns: Tensor  # [L] the entry where each live seed learns; elsewhere it is held fixed
     slots: tuple[SlotWork, ...]
 
     @property
@@ -126,14 +127,9 @@ class Plan:
     @property
     def kinds(self) -> frozenset[Kind]:
         """Everything that decides which kernels a step runs, whatever its numbers of rows."""
-        bodies = {(g.slot, g.blueprint, part) for g in self.groups for part in _parts(g)}
-        blends = {(g.slot, blend) for g in self.groups for blend in g.blends}
+        bodies = {(g.slot, g.blueprint) for g in self.groups}
+        blends = {(s, blend) for s, work in enumerate(self.slots) for blend in work.blends}
         return frozenset({*bodies, *blends, (self.num_rows > self.own,)})
-
-
-def _parts(group: Group) -> list[str]:
-    """Which seeds a group has: those that learn, those that are only heard."""
-    return [name for name, size in (("live", group.live), ("held", group.size - group.live)) if size]
 
 
 def training_rows(view: SlotView) -> Rows:
@@ -236,14 +232,14 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
     base = np.where(rows.fork == np.arange(num_slots)[:, None], rows.member, np.arange(len(rows.member)))
     integers = _ship(
         [
-            *(rows.member, row, source, blend, seed[~held], live_place[seed[held]]),
+            *(rows.member, row, source, blend, seed[~held], live_place[seed], np.flatnonzero(~held)),
             *(entry.ravel(), base.ravel()),
         ],
         torch.long,
         device,
     )
     alphas = _ship([alpha], torch.float32, device)[0]
-    members, row_of, source_of, blend_of, live, held_live, entries, bases = integers
+    members, row_of, source_of, blend_of, live, seed_of, learns, entries, bases = integers
 
     joined = np.searchsorted(rows.fork, np.arange(-1, num_slots), side="right").tolist()  # rows so far
     slots: list[SlotWork] = []  # the forward pass goes from slot to slot, so the plan does too
@@ -252,34 +248,27 @@ def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
         before, after = joined[s], joined[s + 1]
         slots.append(
             SlotWork(
-                groups=_groups(s, span, blueprint, held, blend, blend_of),
+                groups=_groups(s, span, blueprint, held),
                 before=before,
                 after=after,
                 base=bases.view(num_slots, -1)[s, :after],
                 rows=row_of[span],
                 source=source_of[span],
                 alpha=alphas[span],
+                blend=blend_of[span],
+                blends=frozenset(Blend(k) for k in np.unique(blend[span])),
                 entry=entries.view(num_slots, -1)[s, :after],
             )
         )
-    return Plan(members, num_members, live, held_live, tuple(slots))
+    return Plan(members, num_members, live, seed_of, learns, tuple(slots))
 
 
-def _groups(
-    slot: int, span: slice, blueprint: Ints, held: Bools, blend: Ints, blend_of: Tensor
-) -> tuple[Group, ...]:
-    """The entries of one slot, blueprint by blueprint. Arrays and blend_of are those of all entries."""
+def _groups(slot: int, span: slice, blueprint: Ints, held: Bools) -> tuple[Group, ...]:
+    """The entries of one slot, blueprint by blueprint. The arrays are those of all entries."""
     names, first = np.unique(blueprint[span], return_index=True)
     bounds = [*(first + span.start).tolist(), span.stop]
     return tuple(
-        Group(
-            slot=slot,
-            blueprint=name,
-            size=b - a,
-            blend=blend_of[a:b],
-            live=int((~held[a:b]).sum()),
-            blends=frozenset(Blend(k) for k in np.unique(blend[a:b])),
-        )
+        Group(slot=slot, blueprint=name, size=b - a, live=int((~held[a:b]).sum()))
         for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
     )
 
