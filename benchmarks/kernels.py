@@ -78,7 +78,7 @@ def calls(name: str, dtype: torch.dtype) -> dict[str, tuple[Callable[[], Any], i
 def norm_calls(x: torch.Tensor) -> dict[str, tuple[Callable[[], Any], int]]:
     from esper.population.kernels import RowNorm
 
-    samples = x.flatten(2, 3).detach().requires_grad_()
+    samples = x.movedim(-1, 2).detach().requires_grad_()
     scale = torch.ones(x.shape[0], x.shape[-1], device="cuda", dtype=x.dtype, requires_grad=True)
     out = RowNorm.apply(samples, scale, scale, None, 1e-5, "silu", "none")  # type: ignore[no-untyped-call]
     grad = torch.randn_like(out)

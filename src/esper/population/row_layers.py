@@ -139,23 +139,17 @@ class FusedConv(nn.Module):
         from esper.population import kernels
 
         self.weight, self.bias = conv.weight, conv.bias
-        self.depthwise = conv.groups > 1
-        self.flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
-        image = (lambda pair, blank: (blank, *pair)) if self.flat else (lambda pair, blank: pair)
+        flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
+        image = (lambda pair, blank: (blank, *pair)) if flat else (lambda pair, blank: pair)
         padding = cast(tuple[int, ...], conv.padding)
         self.shape = kernels.Geometry(image(conv.kernel_size, 1), image(conv.stride, 1), image(padding, 0))
-        self.run = kernels.RowDepthwise.apply if self.depthwise else kernels.RowConvolution.apply
+        self.run = kernels.RowDepthwise.apply if conv.groups > 1 else kernels.RowConvolution.apply
 
     def forward(self, x: Tensor) -> Tensor:
-        images = x.unsqueeze(3) if self.flat else x
-        weight = self.weight.flatten(3)  # [R, O, C / groups, K]
-        taps_first = weight.permute(0, 3, 2, 1)  # [R, K, C / groups, O]
-        matrix = taps_first.squeeze(2) if self.depthwise else taps_first
-        out: Tensor = self.run(images.movedim(2, -1), matrix, self.shape)  # type: ignore[no-untyped-call]
-        if self.bias is not None:
-            out = out + self.bias.view(self.bias.shape[0], 1, 1, 1, -1)
-        out = out.movedim(-1, 2)
-        return out.squeeze(3) if self.flat else out
+        out: Tensor = self.run(x, self.weight, self.shape)  # type: ignore[no-untyped-call]
+        if self.bias is None:
+            return out
+        return out + self.bias.view(self.bias.shape[0], 1, -1, *[1] * (x.ndim - 3))
 
 
 class RowGroupNorm(nn.Module):
@@ -200,10 +194,8 @@ class FusedGroupNorm(RowGroupNorm):
         """With a scale and a shift from outside, and skip · x added.  # weight, bias [R, C], skip [R]"""
         from esper.population import kernels
 
-        last = x.movedim(2, -1)  # [R, B, *spatial, C]
-        samples = last.flatten(2, -2)
-        out: Tensor = kernels.RowNorm.apply(samples, weight, bias, skip, self.eps, self.pre, self.post)  # type: ignore[no-untyped-call]
-        return out.view(last.shape).movedim(-1, 2)
+        out: Tensor = kernels.RowNorm.apply(x, weight, bias, skip, self.eps, self.pre, self.post)  # type: ignore[no-untyped-call]
+        return out
 
 
 def _fold_activations(parts: dict[str, nn.Module]) -> dict[str, nn.Module]:
@@ -252,7 +244,7 @@ class FusedLayerNorm(RowLayerNorm):
         blank = x.new_zeros(self.shape[0]).expand(x.shape[0], -1)  # [R, D]
         weight = blank + 1 if self.weight is None else self.weight
         bias = blank if self.bias is None else self.bias
-        vectors = x.flatten(1, -2).unsqueeze(2)  # [R, n, 1, D]
+        vectors = x.flatten(1, -2)  # [R, n, D]
         out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, None, self.eps, "none", "none")  # type: ignore[no-untyped-call]
         return out.view(x.shape)
 

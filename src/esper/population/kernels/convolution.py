@@ -289,54 +289,80 @@ def _weight_gradient(x: Tensor, grad: Tensor, w: Tensor, shape: Geometry) -> Ten
     return out.sum(1).to(w.dtype) if splits > 1 else out.squeeze(1)
 
 
+def _stored(x: Tensor) -> Tensor:
+    """Signals as images, channels last in memory.  # [R, B, C, (H,) W] → [R, B, H, W, C]"""
+    images = x if x.ndim == 5 else x.unsqueeze(3)
+    return images.movedim(2, -1).contiguous()
+
+
+def _seen(x: Tensor, like: Tensor) -> Tensor:
+    """[R, B, H, W, C] → [R, B, C, (H,) W]"""
+    images = x.movedim(-1, 2)
+    return images if like.ndim == 5 else images.squeeze(3)
+
+
+def _taps_first(w: Tensor) -> Tensor:
+    """[R, O, C / groups, *kernel] → [R, taps, C / groups, O]"""
+    return w.flatten(3).permute(0, 3, 2, 1).contiguous()
+
+
+def _taps_last(dw: Tensor, shape: torch.Size) -> Tensor:
+    """And back.  # shape [R, O, C / groups, *kernel]"""
+    return dw.permute(0, 3, 2, 1).view(shape)
+
+
 class RowConvolution(torch.autograd.Function):
-    """A convolution of rows.  # x [R, B, H, W, C], w [R, KH·KW, C, O]"""
+    """A convolution of rows.  # x [R, B, C, (H,) W], w [R, O, C, *kernel]
+
+    Axes are turned in here: as operations of their own they cost the host more than the convolution.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, shape: Geometry) -> Tensor:
-        x, w = x.contiguous(), w.contiguous()
-        ctx.save_for_backward(x, w)
-        ctx.shape = shape
-        return _convolve(x, w, shape.out(*x.shape[2:4]), shape)
+        images, taps = _stored(x), _taps_first(w)
+        ctx.save_for_backward(images, taps)
+        ctx.shape, ctx.weight_shape = shape, w.shape
+        return _seen(_convolve(images, taps, shape.out(*images.shape[2:4]), shape), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, w = ctx.saved_tensors
-        grad = grad.contiguous()
+        images, taps = ctx.saved_tensors
+        change = _stored(grad)
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _convolve(grad, w, x.shape[2:4], ctx.shape, back=True)
+            dx = _seen(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
         if ctx.needs_input_grad[1]:
-            dw = _weight_gradient(x, grad, w, ctx.shape)
+            dw = _taps_last(_weight_gradient(images, change, taps, ctx.shape), ctx.weight_shape)
         return dx, dw, None
 
 
 class RowDepthwise(torch.autograd.Function):
-    """A depthwise convolution of rows.  # x [R, B, H, W, C], w [R, KH·KW, C]"""
+    """A depthwise convolution of rows.  # x [R, B, C, (H,) W], w [R, C, 1, *kernel]"""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, shape: Geometry) -> Tensor:
-        x, w = x.contiguous(), w.contiguous()
-        ctx.save_for_backward(x, w)
-        ctx.shape = shape
-        return _depthwise_over(x, w, shape.out(*x.shape[2:4]), shape, back=False)
+        images, taps = _stored(x), _taps_first(w)  # [R, taps, 1, C]
+        ctx.save_for_backward(images, taps)
+        ctx.shape, ctx.weight_shape = shape, w.shape
+        return _seen(_depthwise_over(images, taps, shape.out(*images.shape[2:4]), shape, back=False), x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, w = ctx.saved_tensors
+        images, taps = ctx.saved_tensors
         shape: Geometry = ctx.shape
-        grad = grad.contiguous()
-        rows, images, height, width, channels = x.shape
+        change = _stored(grad)
+        rows, batch, height, width, channels = images.shape
         dx = dw = None
         if ctx.needs_input_grad[0]:
-            dx = _depthwise_over(grad, w, x.shape[2:4], shape, back=True)
+            dx = _seen(_depthwise_over(change, taps, images.shape[2:4], shape, back=True), grad)
         if ctx.needs_input_grad[1]:
-            dw = torch.empty_like(w)
-            pixels = images * grad.shape[2] * grad.shape[3]
-            _depthwise_weight[(w.shape[1] * rows,)](
-                x, grad, dw, pixels, BM=128, BC=power(channels),
-                **_places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
+            gradient = torch.empty_like(taps)
+            size = change.shape[2:4]
+            _depthwise_weight[(taps.shape[1] * rows,)](
+                images, change, gradient, batch * size[0] * size[1], BM=128, BC=power(channels),
+                **_places(shape, (height, width), (size[0], size[1]), channels),
             )  # fmt: skip
+            dw = _taps_last(gradient, ctx.weight_shape)
         return dx, dw, None
 
 

@@ -1,12 +1,13 @@
 """One-group norms of rows with the activations around them: one kernel each way.
 
-out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each sample [P pixels, C] to mean 0 and
-deviation 1.  # x [R, B, P, C] channels last, w and b [R, C], skip [R]
+out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each sample to mean 0 and deviation 1.
+x [R, B, C, *spatial] with a sample's channels last in memory, as P pixels of C; w and b [R, C], skip [R]
 """
 
 from __future__ import annotations
 
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -165,9 +166,10 @@ class RowNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, w: Tensor, b: Tensor, skip: Tensor | None, eps: float, pre: str, post: str
     ) -> Tensor:
-        x, w, b = x.contiguous(), _dense_rows(w), _dense_rows(b)
-        rows, images, pixels, channels = x.shape
-        out = torch.empty_like(x)
+        last, w, b = x.movedim(2, -1).contiguous(), _dense_rows(w), _dense_rows(b)
+        rows, images, *spatial, channels = last.shape
+        pixels = prod(spatial)
+        out = torch.empty_like(last)
         mean = torch.empty(rows, images, device=x.device)
         rstd = torch.empty_like(mean)
         whole, tile = _tiling(images, pixels, channels)
@@ -175,29 +177,30 @@ class RowNorm(torch.autograd.Function):
         scale = mean if skip is None else skip.contiguous()
         tiles = cdiv(images, tile["BS"])
         _norm[(tiles * rows,)](
-            x, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
+            last, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
             C=channels, WHOLE=whole, **kinds, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(x, w, b, scale, mean, rstd)
+        ctx.save_for_backward(last, w, b, scale, mean, rstd)
         ctx.kinds = kinds
-        return out
+        return out.movedim(-1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, w, b, scale, mean, rstd = ctx.saved_tensors
-        rows, images, pixels, channels = x.shape
+        last, w, b, scale, mean, rstd = ctx.saved_tensors
+        rows, images, *spatial, channels = last.shape
+        pixels = prod(spatial)
         _, tile = _tiling(images, pixels, channels)
         tiles = cdiv(images, tile["BS"])
-        dx = torch.empty_like(x)
-        shares = torch.empty(2, rows, tiles, channels, device=x.device)
-        dskip = torch.empty(rows, tiles, device=x.device) if ctx.kinds["SKIP"] else shares
+        dx = torch.empty_like(last)
+        shares = torch.empty(2, rows, tiles, channels, device=last.device)
+        dskip = torch.empty(rows, tiles, device=last.device) if ctx.kinds["SKIP"] else shares
         _norm_backward[(tiles * rows,)](
-            x, w, b, scale, grad.contiguous(), mean, rstd, dx, shares[0], shares[1], dskip,
+            last, w, b, scale, grad.movedim(2, -1).contiguous(), mean, rstd, dx, shares[0], shares[1], dskip,
             images, pixels, tiles, w.stride(0), b.stride(0), C=channels, **ctx.kinds, **tile,
         )  # fmt: skip
         dw, db = shares.sum(2).to(w.dtype)
         total = dskip.sum(1).to(scale.dtype) if ctx.kinds["SKIP"] else None
-        return dx, dw, db, total, None, None, None
+        return dx.movedim(-1, 2), dw, db, total, None, None, None
 
 
 def _dense_rows(x: Tensor) -> Tensor:
