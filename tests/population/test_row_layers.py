@@ -137,6 +137,15 @@ def test_tokens_over_rows_equal_each_row_alone(module: nn.Module, in_row_form: b
     torch.testing.assert_close(*found, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.parametrize("token", [-1, 7])
+def test_a_token_beyond_the_vocabulary_finds_no_other_rows_vectors(token: int) -> None:
+    body = RowModule(nn.Embedding(7, 4), CPU)
+    tokens = torch.zeros(ROWS, BATCH, 5, dtype=torch.long)
+    tokens[1, 0, 2] = token
+    with pytest.raises(IndexError):
+        body(torch.randn(ROWS, 28), tokens, {}, True)
+
+
 class Doubled(nn.Linear):
     """Not what a Linear computes."""
 

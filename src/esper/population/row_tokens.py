@@ -23,7 +23,10 @@ class FusedAttendToPast(AttendToPast):
 
 
 class RowEmbedding(nn.Module):
-    """weight [R, V, D], tokens [R, ...] → [R, ..., D]"""
+    """weight [R, V, D], tokens [R, ...] → [R, ..., D]
+
+    A token beyond the vocabulary is refused: it must not find the vectors of another row.
+    """
 
     def __init__(self, layer: nn.Embedding) -> None:
         super().__init__()
@@ -32,7 +35,9 @@ class RowEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         rows, vocabulary, _ = self.weight.shape
         first = vocabulary * torch.arange(rows, device=tokens.device)  # of each row, in a table of all rows
-        return F.embedding(tokens + first.view(-1, *[1] * (tokens.ndim - 1)), self.weight.flatten(0, 1))
+        place = tokens + first.view(-1, *[1] * (tokens.ndim - 1))
+        unknown = (tokens < 0) | (tokens >= vocabulary)
+        return F.embedding(place.masked_fill(unknown, rows * vocabulary), self.weight.flatten(0, 1))
 
 
 class RowTokenEmbedding(nn.Module):
@@ -45,3 +50,13 @@ class RowTokenEmbedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         result: Tensor = self.tokens(tokens) + self.positions[:, None, : tokens.shape[2]]
         return result
+
+
+def row_embedding(layer: nn.Embedding) -> nn.Module | None:
+    """None for the ones that treat some tokens or gradients in a way of their own."""
+    plain = layer.padding_idx is None and layer.max_norm is None
+    return RowEmbedding(layer) if plain and not (layer.scale_grad_by_freq or layer.sparse) else None
+
+
+def row_attention(layer: AttendToPast, way: str) -> nn.Module:
+    return FusedAttendToPast(layer.heads) if way == "fused" else layer
