@@ -9,8 +9,22 @@ from torch import Tensor, nn
 from esper.population.hosts import AttendToPast, TokenEmbedding
 
 
+class RowAttendToPast(AttendToPast):
+    """The same through torch's own kernel, which keeps the scores in the cache.
+
+    The module itself multiplies in the open: vmap would take that kernel row by row, and torch's counter of
+    operations does not know it.
+    """
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        split = qkv.unflatten(-1, (3, self.heads, -1)).flatten(0, -5)  # [n, T, 3, heads, D / heads]
+        query, key, value = split.permute(2, 0, 3, 1, 4)  # each [n, heads, T, D / heads]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return mixed.transpose(1, 2).reshape(*qkv.shape[:-1], -1)
+
+
 class FusedAttendToPast(AttendToPast):
-    """The same as one GPU kernel, where sequences are short."""
+    """The same as one GPU kernel of our own, where sequences are short."""
 
     def forward(self, qkv: Tensor) -> Tensor:
         from esper.population import kernels
@@ -59,4 +73,4 @@ def row_embedding(layer: nn.Embedding) -> nn.Module | None:
 
 
 def row_attention(layer: AttendToPast, way: str) -> nn.Module:
-    return FusedAttendToPast(layer.heads) if way == "fused" else layer
+    return (FusedAttendToPast if way == "fused" else RowAttendToPast)(layer.heads)
