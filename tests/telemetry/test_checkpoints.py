@@ -100,6 +100,18 @@ def test_a_thousand_damaged_files_are_refused_in_one_sentence(tmp_path: Path) ->
     assert refused >= 990
 
 
+def test_every_damaged_length_of_the_header_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, TREE, {"round": 3}, schema="abc")
+    whole = path.read_bytes()
+    for bit in range(64):
+        data = bytearray(whole)
+        data[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path, schema="abc")
+
+
 @settings(deadline=None, max_examples=200)
 @given(data=st.binary(max_size=300))
 def test_any_bytes_are_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
