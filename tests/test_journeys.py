@@ -120,10 +120,12 @@ def test_comparing_on_equal_footing(
 
 def test_a_controller_compared_with_itself_differs_by_nothing(tmp_path: Path) -> None:
     out = tmp_path / "compared"
-    arguments = ["compare", "-C", "random:0.5,random:0.50", "-n", "3", "-o", str(out), "--task", "spirals"]
+    arguments = ["compare", "-C", "random:0.5,random:0.50", "-o", str(out), "--task", "spirals"]
+    arguments += ["--set", "members=3"]  # the same as -n 3
     assert cli.run([*arguments, *sets()]) == 0
     results = RunFolder.read(out).results()
     assert results is not None
+    assert [len(c.members) for c in results.controllers] == [3, 3]
     assert all(d.mean == 0.0 for d in results.differences)
 
 

@@ -51,8 +51,8 @@ def compare(
     from esper.telemetry.run_folder import RunFolder
 
     line_up = LineUp.parse(controllers)
-    settings = settle(config, preset, overrides, task, controllers=line_up.controllers.values())
-    settings = settings.model_copy(update={"members": members})
+    names = line_up.controllers.values()
+    settings = settle(config, preset, overrides, task, controllers=names, members=members)
     contest = Contest(settings, line_up.load(settings), line_up.finals, seeds)
     folder = RunFolder.create(
         out or new_folder("compare", settings.task), config=dump(settings), seed=settings.seed

@@ -30,8 +30,7 @@ def grow(
 ) -> None:
     """Grow networks and write the one that is best on the validation split, with a film of how it grew."""
     check_range("--members", members, 1, 1_000_000)
-    settings = settle(config, preset, overrides, task, device, [controller])
-    settings = settings.model_copy(update={"members": members})
+    settings = settle(config, preset, overrides, task, device, [controller], members)
     from esper.commands.progress import StepProgress
     from esper.config_files import dump
     from esper.controllers import load_controller

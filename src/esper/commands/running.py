@@ -34,6 +34,7 @@ def settle(
     task: str | None = None,
     device: str | None = None,
     controllers: Iterable[str] = (),
+    members: int | None = None,
 ) -> RunConfig:
     """The settings of a run: defaults, preset, file, options, --set, in that order.
 
@@ -43,7 +44,7 @@ def settle(
 
     if task is not None and preset is None and config is None and task in preset_names():
         preset = task
-    named = {"task": task, "device": device}
+    named = {"task": task, "device": device, "members": members}
     options = [f"{key}={value}" for key, value in named.items() if value is not None]
     base = _trained_with(controllers) if preset is None and config is None else None
     return load_config(config, preset, [*options, *(overrides or [])], base)
