@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from esper.config import load_config
 from esper.errors import UserError
 from esper.tamiyo.policy.network import TamiyoNetConfig
 from studies import training
+from studies.setting import PPO
 
 TINY = [
     "--agents",
@@ -80,3 +82,7 @@ def test_it_stops_when_another_round_does_not_fit(
 def test_an_unknown_agent_is_refused(word: str) -> None:
     with pytest.raises(UserError, match="NAME:COUNT"):
         training.agent_names([word])
+
+
+def test_the_preset_for_a_gpu_learns_as_the_study_does() -> None:
+    assert load_config(preset="gpu").ppo == PPO
