@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.population import machine_name, synchronise
-from esper.lifecycle.config import GateConfig
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
@@ -24,6 +24,7 @@ from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Static
 from esper.tasks import load_task, task_names
+from studies.command_line import existing_device, positive
 
 STEPS, BATCHES = 4, 4
 GATES = GateConfig(training_epochs=2, blending_epochs=2)
@@ -35,9 +36,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--task", choices=task_names(), default="text")
-    parser.add_argument("--members", type=int, default=384)
-    parser.add_argument("--lines", type=int, default=25, help="of the table")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--members", type=positive, default=384)
+    parser.add_argument("--lines", type=positive, default=25, help="of the table")
+    parser.add_argument("--device", type=existing_device, default="auto")
     args = parser.parse_args()
     device = torch.device(args.device)
     thirds: dict[str, Controller] = {
@@ -52,6 +53,7 @@ def main() -> None:
         gamma=1.0,
         device=args.device,
         episode=EpisodeConfig(steps=STEPS),
+        lifecycle=LifecycleConfig(gates=GATES),
         population=PopulationConfig(batches_per_epoch=BATCHES),
     )
     world = GrowthEnvironment(spec)

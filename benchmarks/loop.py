@@ -38,6 +38,7 @@ from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from studies.command_line import existing_device, positive
 
 BATCH = 64
 
@@ -269,14 +270,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--work", choices=WORKS, default="digits")
-    parser.add_argument("--members", type=int, nargs="+", default=[16])
+    parser.add_argument("--members", type=positive, nargs="+", default=[16])
     parser.add_argument("--steps", type=int, default=10, help="decision steps in an episode")
     parser.add_argument("--rounds", type=int, default=1, help="timed episodes, after one that warms up")
     parser.add_argument(
         "--chunk", type=int, default=1024, help="members that go through the network together"
     )
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=existing_device, default="auto")
     parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")

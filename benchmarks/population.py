@@ -28,6 +28,7 @@ from esper.population.data import Clock, MemberData
 from esper.population.extract import extract
 from esper.population.hosts import build_host
 from esper.population.population import Population
+from studies.command_line import existing_device, positive
 
 BLUEPRINTS = (Blueprint.CONV_LIGHT, Blueprint.NORM, Blueprint.DEPTHWISE, Blueprint.CONV_SMALL)
 SHADOW_SHARE = 0.3
@@ -195,15 +196,15 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
 
 
 def machine_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"CPU, {platform.machine()}"
+    return torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {platform.machine()}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--members", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--members", type=positive, nargs="+", default=[4, 16])
+    parser.add_argument("--device", type=existing_device, default="auto")
     parser.add_argument("--width", type=int, default=16)
     parser.add_argument("--side", type=int, default=8)
     parser.add_argument("--channels", type=int, default=1)

@@ -1,9 +1,13 @@
-"""How a study ends when its input is bad, here as in `esper`: one sentence and exit code 2."""
+"""Options of studies and benchmarks; bad ones end them as in `esper`, with one sentence and exit code 2."""
 
 from __future__ import annotations
 
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable
+
+from esper.devices import choose_device
+from esper.errors import UserError
 
 
 def run(main: Callable[[], None]) -> None:
@@ -12,3 +16,18 @@ def run(main: Callable[[], None]) -> None:
     except (ValueError, OSError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+
+
+def positive(text: str) -> int:
+    """An option that is a number of things."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r}; allowed is a whole number at least 1")
+    return int(text)
+
+
+def existing_device(text: str) -> str:
+    """An option that names a device of this machine."""
+    try:
+        return str(choose_device(text))
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None

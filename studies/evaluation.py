@@ -32,6 +32,7 @@ from studies.ablations import CHANGES, AblatedEnvironment
 from studies.alternatives import random_search, static_widths
 from studies.arms import ABLATED, entrants, policies, variant_of
 from studies.calibration import calibrate, other_members
+from studies.command_line import positive
 from studies.finals import equal_budget, final_slots, prices, train_from_the_start
 from studies.held_out import HELD_OUT, held_out_task
 from studies.pruning import prune_from_big
@@ -248,7 +249,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--policies", type=Path, help="folder of variant-seed.safetensors; else the shipped one"
     )
-    parser.add_argument("--members", type=int, help="networks of each arm (256)")
+    parser.add_argument("--members", type=positive, help="networks of each arm (256)")
     parser.add_argument("--steps", type=int, default=STEPS, help="decision steps")
     parser.add_argument("--batches", type=int, default=24, help="minibatches in a decision step")
     parser.add_argument("--data", type=Path, help="folder of exported tasks")

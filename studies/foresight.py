@@ -33,7 +33,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation
 from esper.telemetry.files import write_atomically
-from studies.command_line import run
+from studies.command_line import existing_device, run
 from studies.distribution import FAMILIES, Family
 from studies.setting import Setting, tidy
 from studies.tables import markdown
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", choices=[f.name for f in FAMILIES], default=[])
     parser.add_argument("--members", type=int, default=96)
     parser.add_argument("--episodes", type=int, default=4)
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=existing_device, default="cpu")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.family and (args.members < FOLDS or args.episodes < 1):

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file
 
 from esper.config import RunConfig
@@ -25,7 +24,7 @@ from esper.runs import agent_schema
 from esper.simic.config import EpisodeConfig
 from esper.telemetry.checkpoints import save_checkpoint
 from studies import training
-from studies.command_line import run
+from studies.command_line import existing_device, run
 from studies.evaluation import add_options, evaluate
 from studies.held_out import HELD_OUT, export_tasks
 from studies.setting import POLICY, PPO, REWARD, RULES, STEPS, make_agent
@@ -53,7 +52,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True)
-    default_device = "cuda" if torch.cuda.is_available() else "cpu"
 
     one = commands.add_parser("train", help="train controllers on the made tasks, side by side")
     training.add_options(one)
@@ -75,7 +73,7 @@ def main() -> None:
 
     for command in (two, three):
         command.add_argument("--out", type=Path, default=Path("runs/study"))
-        command.add_argument("--device", default=default_device)
+        command.add_argument("--device", type=existing_device, default="auto")
         command.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     args.run(args)

@@ -29,7 +29,7 @@ from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from studies import training, training_log
 from studies.cohort import Cohort
-from studies.command_line import run
+from studies.command_line import positive, run
 from studies.distribution import FAMILIES
 from studies.setting import Setting, ungrown
 from studies.variants import Pupil
@@ -157,7 +157,7 @@ def simulate(args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--agents", nargs="+", default=["main:4"], help="NAME or NAME:COUNT of seeds")
-    parser.add_argument("--members", type=int, default=192, help="of every agent")
+    parser.add_argument("--members", type=positive, default=192, help="of every agent")
     parser.add_argument("--rounds", type=int, default=48)
     parser.add_argument("--out", type=Path, default=Path("runs/simulated"))
     parser.add_argument("--append", action="store_true", help="keep the agents of the log that is there")

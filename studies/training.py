@@ -157,7 +157,7 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agents", nargs="+", default=list(AGENTS), help="NAME or NAME:COUNT of seeds")
-    parser.add_argument("--members", type=int, default=512, help="of every agent")
+    parser.add_argument("--members", type=command_line.positive, default=512, help="of every agent")
     parser.add_argument("--steps", type=int, default=Setting.steps)
     parser.add_argument("--batches", type=int, default=Setting.batches, help="minibatches in a step")
     parser.add_argument("--rounds", type=int, default=10**6)
@@ -168,7 +168,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens", action="store_true", help="also train on token sequences")
     parser.add_argument("--resume", action="store_true", help="go on from the files in --out")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--device", type=command_line.existing_device, default="auto")
     parser.add_argument("--graphs", action=argparse.BooleanOptionalAction, default=True)
 
 

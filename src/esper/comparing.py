@@ -11,8 +11,9 @@ import numpy as np
 
 from esper.config import RunConfig
 from esper.controllers import CONTROLLER_NAMES, load_controller
+from esper.devices import choose_device, cpu_threads
 from esper.errors import UserError
-from esper.runs import OnStep, WatchedEnvironment, choose_device, cpu_threads, make_environment
+from esper.runs import OnStep, WatchedEnvironment, make_environment
 from esper.simic.compare import ControllerRun, as_comparison, compare
 from esper.simic.films import film, film_reel
 from esper.tamiyo.controllers import Controller

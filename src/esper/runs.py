@@ -10,14 +10,14 @@ for round in Trainer(environment, agent, config.rounds).run():
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from esper.config import RunConfig
+from esper.devices import choose_device
 from esper.errors import UserError
 from esper.lifecycle import HEAD_CHOICES, Actions
 from esper.simic.agent.ppo import PPOAgent
@@ -39,38 +39,6 @@ class WatchedEnvironment(GrowthEnvironment):
         if self.on_step is not None:
             self.on_step(self)
         return result
-
-
-def choose_device(name: str) -> torch.device:
-    """The device of that name; 'auto' is the first GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device is {name!r}; allowed are auto, cpu, cuda, cuda:1, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device is {name!r}; esper runs on cpu and cuda")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
-            "choose another with --device, or look with 'esper doctor'"
-        )
-    return device
-
-
-@contextmanager
-def cpu_threads(count: int) -> Iterator[None]:
-    """That many CPU threads inside, as many as before outside; 0 changes nothing.
-
-    The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def make_task(config: RunConfig) -> Task:

@@ -16,13 +16,12 @@ import torch
 from esper.config import RunConfig
 from esper.config_files import build, dump, parse_yaml
 from esper.controllers import checkpoint_config
+from esper.devices import choose_device, cpu_threads
 from esper.errors import UserError
 from esper.interrupts import StopRequest
 from esper.runs import (
     WatchedEnvironment,
     agent_schema,
-    choose_device,
-    cpu_threads,
     make_agent,
     make_environment,
 )

@@ -34,8 +34,9 @@ def grow(
     from esper.commands.progress import StepProgress
     from esper.config_files import dump
     from esper.controllers import load_controller
+    from esper.devices import choose_device, cpu_threads
     from esper.grown_network import GrownMember
-    from esper.runs import choose_device, cpu_threads, make_environment
+    from esper.runs import make_environment
     from esper.simic.compare import as_comparison, run_controller
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel

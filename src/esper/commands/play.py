@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Protocol
 
 import torch
@@ -94,7 +94,7 @@ class ScriptedPlayer:
     """Tells the stories of the cast, one seed after another."""
 
     def __init__(self, num_members: int) -> None:
-        cast = [CAST[i % len(CAST)] for i in range(num_members)]
+        cast = list(islice(cycle(CAST), num_members))
         self.titles = [title for title, _ in cast]
         self._actors = [_Actor(cycle(stories)) for _, stories in cast]
 

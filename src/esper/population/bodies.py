@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.util import find_spec
 from typing import Any
 
@@ -29,7 +29,7 @@ class SlotBodies:
     seeds: dict[int, RowModule]  # by blueprint
     gate: RowModule
 
-    @property
+    @cached_property
     def gate_start(self) -> int:
         """A seed's row holds the blueprint's parameters from 0 and the gate's from here."""
         return max(seed.layout.total for seed in self.seeds.values())

@@ -46,26 +46,28 @@ def measure_seeds(
 ) -> SeedGradients:
     """Gradient statistics of every live seed.  # gradient [L, P], host_norm [n]"""
     table = torch.full((4, shape[0] * shape[1]), math.nan, device=gradient.device)
-    groups = [group for group in plan.groups if group.live]
-    if groups:
-        live = [group.live for group in groups]
-        layouts = [bodies.slots[group.slot].seeds[group.blueprint].layout for group in groups]
-        tensors = ship(
-            np.repeat([len(layout.names) or 1 for layout in layouts], live), gradient.device
-        )  # [L]
-        parameters = ship(np.repeat([layout.total or 1 for layout in layouts], live), gradient.device)  # [L]
-        squares = gradient.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
-        norms = torch.cat(
-            [
-                rows @ bodies.membership(group.slot, group.blueprint)
-                for group, rows in zip(groups, squares.split(live), strict=True)
-            ]
-        ).sqrt()  # [L, most tensors], 0 where a seed has fewer
-        vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
-        exploding = (norms > EXPLODING_NORM).sum(1) / tensors
-        total = norms.square().sum(1).sqrt()
+    if plan.live_seeds.shape[0]:
         host = host_norm.index_select(0, plan.live_seeds // shape[1])
-        ratio = total / (host + 1e-12) * (bodies.host_width / parameters).sqrt()
-        table[:, plan.live_seeds] = torch.stack([total, vanishing, exploding, ratio])
+        table[:, plan.live_seeds] = _statistics(bodies, plan, gradient, host)
     norm, vanishing, exploding, ratio = table.view(4, *shape)
     return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
+
+
+def _statistics(bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor) -> Tensor:
+    """Norm, vanishing, exploding and ratio of each live seed.  # gradient [L, P], host_norm [L] → [4, L]"""
+    groups = [group for group in plan.groups if group.live]
+    live = [group.live for group in groups]
+    layouts = [bodies.slots[group.slot].seeds[group.blueprint].layout for group in groups]
+    tensors, parameters = (
+        ship(np.repeat(numbers, live), gradient.device)  # [L]
+        for numbers in ([len(own.names) or 1 for own in layouts], [own.total or 1 for own in layouts])
+    )
+    squares = gradient.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+    parts = zip(groups, squares.split(live), strict=True)
+    sums = [rows @ bodies.membership(group.slot, group.blueprint) for group, rows in parts]
+    norms = torch.cat(sums).sqrt()  # [L, most tensors], 0 where a seed has fewer
+    vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
+    exploding = (norms > EXPLODING_NORM).sum(1) / tensors
+    total = norms.square().sum(1).sqrt()
+    ratio = total / (host_norm + 1e-12) * (bodies.host_width / parameters).sqrt()
+    return torch.stack([total, vanishing, exploding, ratio])

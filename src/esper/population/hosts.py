@@ -202,7 +202,7 @@ class AttendToPast(nn.Module):
     def forward(self, qkv: Tensor) -> Tensor:
         split = qkv.unflatten(-1, (3, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
         query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
-        scores = query * query.shape[-1] ** -0.5 @ key.mT
+        scores = (query * query.shape[-1] ** -0.5) @ key.mT
         weights = torch.softmax(scores + causal_mask(qkv.shape[-2], qkv), dim=-1)
         mixed: Tensor = weights @ value  # [..., heads, T, D / heads]
         return mixed.transpose(-3, -2).flatten(-2)

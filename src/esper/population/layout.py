@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import torch
@@ -21,11 +22,11 @@ class Layout:
         named = list(module.named_parameters())
         return Layout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named))
 
-    @property
+    @cached_property
     def sizes(self) -> list[int]:
         return [prod(shape) for shape in self.shapes]
 
-    @property
+    @cached_property
     def total(self) -> int:
         return sum(self.sizes)
 

@@ -30,7 +30,7 @@ class FusedAttendToPast(AttendToPast):
         from esper.population import kernels
 
         time, width = qkv.shape[-2], qkv.shape[-1] // 3
-        if not kernels.fits(time, width // self.heads):
+        if not kernels.attention_fits(time, width // self.heads):
             return super().forward(qkv)
         out: Tensor = kernels.RowAttention.apply(qkv, self.heads)  # type: ignore[no-untyped-call]
         return out

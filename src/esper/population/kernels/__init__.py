@@ -1,6 +1,6 @@
 """GPU kernels for rows of small networks. They need Triton: this package is imported on a GPU."""
 
-from esper.population.kernels.attention import RowAttention, fits
+from esper.population.kernels.attention import RowAttention, attention_fits
 from esper.population.kernels.convolution import Geometry, RowConvolution, RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
 from esper.population.kernels.optimiser import learn_rows
@@ -15,6 +15,6 @@ __all__ = [
     "RowDepthwise",
     "RowNorm",
     "TakeRows",
-    "fits",
+    "attention_fits",
     "learn_rows",
 ]

@@ -19,7 +19,7 @@ WIDEST = 64  # channels of a head
 LEAST = 16  # of each side of a product
 
 
-def fits(time: int, head_width: int) -> bool:
+def attention_fits(time: int, head_width: int) -> bool:
     """Whether a sequence is short enough for one program."""
     return time <= LONGEST and head_width <= WIDEST
 
@@ -83,7 +83,7 @@ def _attend_backward(  # type: ignore[no-untyped-def]
 
 
 class RowAttention(torch.autograd.Function):
-    """qkv [..., T, 3 · width] → [..., T, width], for sequences that `fits` allows."""
+    """qkv [..., T, 3 · width] → [..., T, width], for sequences that `attention_fits` allows."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, heads: int) -> Tensor:

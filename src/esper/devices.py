@@ -1,0 +1,42 @@
+"""Where a run takes place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from esper.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    """The device of that name; 'auto' is the first GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device is {name!r}; allowed are auto, cpu, cuda, cuda:1, ...") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"device is {name!r}; esper runs on cpu and cuda")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
+            "choose another with --device, or look with 'esper doctor'"
+        )
+    return device
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """That many CPU threads inside, as many as before outside; 0 changes nothing.
+
+    The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
