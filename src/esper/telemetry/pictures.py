@@ -206,4 +206,4 @@ def few_ticks() -> MaxNLocator:
 
 
 def percent() -> PercentFormatter:
-    return PercentFormatter(xmax=1.0, decimals=0)
+    return PercentFormatter(xmax=1.0, decimals=None)
