@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmarks.common import Case, Work
 from benchmarks.scenes import random_observation
-from esper.lifecycle import SlotConfig, Stage
-from esper.lifecycle.stages import SEED_STAGES
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.tamiyo.policy.features import (
     BASE_FEATURE_SIZE,
     COLUMNS,

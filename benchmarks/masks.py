@@ -12,7 +12,10 @@ from torch import Tensor
 
 from benchmarks.common import Case, Work
 from benchmarks.scenes import random_states
-from esper.lifecycle import AlphaMode, Op, SlotConfig, SlotStates, Stage
+from esper.lifecycle.actions import Op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import SlotMaskState, compute_batch_masks
 
 MIN_PRUNE_AGE = 5

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle import SlotEvidence, SlotStates
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 # Empty, BLENDING and HOLDING slots are common in a run, the others pass quickly.

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from benchmarks.common import one_thread
 from esper.config import load_config
-from esper.interrupts import StopRequest
+from esper.foundation.interrupts import StopRequest
 from esper.simic import rollout
 from esper.telemetry.live import LiveView
 from esper.training import TrainingRun

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Actions, Outcome, SlotEvidence, SlotStates, Stage, TickOutcome
-from esper.lifecycle.actions import STYLE_CURVE, TEMPO_TICKS
+from esper.lifecycle.actions import STYLE_CURVE, TEMPO_TICKS, Actions
 from esper.lifecycle.alpha import advance_alpha, retarget
-from esper.lifecycle.slot_states import AlphaMode
+from esper.lifecycle.engine import Outcome, TickOutcome
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.optimiser import RowWeights
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 

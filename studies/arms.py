@@ -10,7 +10,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from esper.controllers import PRETRAINED, load_controller
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from studies.ablations import CHANGES

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from esper.lifecycle import Blueprint, Op
+from esper.foundation.statistics import mean_interval
+from esper.lifecycle.actions import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.baseline import explained_by_baseline
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
@@ -18,7 +19,6 @@ from esper.simic.learned import Consequence
 from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.blocks import Blocks, part
 from esper.tamiyo.controllers import Static
-from esper.telemetry.statistics import mean_interval
 from studies.variants import Pupil
 
 TWINS = "twins"

@@ -6,8 +6,8 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
-from esper.devices import choose_device
-from esper.errors import UserError
+from esper.foundation.devices import choose_device
+from esper.foundation.errors import UserError
 
 
 def run(main: Callable[[], None]) -> None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from esper.foundation.statistics import mean_interval
 from esper.simic.rollout import Doubles
-from esper.telemetry.statistics import mean_interval
 from studies.records import Arm, Evaluation
 from studies.variants import MAIN
 

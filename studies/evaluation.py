@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.population.hosts import build_host
 from esper.tamiyo.blocks import Blocks
 from esper.tasks.task import Task

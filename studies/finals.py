@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from esper.lifecycle import SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.simic.compare import from_the_start
 from esper.simic.config import EpisodeConfig
 from esper.simic.costs import ForwardCosts, Work

@@ -22,8 +22,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.model_selection import GroupKFold, cross_val_predict
 
 from esper.controllers import PRETRAINED, load_controller
-from esper.errors import UserError
-from esper.lifecycle import Actions
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import Actions
 from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import Doubles, play

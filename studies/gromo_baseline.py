@@ -22,7 +22,7 @@ from gromo.utils.training_utils import compute_statistics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.lifecycle import SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.simic.compare import ControllerRun, from_the_start, run_controller
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment

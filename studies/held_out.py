@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 

@@ -13,7 +13,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import FormatStrFormatter, LogLocator, NullFormatter
 
-from esper.lifecycle import Blueprint
+from esper.lifecycle.actions import Blueprint
 from studies.effects import TAMIYO, by_title, effect, frontier, matrix
 from studies.records import Evaluation
 from studies.tables import growths, spatial_share

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.lifecycle import Op, SlotStates, Stage
-from esper.lifecycle.actions import NUM_BLUEPRINTS
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Op
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
 from esper.simic.compare import EVALUATION_EPISODE
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rewards import potential

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from studies import foresight, training_log
 from studies.ablation_tables import ablations_table, variants_table
 from studies.command_line import run

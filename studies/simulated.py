@@ -20,8 +20,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Blueprint, SlotStates, Stage
+from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
 from esper.population.gradients import SeedGradients
 from esper.population.population import Population, TrainMetrics, ValidationMetrics

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.lifecycle import Blueprint, Op
-from esper.telemetry.statistics import mean_interval
+from esper.foundation.statistics import mean_interval
+from esper.lifecycle.actions import Blueprint, Op
 from studies.ablations import CHANGES
 from studies.effects import (
     TAMIYO,

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import GovernorConfig
 from esper.telemetry.files import write_atomically

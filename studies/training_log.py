@@ -15,9 +15,9 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
+from esper.foundation.statistics import mean_interval
 from esper.simic.rollout import Doubles
-from esper.telemetry.statistics import mean_interval
 from studies.tables import interval, markdown
 from studies.variants import MAIN
 

@@ -13,7 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Op
+from esper.lifecycle.actions import Op
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.learned import Consequence, LearnedController, LearningController
 from esper.tamiyo.controllers import Scene

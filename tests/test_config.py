@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.config import RunConfig, load_config, preset_names
-from esper.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
-from esper.errors import UserError
+from esper.foundation.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
+from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
 
 KEYS = list(keys_of(RunConfig))

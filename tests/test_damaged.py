@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 from esper import cli
 from esper.config import RunConfig, load_config
-from esper.config_files import dump
-from esper.errors import UserError
-from esper.interrupts import StopRequest
+from esper.foundation.config_files import dump
+from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
 from esper.runs import agent_schema
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from esper.telemetry.live import QuietView

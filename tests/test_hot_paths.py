@@ -13,7 +13,7 @@ from benchmarks.features import features_by_slot, features_one_by_one, to_report
 from benchmarks.hot_paths import main
 from benchmarks.masks import masks_one_by_one, masks_preallocated, to_mask_states
 from benchmarks.scenes import random_observation
-from esper.lifecycle import SlotConfig
+from esper.lifecycle.slot_config import SlotConfig
 
 
 def test_json_prints_one_object_per_row(capsys: pytest.CaptureFixture[str]) -> None:

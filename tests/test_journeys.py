@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from esper import cli
 from esper.config import HostConfig, load_config, preset_names
-from esper.interrupts import StopRequest
+from esper.foundation.interrupts import StopRequest
 from esper.population.hosts import HOST_PRESETS
 from esper.telemetry.live import QuietView
 from esper.telemetry.run_folder import RunFolder

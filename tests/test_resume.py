@@ -17,10 +17,11 @@ import torch
 
 from esper import cli
 from esper.config import load_config
-from esper.errors import UserError
-from esper.interrupts import StopRequest
-from esper.lifecycle import Actions, SlotStates, Stage
-from esper.lifecycle.stages import SEED_STAGES
+from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
+from esper.lifecycle.actions import Actions
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from esper.telemetry.live import QuietView
@@ -173,7 +174,7 @@ def test_the_second_signal_ends_at_once() -> None:
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
 RESTORE = """
 import sys
-from esper.lifecycle import Actions
+from esper.lifecycle.actions import Actions
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from tests.test_resume import STAGES, live_environment

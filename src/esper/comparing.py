@@ -11,14 +11,14 @@ import numpy as np
 
 from esper.config import RunConfig
 from esper.controllers import CONTROLLER_NAMES, load_controller
-from esper.devices import choose_device, cpu_threads
-from esper.errors import UserError
+from esper.foundation.devices import choose_device, cpu_threads
+from esper.foundation.errors import UserError
 from esper.runs import OnStep, WatchedEnvironment, make_environment
 from esper.simic.compare import ControllerRun, as_comparison, compare
 from esper.simic.films import film, film_reel
 from esper.tamiyo.controllers import Controller
+from esper.telemetry.differences import paired_differences
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
-from esper.telemetry.statistics import paired_differences
 
 FINAL = "final:"
 

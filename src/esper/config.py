@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from esper.config_files import build, merged, parse_override, parse_yaml, read_yaml
-from esper.errors import UserError
-from esper.lifecycle.config import Config, LifecycleConfig
+from esper.foundation.config_files import build, merged, parse_override, parse_yaml, read_yaml
+from esper.foundation.errors import UserError
+from esper.foundation.settings import Config
+from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.agent.config import PPOConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from esper.config import RunConfig
-from esper.config_files import build
-from esper.errors import UserError
-from esper.lifecycle import GateConfig
+from esper.foundation.config_files import build
+from esper.foundation.errors import UserError
+from esper.lifecycle.config import GateConfig
 from esper.runs import agent_schema, make_agent
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.learned import LearnedController

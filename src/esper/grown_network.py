@@ -15,7 +15,8 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from esper.growing.exporting import save_archive
-from esper.lifecycle import Blueprint, Stage, Style
+from esper.lifecycle.actions import Blueprint, Style
+from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.simic.compare import ControllerRun
 from esper.simic.environment import GrowthEnvironment

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.devices import choose_device
-from esper.errors import UserError
-from esper.lifecycle import HEAD_CHOICES, Actions
+from esper.foundation.devices import choose_device
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import HEAD_CHOICES, Actions
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
 from esper.tamiyo.policy.features import schema_hash

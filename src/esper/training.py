@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 
 from esper.config import RunConfig
-from esper.config_files import build, dump, parse_yaml
 from esper.controllers import checkpoint_config
-from esper.devices import choose_device, cpu_threads
-from esper.errors import UserError
-from esper.interrupts import StopRequest
+from esper.foundation.config_files import build, dump, parse_yaml
+from esper.foundation.devices import choose_device, cpu_threads
+from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
 from esper.runs import (
     WatchedEnvironment,
     agent_schema,

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.result import Grown
-from esper.lifecycle import GateConfig, LifecycleConfig
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.controllers import Scheduled
 from tests.growing import models
 

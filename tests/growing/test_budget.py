@@ -10,10 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esper
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, Prices
-from esper.lifecycle import Actions, Head, LifecycleConfig, Op, SlotRecord, SlotStates, Stage
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
+from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.hosts import Host
 from esper.tamiyo.controllers import RandomLegal, Scene, Static

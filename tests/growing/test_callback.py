@@ -7,9 +7,10 @@ import torch
 import torch.nn.functional as F
 
 import esper
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.plain import classes_of
-from esper.lifecycle import GateConfig, LifecycleConfig, Stage
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.controllers import Scheduled
 from tests.growing import models
 

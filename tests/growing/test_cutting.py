@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.cutting import cut
 from tests.growing import models
 

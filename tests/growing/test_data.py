@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.data import read_data, read_split
 from tests.growing import models
 

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.cutting import Cut, cut
 from esper.growing.exporting import save_archive, save_onnx
 from esper.growing.plain import assemble, classes_of, plain_graft, plain_member
-from esper.lifecycle import SlotRecord, SlotStates, Stage
 from esper.lifecycle.actions import Style, selectable_blueprints
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData

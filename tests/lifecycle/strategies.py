@@ -9,17 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.scenes import SEED_STAGES, STAGES
-from esper.lifecycle import (
-    Actions,
-    GateConfig,
-    LifecycleConfig,
-    Outcome,
-    SlotEvidence,
-    SlotStates,
-    TickOutcome,
-    apply,
-    tick,
-)
+from esper.lifecycle.actions import Actions
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import Outcome, TickOutcome, apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
 from tests.lifecycle import reference as ref
 
 

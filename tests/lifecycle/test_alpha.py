@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle import AlphaCurve, AlphaMode, SlotStates, advance_alpha, ease, retarget
+from esper.lifecycle.actions import AlphaCurve
+from esper.lifecycle.alpha import advance_alpha, ease, retarget
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from tests.lifecycle import reference as ref
 
 

@@ -10,25 +10,12 @@ from hypothesis import strategies as st
 
 from benchmarks.common import count_operations
 from benchmarks.scenes import random_states
-from esper.lifecycle import (
-    Actions,
-    AlphaCurve,
-    AlphaMode,
-    AlphaSpeed,
-    AlphaTarget,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotEvidence,
-    SlotRecord,
-    SlotStates,
-    Stage,
-    Style,
-    Tempo,
-    apply,
-    force_prune,
-    tick,
-)
+from esper.lifecycle.actions import Actions, AlphaCurve, AlphaSpeed, AlphaTarget, Head, Op, Style, Tempo
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import apply, force_prune, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from tests.lifecycle.strategies import random_evidence
 
 RULES = LifecycleConfig()

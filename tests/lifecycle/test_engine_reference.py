@@ -10,21 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scenes import random_states
-from esper.lifecycle import (
-    HEADS_READ,
-    TRANSITIONS,
-    Actions,
-    AlphaMode,
-    Gate,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotEvidence,
-    SlotStates,
-    Stage,
-    apply,
-    legal_slots_by_op,
-)
+from esper.lifecycle.actions import HEADS_READ, Actions, Head, Op
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import apply
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.gates import Gate
+from esper.lifecycle.legality import legal_slots_by_op
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import TRANSITIONS, Stage
 from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import Step, episode
 

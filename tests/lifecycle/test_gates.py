@@ -5,19 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle import (
-    Actions,
-    Gate,
-    GateConfig,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotEvidence,
-    SlotRecord,
-    SlotStates,
-)
-from esper.lifecycle import apply as apply_actions
-from esper.lifecycle.gates import GATE_INTO, g0_valid_blueprint
+from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import apply as apply_actions
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.gates import GATE_INTO, Gate, g0_valid_blueprint
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 
 NAN = float("nan")

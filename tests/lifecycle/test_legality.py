@@ -9,20 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.scenes import random_states
-from esper.lifecycle import (
-    Actions,
-    AlphaMode,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotEvidence,
-    SlotRecord,
-    SlotStates,
-    Stage,
-    apply,
-    legal_slots_by_op,
-)
-from esper.lifecycle.legality import LEGAL_STAGES
+from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import apply
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.legality import LEGAL_STAGES, legal_slots_by_op
+from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 
 RULES = LifecycleConfig()
 

@@ -10,20 +10,13 @@ import pytest
 import torch
 
 from benchmarks.scenes import random_observation
-from esper.lifecycle import (
-    Actions,
-    Gate,
-    GateConfig,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotEvidence,
-    SlotRecord,
-    SlotStates,
-    Stage,
-    apply,
-    tick,
-)
+from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.gates import Gate
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from benchmarks.scenes import random_states
-from esper.lifecycle import SlotEvidence, SlotRecord, SlotStates, Stage
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 
 
 def test_empty_is_dormant_and_enabled() -> None:

@@ -5,31 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle import (
-    HEADS_READ,
-    TRANSITIONS,
-    Actions,
-    GateConfig,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotConfig,
-    SlotRecord,
-    SlotStates,
-    Stage,
-    Style,
-    head_sizes,
-    relevance_table,
-    selectable_blueprints,
-)
 from esper.lifecycle.actions import (
     HEAD_CHOICES,
+    HEADS_READ,
     SPEED_TICKS,
     STYLE_BLEND,
     STYLE_CURVE,
     TARGET_ALPHA,
     TEMPO_TICKS,
+    Actions,
+    Head,
+    Op,
+    Style,
+    head_sizes,
+    relevance_table,
+    selectable_blueprints,
 )
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
     COOLDOWN_STAGES,
@@ -37,6 +31,8 @@ from esper.lifecycle.stages import (
     GERMINATION_BLOCKERS,
     NEXT_STAGE,
     PRUNABLE_STAGES,
+    TRANSITIONS,
+    Stage,
     check_stage,
     stage_index_table,
 )

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.streams import Stream, stream_keys
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.streams import Stream, stream_keys
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.dropout import StreamDropout, with_own_draws

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle import SlotStates, Style, selectable_blueprints
-from esper.lifecycle.actions import STYLE_BLEND, Blend
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Style, selectable_blueprints
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.plan import Rows, SlotView, measurement_rows, training_rows
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.rollout import play

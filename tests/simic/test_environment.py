@@ -14,8 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
-from esper.lifecycle.stages import COOLDOWN_STAGES
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
@@ -279,7 +280,7 @@ def test_dwell_times_follow_the_length_of_an_episode() -> None:
 
 FRESH_PROCESS = """
 import sys, torch
-from esper.lifecycle import Actions, Head, Op
+from esper.lifecycle.actions import Actions, Head, Op
 from safetensors.torch import load_file, save_file
 from tests.simic.worlds import make_environment
 environment = make_environment(steps=12)

@@ -11,7 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle import Actions, Blueprint, Head, Op, SlotRecord, SlotStates, Stage
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import Governor, Watch, grown_since, judge

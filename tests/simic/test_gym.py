@@ -14,11 +14,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.foundation.rows import map_tensors
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer
 from esper.simic.gym import GymConfig, Point, World, make_agent, train
 from esper.tamiyo.policy.flat import FlatObservation, FlatPolicy, FlatPolicyConfig
-from esper.tamiyo.policy.protocol import map_tensors
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
 Floats = NDArray[np.float32]

@@ -15,8 +15,7 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from gymnasium.vector import AutoresetMode  # noqa: E402
 
 import esper.gym  # noqa: E402
-from esper.lifecycle import Head, Op  # noqa: E402
-from esper.lifecycle.actions import head_sizes  # noqa: E402
+from esper.lifecycle.actions import Head, Op, head_sizes  # noqa: E402
 
 OPTIONS = {"task": "spirals", "steps": 4, "batches_per_epoch": 1}
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.common import count_operations
+from esper.foundation.rows import tensors_of
 from esper.simic.agent.gae import compute_gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
-from esper.tamiyo.policy.protocol import tensors_of
 from tests.simic.scenes import transition
 
 

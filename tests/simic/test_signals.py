@@ -9,7 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle import SlotEvidence, SlotStates, Stage
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.gradients import SeedGradients
 from esper.population.population import TrainMetrics, ValidationMetrics
 from esper.simic.config import EpisodeConfig

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import esper
-from esper.lifecycle import Head, Op, Stage, relevance_table
+from esper.lifecycle.actions import Head, Op, relevance_table
+from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.simic.compare import as_comparison, compare, from_the_start
 from esper.simic.config import GovernorConfig, RewardConfig

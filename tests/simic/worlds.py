@@ -8,7 +8,7 @@ from functools import cache
 
 import torch
 
-from esper.lifecycle import GateConfig, LifecycleConfig
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from esper.lifecycle import Stage
+from esper.lifecycle.stages import Stage
 from esper.simic.rollout import Floats, Ints, play
 from esper.tamiyo.controllers import Scheduled
 from studies.ablations import CHANGES, AblatedEnvironment

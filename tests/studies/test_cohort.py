@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle import Head, Op
+from esper.lifecycle.actions import Head, Op
 from esper.simic.agent.ppo import PPOConfig
 from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment

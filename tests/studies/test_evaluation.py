@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from studies.ablations import CHANGES
 from studies.calibration import RATES, match
 from studies.evaluation import PROGRAMS, Course, ProgramsFailed, Request, check, evaluate_task, run_program

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle import SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.simic.environment import GrowthEnvironment
 from studies.finals import equal_budget, prices
 from studies.setting import Setting, ungrown

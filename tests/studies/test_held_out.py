@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.tasks import load_task
 from studies.held_out import export_tasks, held_out_task
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from studies import report
 
 

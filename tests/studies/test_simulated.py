@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle import Blueprint, SlotStates, Stage
+from esper.lifecycle.actions import Blueprint
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controllers import Scheduled, Static

@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 from esper.config import load_config
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.tamiyo.policy.network import TamiyoNetConfig
 from studies import training
 from studies.setting import PPO

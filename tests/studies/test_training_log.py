@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from studies import training_log
 from studies.command_line import run
 
@@ -61,5 +61,5 @@ def test_kinds_are_compared_over_their_trainings() -> None:
         head
         == "| controller | trainings | rounds 1 to 2 | rounds 3 to 4 | rounds 5 to 6 | V explains, at last |"
     )
-    assert line.startswith("| main | 2 | +1.5000 ± 12.7060 | +3.5000 ± ")
+    assert line.startswith("| main | 2 | +1.5000 ± 12.7062 | +3.5000 ± ")
     assert line.endswith("| +0.25 ± 0.00 |")

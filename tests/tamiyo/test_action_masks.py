@@ -13,7 +13,11 @@ from hypothesis import strategies as st
 from benchmarks.common import count_operations
 from benchmarks.masks import masks_one_by_one, to_mask_states
 from benchmarks.scenes import random_states
-from esper.lifecycle import AlphaMode, Head, LifecycleConfig, Op, SlotConfig, SlotStates, Stage
+from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import (
     ActionMasks,
     SlotMaskState,

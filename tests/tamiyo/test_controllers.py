@@ -13,22 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle import (
-    Actions,
-    GateConfig,
-    Head,
-    LifecycleConfig,
-    Op,
-    Outcome,
-    SlotEvidence,
-    SlotRecord,
-    SlotStates,
-    Stage,
-    apply,
-    relevance_table,
-    selectable_blueprints,
-    tick,
-)
+from esper.lifecycle.actions import Actions, Head, Op, relevance_table, selectable_blueprints
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import Outcome, apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controllers import (
     Controller,

@@ -14,7 +14,10 @@ from torch import Tensor
 from benchmarks.common import count_operations
 from benchmarks.features import features_one_by_one, to_reports
 from benchmarks.scenes import random_observation, random_states
-from esper.lifecycle import SlotConfig, SlotEvidence, SlotRecord, SlotStates, Stage
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.features import (
     BASE_COLUMNS,
     BASE_FEATURE_SIZE,

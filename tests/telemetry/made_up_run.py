@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from esper.commands.play import ScriptedPlayer, play
+from esper.telemetry.differences import paired_differences
 from esper.telemetry.events import Event
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, ControllerResult, RoundSummary
-from esper.telemetry.statistics import paired_differences
 
 OPS = ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")

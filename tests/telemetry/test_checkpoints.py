@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint, save_checkpoint
 
 SHARED = torch.arange(6.0)

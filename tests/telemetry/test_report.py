@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper import cli
+from esper.foundation.statistics import learning_verdict
 from esper.telemetry import charts
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.events import Event
@@ -18,7 +19,6 @@ from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report import render_report, write_report
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import RoundSummary
-from esper.telemetry.statistics import learning_verdict
 from tests.telemetry.made_up_run import made_up_run
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry import files
 from esper.telemetry.events import Event
 from esper.telemetry.jsonl import JsonLines

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
+from esper.foundation.statistics import mean_interval, t_quantile
+from esper.telemetry.differences import paired_differences
 from esper.telemetry.events import Event
 from esper.telemetry.schema import (
     Comparison,
@@ -22,7 +24,6 @@ from esper.telemetry.schema import (
     plain,
     to_json,
 )
-from esper.telemetry.statistics import mean_interval, paired_differences, t_quantile
 
 
 def controller(name: str, accuracy: list[float], members: tuple[int, ...] = (0, 1, 2)) -> ControllerResult:

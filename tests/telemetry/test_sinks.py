@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import RoundSummary
 from esper.telemetry.sinks import SINK_NAMES, open_sinks

@@ -46,7 +46,7 @@ def compare(
     check_range("--members", members, 1, 1_000_000)
     check_range("--seeds", seeds, 1, 10_000)
     from esper.comparing import Contest, LineUp
-    from esper.config_files import dump
+    from esper.foundation.config_files import dump
     from esper.telemetry.report import write_report
     from esper.telemetry.run_folder import RunFolder
 
@@ -78,8 +78,8 @@ def show(comparison: Comparison) -> None:
     """Means with 95 % intervals, and paired differences to the first controller, as a table."""
     from rich.table import Table
 
+    from esper.foundation.statistics import mean_interval
     from esper.telemetry.live import interval
-    from esper.telemetry.statistics import mean_interval
 
     baseline = comparison.controllers[0].name
     screen = console()

@@ -64,8 +64,8 @@ def _contest(run: TrainingRun, members: int) -> Contest:
 
 def verdict(comparison: Comparison) -> str:
     """What training changed, and what growth is worth, each with its interval."""
+    from esper.telemetry.differences import paired_differences
     from esper.telemetry.live import interval
-    from esper.telemetry.statistics import paired_differences
 
     by_name = {result.name: result for result in comparison.controllers}
     sentences = []

@@ -32,9 +32,9 @@ def grow(
     check_range("--members", members, 1, 1_000_000)
     settings = settle(config, preset, overrides, task, device, [controller], members)
     from esper.commands.progress import StepProgress
-    from esper.config_files import dump
     from esper.controllers import load_controller
-    from esper.devices import choose_device, cpu_threads
+    from esper.foundation.config_files import dump
+    from esper.foundation.devices import choose_device, cpu_threads
     from esper.grown_network import GrownMember
     from esper.runs import make_environment
     from esper.simic.compare import as_comparison, run_controller

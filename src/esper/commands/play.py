@@ -12,13 +12,13 @@ from torch import Tensor
 
 from esper.commands.stories import CAST, Line, Story
 from esper.commands.toy_world import ToyWorld
+from esper.foundation.streams import Stream, random_normal, random_uniform
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.lifecycle.streams import Stream, random_normal, random_uniform
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.telemetry.schema import Film, FilmReel
 

@@ -77,7 +77,7 @@ def carry_through(
 
     Returns the exit code: 0, or that of the signal.
     """
-    from esper.interrupts import StopRequest
+    from esper.foundation.interrupts import StopRequest
     from esper.telemetry.live import open_view
     from esper.telemetry.report import course, write_report
 

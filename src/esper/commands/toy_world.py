@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.foundation.streams import Stream, random_normal
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
-from esper.lifecycle.streams import Stream, random_normal
 
 LEARNING_RATE = 0.16  # the share of what is missing that a seed learns per step
 NOISE = 0.15  # points

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import Cut, cut

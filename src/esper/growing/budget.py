@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.errors import UserError
-from esper.lifecycle import Actions, Op, SlotStates, Style
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, selectable_blueprints
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Op, Style, selectable_blueprints
 from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.hosts import Host
 from esper.tamiyo.controllers import Controller, Scene

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import cut
@@ -31,8 +31,11 @@ from esper.growing.goals import choose_goal
 from esper.growing.live import LiveSlot, LiveSlots
 from esper.growing.plain import assemble, joined, plain_graft
 from esper.growing.settings import settings_of
-from esper.lifecycle import Actions, Head, Op, SlotEvidence, SlotStates, Stage, apply, tick
-from esper.lifecycle.actions import Blueprint
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.engine import apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
 from esper.population.population import TrainMetrics, ValidationMetrics
 from esper.simic.environment import NO_OP
 from esper.simic.signals import Signals, update_evidence

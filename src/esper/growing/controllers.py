@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from esper.controllers import CONTROLLER_NAMES, load_controller
-from esper.errors import UserError
-from esper.lifecycle import GateConfig
+from esper.foundation.errors import UserError
+from esper.lifecycle.config import GateConfig
 from esper.tamiyo.controllers import Controller
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.joints import Joint, Joints
 from esper.growing.tracing import Traced, observe, trace
 from esper.population.hosts import Host

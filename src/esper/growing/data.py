@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
 ALLOWED = "a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays"

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 
 BATCH = "batch"
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
+from esper.foundation.statistics import mean_interval
 from esper.growing.goals import BatchFunction
 from esper.growing.result import Grown
-from esper.telemetry.statistics import mean_interval
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

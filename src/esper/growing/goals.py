@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.data import Data, GivenSplit
 from esper.population.objectives import Objective, RowFunction, accuracy, cross_entropy, squared_error
 

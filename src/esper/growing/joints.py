@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.tracing import ADVICE, Traced
 
 MOST_SLOTS = 8  # as many as are chosen without being asked for by name

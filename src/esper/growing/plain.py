@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.growing.cutting import Cut
 from esper.growing.tracing import is_sequence
 from esper.lifecycle.slot_states import SlotStates

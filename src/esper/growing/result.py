@@ -10,8 +10,7 @@ import numpy as np
 from torch import nn
 
 from esper.growing.plain import grown_name
-from esper.lifecycle import Head, Op
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
 from esper.simic.rollout import EpisodeRecord

@@ -7,8 +7,9 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from esper.errors import UserError
-from esper.lifecycle.config import Config, LifecycleConfig
+from esper.foundation.errors import UserError
+from esper.foundation.settings import Config
+from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _maybe_revert_all_patches
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 
 ADVICE = "give an nn.Sequential, or a model whose forward calls its blocks one after another"
 

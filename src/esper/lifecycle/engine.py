@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import (
     SPEED_TICKS,
     STYLE_CURVE,
@@ -38,7 +39,6 @@ from esper.lifecycle.gates import (
 from esper.lifecycle.legality import holds_seed, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, TRANSITIONS, Stage
-from esper.lifecycle.tables import device_table
 
 
 @dataclass(frozen=True)

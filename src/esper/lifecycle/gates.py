@@ -7,12 +7,12 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FOSSILIZABLE_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, Stage
-from esper.lifecycle.tables import device_table
 
 
 class Gate(IntEnum):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
+from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import NUM_OPS, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
@@ -20,7 +21,6 @@ from esper.lifecycle.stages import (
     Stage,
     stage_table,
 )
-from esper.lifecycle.tables import device_table
 
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
     Op.WAIT: frozenset(Stage),

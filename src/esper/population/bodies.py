@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.streams import rekeyed
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
-from esper.lifecycle.streams import rekeyed
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esper.lifecycle.config import Config
+from esper.foundation.settings import Config
 
 
 class PopulationConfig(Config):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle.streams import Stream, random_order
+from esper.foundation.streams import Stream, random_order
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.streams import rekeyed, uniform_of
+from esper.foundation.streams import rekeyed, uniform_of
 
 # Layer → how many axes of a sample are drawn for: all of them, or the channels alone.
 _DROPOUTS: dict[type[nn.Module], int | None] = {

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.device_tables import device_table
+from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.streams import Stream, random_bits
-from esper.lifecycle.tables import device_table
 from esper.population.bodies import Bodies, seed_rows
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle.streams import Stream, stream_keys
+from esper.foundation.streams import Stream, stream_keys
 from esper.population.bodies import Bodies, seed_rows
 from esper.population.config import PopulationConfig
 from esper.population.objectives import Objective

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 import torch
 
-from esper.lifecycle import SlotStates, Stage
-from esper.lifecycle.stages import HEARD_STAGES, stage_table
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.tamiyo.controllers import Controller, Static
+from esper.telemetry.differences import paired_differences
 from esper.telemetry.schema import Comparison, ControllerResult
-from esper.telemetry.statistics import paired_differences
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 

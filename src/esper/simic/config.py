@@ -6,7 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
-from esper.lifecycle.config import Config, GateConfig, LifecycleConfig
+from esper.foundation.settings import Config
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 
 
 class EpisodeConfig(Config):

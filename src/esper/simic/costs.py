@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
-from esper.lifecycle.tables import device_table
 from esper.population.bodies import Bodies
 
 TRAINING_PASSES = 3  # forward, and twice as much backward

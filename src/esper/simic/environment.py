@@ -35,19 +35,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from esper.lifecycle import (
-    Actions,
-    Head,
-    LifecycleConfig,
-    Outcome,
-    SlotConfig,
-    SlotEvidence,
-    SlotStates,
-    TickOutcome,
-    apply,
-    holds_seed,
-    tick,
-)
+from esper.foundation.rows import check_like, named, part, refill, tensors_of
+from esper.lifecycle.actions import Actions, Head
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import Outcome, TickOutcome, apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, build_host
@@ -57,11 +52,9 @@ from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
-from esper.simic.rows import check_like, named, part, refill
 from esper.simic.signals import Signals, update_evidence
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.observation import Observation
-from esper.tamiyo.policy.protocol import tensors_of
 from esper.tasks.task import Split, Task
 
 NO_OP = -1  # the last op before the first action

@@ -14,15 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.foundation.rows import choose, fit, named, part, refill, tensors_of
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.population import Population
 from esper.simic.config import GovernorConfig
-from esper.simic.rows import choose, fit, named, part, refill
 from esper.simic.signals import Signals
-from esper.tamiyo.policy.protocol import tensors_of
 
 
 @dataclass(frozen=True)

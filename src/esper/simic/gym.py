@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from esper.lifecycle.config import Config
-from esper.lifecycle.streams import Stream, random_uniform
+from esper.foundation.settings import Config
+from esper.foundation.streams import Stream, random_uniform
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.ppo import PPOAgent

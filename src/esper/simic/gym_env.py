@@ -27,8 +27,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from esper.lifecycle import NUM_BLUEPRINTS, Actions, Head
-from esper.lifecycle.actions import head_sizes
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, head_sizes
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Actions, Head
-from esper.lifecycle.streams import Stream
+from esper.foundation.streams import Stream
+from esper.lifecycle.actions import Actions, Head
 from esper.simic.agent.ppo import Decision, PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.environment import StepResult

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle import Actions, SlotStates
+from esper.lifecycle.actions import Actions
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.tamiyo.controllers import Controller, Scene

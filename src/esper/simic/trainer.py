@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Op
+from esper.foundation.statistics import mean_interval
+from esper.lifecycle.actions import Op
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.baseline import explained_by_baseline
@@ -24,7 +25,6 @@ from esper.simic.learned import LearningController
 from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controllers import Static
 from esper.telemetry.schema import RoundSummary
-from esper.telemetry.statistics import mean_interval
 
 _AGENT = "agent."
 _ROUNDS_DONE = "rounds_done"

@@ -9,11 +9,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Actions
+from esper.foundation.rows import map_tensors
+from esper.lifecycle.actions import Actions
 from esper.tamiyo.controllers import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.tamiyo.policy.protocol import map_tensors
 
 Record = TypeVar("Record")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from esper.lifecycle.config import Config
+from esper.foundation.settings import Config
 
 
 class HeuristicConfig(Config):

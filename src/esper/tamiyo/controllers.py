@@ -13,24 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.lifecycle import (
-    Actions,
-    AlphaTarget,
-    GateConfig,
-    Head,
-    Op,
-    Style,
-    Tempo,
-    device_table,
-    relevance_table,
-)
+from esper.foundation.device_tables import device_table
+from esper.foundation.streams import Stream, random_uniform
+from esper.lifecycle.actions import Actions, AlphaTarget, Head, Op, Style, Tempo, relevance_table
+from esper.lifecycle.config import GateConfig
 from esper.lifecycle.gates import (
     g1_ready_to_train,
     g2_ready_to_blend,
     g3_ready_to_hold,
     g5_ready_to_fossilize,
 )
-from esper.lifecycle.streams import Stream, random_uniform
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esper.lifecycle import Actions, GateConfig, Head, Op, Stage
+from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.config import GateConfig
+from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controllers import Gardener, Scene, Wish
 from esper.tamiyo.policy.action_masks import ActionMasks

@@ -13,11 +13,11 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
+from esper.foundation.statistics import mean_interval
 from esper.telemetry.earnings import BlueprintEarnings
 from esper.telemetry.palette import INK, MUTED, OP_COLOURS, SERIES, STAGE_COLOURS
 from esper.telemetry.pictures import dress, figure, percent
 from esper.telemetry.schema import ControllerResult, PairedDifference, RoundSummary
-from esper.telemetry.statistics import mean_interval
 
 _MARKERS = "osD^vPX*"
 _WIDE = 6.0  # the ratio from which on sizes need a logarithmic axis

@@ -25,7 +25,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry.files import disk_errors, link_atomically, write_atomically
 
 FORMAT = "esper-checkpoint"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 
 _REASONS = {
     errno.ENOSPC: "the disk is full; free some space",

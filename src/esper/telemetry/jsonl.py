@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.schema import to_json
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from esper.foundation.statistics import learning_verdict, mean_interval
 from esper.telemetry import charts
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
@@ -18,7 +19,6 @@ from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report_page import FIGURE, PAGE, SECTION
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, RoundSummary
-from esper.telemetry.statistics import learning_verdict, mean_interval
 
 
 @dataclass(frozen=True)

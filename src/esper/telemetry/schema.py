@@ -21,7 +21,7 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 
 NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
@@ -172,7 +172,7 @@ class Comparison:
     task: str
     host: str
     controllers: Sequence[ControllerResult]
-    differences: Sequence[PairedDifference]  # `statistics.paired_differences(controllers)`
+    differences: Sequence[PairedDifference]  # `differences.paired_differences(controllers)`
 
 
 def plain(value: Any) -> Any:

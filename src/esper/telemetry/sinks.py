@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import RoundSummary
 

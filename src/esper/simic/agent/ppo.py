@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.lifecycle.streams import Stream, random_order
+from esper.foundation.rows import map_tensors
+from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
 from esper.simic.agent.losses import LossTerms, LossWeights, explained_variance, ppo_loss, standardise
 from esper.simic.agent.metrics import Tally, UpdateMetrics, read_back
@@ -23,7 +24,7 @@ from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
 from esper.simic.agent.optimiser import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.distribution import describe_fault
-from esper.tamiyo.policy.protocol import HasFeatures, Policy, map_tensors
+from esper.tamiyo.policy.protocol import HasFeatures, Policy
 
 
 @dataclass(frozen=True)

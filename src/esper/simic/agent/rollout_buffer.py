@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.foundation.rows import map_tensors, tensors_of
 from esper.simic.agent.gae import compute_gae, valid_steps
-from esper.tamiyo.policy.protocol import map_tensors, tensors_of
 
 
 @dataclass(frozen=True)

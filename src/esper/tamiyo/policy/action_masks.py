@@ -14,26 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle import (
-    NO_BLUEPRINT,
-    AlphaCurve,
-    AlphaMode,
-    AlphaSpeed,
-    AlphaTarget,
-    Blueprint,
-    Head,
-    LifecycleConfig,
-    Op,
-    SlotConfig,
-    SlotStates,
-    Stage,
-    Style,
-    Tempo,
-    device_table,
-    legal_slots_by_op,
-)
+from esper.foundation.device_tables import device_table
+from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
+from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.gates import blueprint_table
-from esper.lifecycle.stages import SEED_STAGES, check_stage
+from esper.lifecycle.legality import legal_slots_by_op
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
+from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
 
 DEFAULT_RULES = LifecycleConfig()
 OPEN_HEADS = {"tempo": Tempo, "alpha_speed": AlphaSpeed, "alpha_curve": AlphaCurve}

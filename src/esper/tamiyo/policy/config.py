@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from esper.lifecycle.config import Config
+from esper.foundation.settings import Config
 
 MOST_CHOICES = 13  # of the widest head but slot and op; the network checks it
 

@@ -19,19 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from esper.lifecycle import (
-    AlphaMode,
-    Op,
-    SlotConfig,
-    SlotEvidence,
-    SlotStates,
-    Stage,
-    Style,
-    device_table,
-    holds_seed,
-)
-from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS
-from esper.lifecycle.stages import STAGE_TABLE_SIZE, stage_index_table
+from esper.foundation.device_tables import device_table
+from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage, stage_index_table
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from esper.lifecycle.config import Config
+from esper.foundation.settings import Config
 from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
 from esper.tamiyo.policy.layers import linear
 from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance_table
-from esper.lifecycle.tables import device_table
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import MOST_CHOICES
 from esper.tamiyo.policy.config import TamiyoNetConfig as TamiyoNetConfig

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper.lifecycle import SlotEvidence, SlotStates
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
 
 HISTORY_LENGTH = 5
 

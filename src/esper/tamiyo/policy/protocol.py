@@ -8,13 +8,10 @@ same code.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from torch import Tensor, device, nn
-
-Record = TypeVar("Record")
 
 
 class HasFeatures(Protocol):
@@ -22,27 +19,6 @@ class HasFeatures(Protocol):
 
     @property
     def features(self) -> Tensor: ...  # [..., F] float32
-
-
-def tensors_of(record: Any) -> dict[str, Tensor]:
-    """The tensors of a record by dotted name, in the order of its fields."""
-    found: dict[str, Tensor] = {}
-    for field in fields(record):
-        value = getattr(record, field.name)
-        if isinstance(value, Tensor):
-            found[field.name] = value
-        else:
-            found |= {f"{field.name}.{name}": tensor for name, tensor in tensors_of(value).items()}
-    return found
-
-
-def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
-    """The same record with every tensor passed through `function`."""
-    if isinstance(record, Tensor):
-        return function(record)  # type: ignore[return-value]
-    if not is_dataclass(record) or isinstance(record, type):
-        raise TypeError(f"a record is a tensor or a dataclass of records, not {type(record).__name__}")
-    return replace(record, **{f.name: map_tensors(function, getattr(record, f.name)) for f in fields(record)})
 
 
 @dataclass(frozen=True)

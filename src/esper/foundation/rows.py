@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,27 @@ def choose(where: Tensor, yes: Record, no: Record) -> Record:
     return replace(
         yes, **{f.name: choose(where, getattr(yes, f.name), getattr(no, f.name)) for f in fields(yes)}
     )
+
+
+def tensors_of(record: Any) -> dict[str, Tensor]:
+    """The tensors of a record by dotted name, in the order of its fields."""
+    found: dict[str, Tensor] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            found[field.name] = value
+        else:
+            found |= {f"{field.name}.{name}": tensor for name, tensor in tensors_of(value).items()}
+    return found
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
+    """The same record with every tensor passed through `function`."""
+    if isinstance(record, Tensor):
+        return function(record)  # type: ignore[return-value]
+    if not is_dataclass(record) or isinstance(record, type):
+        raise TypeError(f"a record is a tensor or a dataclass of records, not {type(record).__name__}")
+    return replace(record, **{f.name: map_tensors(function, getattr(record, f.name)) for f in fields(record)})
 
 
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

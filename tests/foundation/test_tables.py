@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esper.lifecycle import AlphaTarget, Style, device_table
+from esper.foundation.device_tables import device_table
+from esper.lifecycle.actions import AlphaTarget, Style
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""Means with 95 % intervals, and paired differences between controllers."""
+"""Means with 95 % intervals, and whether a series rose."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.special import stdtrit
 
-from esper.errors import UserError
-from esper.telemetry.schema import NAN, ControllerResult, PairedDifference
-
-# Student's t at 97.5 %, for 1 to 10 degrees of freedom.
-_T_TABLE = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
-COMPARED = ("test_accuracy", "parameters", "potential", "flops")
+NAN = float("nan")
 
 
 def t_quantile(degrees: int) -> float:
-    """Student's t at 97.5 %; beyond the table its expansion about the normal, good to .002."""
-    if degrees < 1:
-        return NAN
-    return (
-        _T_TABLE[degrees - 1]
-        if degrees <= len(_T_TABLE)
-        else 1.95996 + 2.3723 / degrees + 2.8225 / degrees**2
-    )
+    """Student's t at 97.5 %, the half-width of a 95 % interval in standard errors; NaN below 1 degree."""
+    return float(stdtrit(degrees, 0.975)) if degrees >= 1 else NAN
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
@@ -37,29 +27,6 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
         return float(finite[0]), NAN
     half = t_quantile(finite.size - 1) * float(finite.std(ddof=1)) / math.sqrt(finite.size)
     return float(finite.mean()), half
-
-
-def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
-    """Every controller against the first one, member by member, in every quantity that both have."""
-    if not controllers:
-        return []
-    baseline = controllers[0]
-    differences = []
-    for other in controllers[1:]:
-        if list(other.members) != list(baseline.members):
-            raise UserError(
-                f"{other.name} and {baseline.name} ran different members, so no differences can be paired; "
-                "compare controllers on the same member ids"
-            )
-        for quantity in COMPARED:
-            if not (getattr(other, quantity) and getattr(baseline, quantity)):
-                continue
-            gaps = np.subtract(getattr(other, quantity), getattr(baseline, quantity))
-            mean, half = mean_interval(gaps.tolist())
-            differences.append(
-                PairedDifference(other.name, baseline.name, quantity, mean, half, len(baseline.members))
-            )
-    return differences
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from esper.errors import UserError
-from esper.lifecycle.config import Config
+from esper.foundation.errors import UserError
+from esper.foundation.settings import Config
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 _MAX_SHOWN = 60

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle.streams import Stream, random_bits, random_normal, random_order, random_uniform
+from esper.foundation.streams import Stream, random_bits, random_normal, random_order, random_uniform
 
 MEMBERS = torch.arange(64)
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from esper.errors import UserError
+from esper.foundation.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:

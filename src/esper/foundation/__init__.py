@@ -1,0 +1,1 @@
+"""What every room stands on: settings, errors, devices, random streams, tables, records of rows."""

@@ -1,0 +1,11 @@
+"""The base of every config class."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Config(BaseModel):
+    """Frozen settings; unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
