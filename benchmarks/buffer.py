@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Case, Work
-from benchmarks.rollouts import Scene, step_of
 from esper.foundation.rows import tensors_of
 from esper.lifecycle.actions import Head
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.network import TamiyoNet
+from tests.rollouts import Scene, step_of
 
 HORIZON = 25
 

@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.operations import count_operations
 
 MEMBERS = (16, 64, 128, 512)
 SLOTS = (1, 3, 9, 25)
@@ -53,23 +53,6 @@ class Row:
     baseline_ms: float
     ratio: float
     ops: int
-
-
-class _Counter(TorchDispatchMode):
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
-def count_operations(call: Callable[[], object]) -> int:
-    """How many operations one call sends through the dispatcher."""
-    with _Counter() as counter:
-        call()
-    return counter.count
 
 
 def _once(call: Callable[[], object]) -> float:

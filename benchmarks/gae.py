@@ -13,8 +13,9 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from benchmarks.common import Case, Work, count_operations, one_thread, thread_ms
+from benchmarks.common import Case, Work, one_thread, thread_ms
 from esper.simic.agent.gae import Kernel, Rows, compute_gae, loop_kernel, scan_kernel
+from tests.operations import count_operations
 
 STEPS = 150
 GAMMA, LAMBDA = 0.995, 0.98

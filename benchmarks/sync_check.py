@@ -22,12 +22,12 @@ from torch import Tensor
 
 from benchmarks.kl_shapes import by_head as split_heads
 from benchmarks.kl_shapes import make_heads, python_floats, variants
-from benchmarks.rollouts import Scene, play, step_of
 from esper.foundation.rows import map_tensors
 from esper.simic.agent.gae import Rows, compute_gae, fastest_kernel, loop_kernel, scan_kernel
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from tests.rollouts import Scene, play, step_of
 
 DEVICE = "cuda"
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.distributions import Categorical
 
 from benchmarks.common import Case, Work
-from benchmarks.rollouts import Scene, play
 from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import Head
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks
+from tests.rollouts import Scene, play
 
 STEPS = 25
 ONE_EPOCH = PPOConfig(epochs=1, minibatches=1, target_kl=None)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from benchmarks.scenes import SEED_STAGES, STAGES
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import Outcome, TickOutcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from tests.lifecycle import reference as ref
+from tests.scenes import SEED_STAGES, STAGES
 
 
 def random_members(rng: np.random.Generator, num_members: int, num_slots: int) -> list[list[ref.Slot]]:

@@ -8,8 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common import count_operations
-from benchmarks.scenes import random_states
 from esper.lifecycle.actions import Actions, AlphaCurve, AlphaSpeed, AlphaTarget, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply, force_prune, tick
@@ -17,6 +15,8 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.lifecycle.strategies import random_evidence
+from tests.operations import count_operations
+from tests.scenes import random_states
 
 RULES = LifecycleConfig()
 HELD = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_start=1.0, alpha_target=1.0, age=20, epochs_in_stage=3)
@@ -114,7 +114,7 @@ def test_a_ramped_prune_goes_down_in_blending_and_ends_in_the_tick_that_reaches_
     assert (last.pruned.item(), last.moved.item(), last.states.blueprint.item()) == (True, True, -1)
 
 
-def test_trap_37_cooldown_is_exact_and_ticked_once() -> None:
+def test_cooldown_is_exact_and_ticked_once() -> None:
     states = act(SlotStates.from_records([[HELD]]), {Head.OP: Op.PRUNE, Head.ALPHA_SPEED: AlphaSpeed.INSTANT})
     seen = [Stage(states.stage.item())]
     for _ in range(8):
@@ -126,7 +126,7 @@ def test_trap_37_cooldown_is_exact_and_ticked_once() -> None:
     assert all(torch.equal(value, blank.tensors()[name]) for name, value in states.tensors().items())
 
 
-def test_trap_37_cooldown_follows_the_config() -> None:
+def test_cooldown_follows_the_config() -> None:
     config = LifecycleConfig(embargo_ticks=2, resetting_ticks=3)
     states = force_prune(SlotStates.from_records([[HELD]]), torch.ones(1, 1, dtype=torch.bool))
     seen = []
@@ -214,7 +214,7 @@ def test_states_are_values_and_are_not_written_into() -> None:
     assert all(torch.equal(value, before[name]) for name, value in states.tensors().items())
 
 
-def test_trap_09_mismatched_rows_are_errors() -> None:
+def test_mismatched_rows_are_errors() -> None:
     states, evidence = SlotStates.empty(3, 2), SlotEvidence.unmeasured(3, 2)
     with pytest.raises(ValueError, match="2 actions for 3 members"):
         apply(states, Actions.wait(2), evidence, RULES, "cnn")

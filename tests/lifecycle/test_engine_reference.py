@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scenes import random_states
 from esper.lifecycle.actions import HEADS_READ, Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
@@ -20,6 +19,7 @@ from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
 from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import Step, episode
+from tests.scenes import random_states
 
 SEEDS = st.integers(0, 2**32 - 1)
 ALPHAS = ("alpha", "alpha_start", "alpha_target")
@@ -104,9 +104,7 @@ def all_good(members: int, slots: int) -> SlotEvidence:
 
 @settings(deadline=None, max_examples=10)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4))
-def test_trap_07_mask_legality_is_executor_legality_on_reachable_states(
-    seed: int, members: int, slots: int
-) -> None:
+def test_mask_legality_is_executor_legality_on_reachable_states(seed: int, members: int, slots: int) -> None:
     config = LifecycleConfig(max_seeds=2)
     for step in episode(seed, members, slots, steps=25):
         assert_executor_agrees(step.ticked.states, config)
@@ -114,7 +112,7 @@ def test_trap_07_mask_legality_is_executor_legality_on_reachable_states(
 
 @settings(deadline=None, max_examples=40)
 @given(SEEDS, st.integers(1, 9), st.integers(1, 9), st.integers(0, 3), st.booleans())
-def test_trap_07_mask_legality_is_executor_legality_on_any_state(
+def test_mask_legality_is_executor_legality_on_any_state(
     seed: int, members: int, slots: int, max_seeds: int, allow_advance: bool
 ) -> None:
     states = random_states(np.random.default_rng(seed), members, slots)

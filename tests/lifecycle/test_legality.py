@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.scenes import random_states
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
@@ -16,6 +15,7 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import LEGAL_STAGES, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
+from tests.scenes import random_states
 
 RULES = LifecycleConfig()
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.scenes import random_states
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
+from tests.scenes import random_states
 
 
 def test_empty_is_dormant_and_enabled() -> None:
@@ -56,7 +56,7 @@ def test_round_trip_through_plain_tensors() -> None:
     assert bool(again.shadow_gain.isnan().all())
 
 
-def test_trap_09_mismatched_rows_and_shapes_are_errors() -> None:
+def test_mismatched_rows_and_shapes_are_errors() -> None:
     with pytest.raises(ValueError, match=r"members have \[1, 2\] slots; every member needs the same number"):
         SlotStates.from_records([[None], [None, None]])
     with pytest.raises(ValueError, match=r"members have \[\] slots"):

@@ -57,7 +57,7 @@ def test_sets_of_stages_follow_from_the_table_of_moves() -> None:
 
 
 @pytest.mark.parametrize("value", [5, 11, 99, -1])
-def test_trap_06_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
+def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
     doors = {
         "check_stage": lambda: check_stage(value),
         "SlotRecord": lambda: SlotRecord(stage=value),

@@ -100,10 +100,10 @@ def small_host_sample(topology: str, dims: int) -> tuple[ReferenceMember, Tensor
 
 @pytest.mark.parametrize("style", list(Style))
 @pytest.mark.parametrize(("topology", "dims", "name"), CASES)
-def test_trap_33_every_parameter_is_alive_within_two_steps(
+def test_every_parameter_is_alive_within_two_steps(
     topology: str, dims: int, name: Blueprint, style: Style
 ) -> None:
-    """The gate of GATE is among them (trap 35)."""
+    """The gate of GATE is among them."""
     torch.manual_seed(11)
     member, inputs, targets = small_host_sample(topology, dims)
     seed = member.germinate(0, name, STYLE_BLEND[style])
@@ -119,7 +119,7 @@ def test_trap_33_every_parameter_is_alive_within_two_steps(
 
 
 @pytest.mark.parametrize("blend", list(Blend))
-def test_trap_36_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Blend) -> None:
+def test_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Blend) -> None:
     """1,000 steps on a ring around a disc, which a linear host cannot tell apart."""
     torch.manual_seed(2)
     inputs = torch.randn(128, 2)
@@ -141,7 +141,7 @@ def test_trap_36_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(bl
 
 
 @pytest.mark.parametrize(("topology", "dims"), PLACES)
-def test_trap_34_at_alpha_one_host_and_upstream_seeds_still_learn(topology: str, dims: int) -> None:
+def test_at_alpha_one_host_and_upstream_seeds_still_learn(topology: str, dims: int) -> None:
     torch.manual_seed(12)
     for blend in Blend:
         member, inputs, targets = small_host_sample(topology, dims)

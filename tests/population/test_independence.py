@@ -59,7 +59,7 @@ def course(
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_trap_39_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str) -> None:
+def test_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str) -> None:
     """To 1e-5 after three epochs: products of other sizes may add in another order."""
     crowd_of_seven = mixed_states(world, 7)
     whole, seen = course(world, list(range(7)), crowd_of_seven)
@@ -75,7 +75,7 @@ def test_trap_39_neither_the_number_of_members_nor_the_chunks_change_a_member(wo
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("broken", ["data", "heard seed", "isolated seed", "host"])
-def test_trap_29_what_is_not_finite_in_one_member_changes_no_other(world: str, broken: str) -> None:
+def test_what_is_not_finite_in_one_member_changes_no_other(world: str, broken: str) -> None:
     if world == "text" and broken == "data":
         pytest.skip("tokens are whole numbers")
     results = []
@@ -104,7 +104,7 @@ def test_trap_29_what_is_not_finite_in_one_member_changes_no_other(world: str, b
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_trap_32_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) -> None:
+def test_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) -> None:
     """The bits of a twin with no seed, from germination on and through TRAINING."""
     name, style = every_pair(world)[5]
     empty = SlotStates.empty(3, 2)
@@ -130,7 +130,7 @@ def test_trap_32_a_host_neither_hears_nor_feels_a_seed_in_isolation(world: str) 
 # ---- data and updates ------------------------------------------------------------------------------------
 
 
-def test_trap_46_chunks_and_neighbours_change_neither_data_nor_updates() -> None:
+def test_chunks_and_neighbours_change_neither_data_nor_updates() -> None:
     for ids, chunk in (([2], 9), ([0, 1, 2], 9), ([0, 1, 2], 1)):
         population = make_population("vectors", ids, rows_per_chunk=chunk)
         data = make_data("vectors", len(ids))

@@ -88,7 +88,7 @@ def test_clipping_is_per_row_and_that_of_torch(scales: list[float], limit: float
 
 @pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_trap_29_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, bad: float) -> None:
+def test_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, bad: float) -> None:
     config = PopulationConfig(optimiser=optimiser)  # type: ignore[arg-type]
     sick, well = random_rows(3, 4, 0), random_rows(3, 4, 0)
     gradient = torch.ones(3, 4)
@@ -104,7 +104,7 @@ def test_trap_29_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, 
     assert torch.equal(frozen.weights, random_rows(3, 4, 0).weights)
 
 
-def test_trap_38_a_rewritten_row_is_clean_and_its_neighbours_keep_every_bit() -> None:
+def test_a_rewritten_row_is_clean_and_its_neighbours_keep_every_bit() -> None:
     config = PopulationConfig()
     rows = random_rows(3, 4, 0)
     for _ in range(3):

@@ -109,7 +109,7 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
                 subsets.add((i, tuple(alphas)))
             else:
                 assert place == NO_ROW
-    assert len(found.rows.member) == len(subsets)  # trap 40: each distinct subset once
+    assert len(found.rows.member) == len(subsets)  # each distinct subset once
     assert (found.rows.shadow_slot == NO_ROW).all()
 
 

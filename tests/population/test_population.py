@@ -150,7 +150,7 @@ def gradient_of(module: nn.Module) -> Tensor:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_trap_33_34_every_parameter_of_host_and_seeds_learns_in_the_rows(world: str) -> None:
+def test_every_parameter_of_host_and_seeds_learns_in_the_rows(world: str) -> None:
     """Newborn seeds at alpha 1 in both slots: each element has met a gradient within two steps."""
     pairs = every_pair(world)
     rows = [
@@ -172,7 +172,7 @@ def test_trap_33_34_every_parameter_of_host_and_seeds_learns_in_the_rows(world: 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
-def test_trap_35_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -> None:
+def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -> None:
     """Also when a seed that grew under another style is given GATE later."""
     name, _ = every_pair(world)[-1]
     born, late = Style.GATED_GATE, Style.LINEAR_ADD
@@ -195,7 +195,7 @@ def test_trap_35_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: 
     assert population.parameter_counts(gated)[1] == population.parameter_counts(states)[1] + 4 + 1
 
 
-def test_trap_38_a_reused_row_starts_clean() -> None:
+def test_a_reused_row_starts_clean() -> None:
     """A successor moves as the first seed of a slot would, whatever was there before it."""
     here = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP, Style.GATED_GATE), None]])
     there = SlotStates.from_records([[record(Stage.TRAINING, Blueprint.LORA), None]])

@@ -239,7 +239,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
 @pytest.mark.parametrize(
     ("world", "names"), [("signals", [Blueprint.CONV_SMALL]), ("vectors", [Blueprint.LORA, Blueprint.MLP])]
 )
-def test_trap_42_the_compiled_function_is_called_and_growth_does_not_recompile_without_bound(
+def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_bound(
     world: str, names: list[Blueprint], traced: list[object]
 ) -> None:
     members = 3
@@ -269,7 +269,7 @@ def test_trap_42_the_compiled_function_is_called_and_growth_does_not_recompile_w
     torch.testing.assert_close(compiled.seeds.weights, plain.seeds.weights, atol=1e-5, rtol=1e-5)
 
 
-def test_trap_42_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:
+def test_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:
     """More modules than one code object may have graphs, each traced and none left uncompiled."""
     bodies = [RowModule(nn.Linear(4, k), CPU, compiled=True) for k in range(2, 14)]
     x = torch.randn(3, 2, 4)
@@ -282,7 +282,7 @@ def test_trap_42_modules_do_not_share_a_limit_of_graphs(traced: list[object]) ->
     assert len({id(run.__code__) for run in traced}) == len(traced) == 24  # type: ignore[attr-defined]
 
 
-def test_trap_42_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: list[object]) -> None:
+def test_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: list[object]) -> None:
     body = RowModule(nn.Conv1d(4, 4, 3, padding=1), CPU, "grouped", compiled=True)
     for rows in range(2, 12):
         assert (
@@ -295,7 +295,7 @@ def test_trap_42_what_would_be_traced_for_every_number_of_rows_is_not_compiled(t
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
-def test_trap_42_real_code_is_compiled_and_equal() -> None:
+def test_real_code_is_compiled_and_equal() -> None:
     torch._dynamo.reset()
     counters.clear()
     module = nn.Linear(4, 3)

@@ -44,7 +44,7 @@ def grown(world: str) -> tuple[Population, SlotStates]:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_trap_41_a_restored_population_goes_on_to_the_same_bits(world: str) -> None:
+def test_a_restored_population_goes_on_to_the_same_bits(world: str) -> None:
     population, states = grown(world)
     data = make_data(world, 4)
     saved = population.snapshot()
@@ -60,7 +60,7 @@ def test_trap_41_a_restored_population_goes_on_to_the_same_bits(world: str) -> N
 
 
 @pytest.mark.parametrize("rows", [[0], [1], [2, 3], [0, 1, 2, 3], []])
-def test_trap_41_rows_come_back_one_by_one_and_no_other_moves(rows: list[int]) -> None:
+def test_rows_come_back_one_by_one_and_no_other_moves(rows: list[int]) -> None:
     population, states = grown("signals")
     saved = population.snapshot()
     population.train_epoch(states, make_data("signals", 4), Clock(0, 1, 10))
@@ -74,7 +74,7 @@ def test_trap_41_rows_come_back_one_by_one_and_no_other_moves(rows: list[int]) -
         assert torch.equal(mine[~where], latest[name].unflatten(0, (4, -1))[~where])
 
 
-def test_trap_41_a_saved_empty_slot_clears_a_live_one() -> None:
+def test_a_saved_empty_slot_clears_a_live_one() -> None:
     population = make_population("vectors", 2)
     saved = population.snapshot()
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP), None]] * 2)
@@ -128,7 +128,7 @@ def accuracy_alone(population: Population, states: SlotStates, member: int, alph
 
 
 @pytest.mark.parametrize("pairs", [False, True])
-def test_trap_40_fused_ablation_equals_separate_passes(pairs: bool) -> None:
+def test_fused_ablation_equals_separate_passes(pairs: bool) -> None:
     names = [n for n, _ in every_pair("signals")[::4]]
     rows: list[list[SlotRecord | None]] = [
         [record(Stage.HOLDING, names[0], Style.GATED_GATE), record(Stage.BLENDING, names[1], 1, 0.5)],
@@ -165,7 +165,7 @@ def test_trap_40_fused_ablation_equals_separate_passes(pairs: bool) -> None:
     assert measured.rows == 5 + 2 + 2 + 1 + 0 + 1 + pairs
 
 
-def test_trap_40_an_ablation_that_is_not_asked_for_costs_nothing() -> None:
+def test_an_ablation_that_is_not_asked_for_costs_nothing() -> None:
     population, states = grown("vectors")
     measured = population.validate(states, make_data("vectors", 4), ablate=False)
     assert measured.rows == 4

@@ -137,11 +137,11 @@ def highest_values(bootstrap_the_end: bool, updates: int = 200) -> list[float]:
     return highest
 
 
-def test_trap_23_a_fixed_horizon_end_that_pays_a_final_reward_is_terminal_and_values_stay_bounded() -> None:
+def test_a_fixed_horizon_end_that_pays_a_final_reward_is_terminal_and_values_stay_bounded() -> None:
     highest = highest_values(bootstrap_the_end=False)
     assert max(highest) <= 1.0
     assert highest[-1] > 0.8  # it has learned, so the bound means something
 
 
-def test_trap_23_the_bound_would_be_broken_by_a_bootstrapped_end() -> None:
+def test_the_bound_would_be_broken_by_a_bootstrapped_end() -> None:
     assert highest_values(bootstrap_the_end=True, updates=100)[-1] > 1.5

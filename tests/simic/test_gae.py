@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.common import count_operations
 from esper.simic.agent.gae import Kernel, Rows, compute_gae, fastest_kernel, loop_kernel, scan_kernel
+from tests.operations import count_operations
 
 GOLDEN = Path(__file__).parents[1] / "data" / "gae.npz"
 KERNELS: dict[str, Kernel] = {"loop": loop_kernel, "scan": scan_kernel}
@@ -72,7 +72,7 @@ def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -
     gamma=st.sampled_from([0.0, 0.9, 1.0]),
     lam=st.sampled_from([0.0, 0.95, 1.0]),
 )
-def test_trap_21_gae_equals_a_slow_scalar_reference(
+def test_gae_equals_a_slow_scalar_reference(
     kernel: Kernel, seed: int, members: int, horizon: int, ends: float, gamma: float, lam: float
 ) -> None:
     rows = random_rows(seed, members, horizon, ends)
@@ -81,7 +81,7 @@ def test_trap_21_gae_equals_a_slow_scalar_reference(
 
 @every_kernel
 @pytest.mark.parametrize("batch", ["a", "b", "c", "d"])
-def test_trap_21_gae_equals_the_golden_data(kernel: Kernel, batch: str) -> None:
+def test_gae_equals_the_golden_data(kernel: Kernel, batch: str) -> None:
     with np.load(GOLDEN) as golden:
         data = {name: torch.from_numpy(golden[f"{batch}_{name}"]) for name in (
             "rewards", "values", "bootstrap_values", "terminated", "truncated", "step_counts",
@@ -136,7 +136,7 @@ def test_with_lambda_1_the_return_is_the_discounted_sum_of_rewards(kernel: Kerne
 
 
 @every_kernel
-def test_trap_22_a_truncation_in_the_middle_uses_its_own_bootstrap_and_leaks_nothing(kernel: Kernel) -> None:
+def test_a_truncation_in_the_middle_uses_its_own_bootstrap_and_leaks_nothing(kernel: Kernel) -> None:
     rows = plain_rows([1.0, 1.0, 1.0, 1.0], value=0.0, truncated=1, terminated=3)
     rows.next_values[0, 1] = 10.0  # V of the state that was cut off
     advantages, _ = kernel(rows, 0.5, 1.0)

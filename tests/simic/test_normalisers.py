@@ -35,7 +35,7 @@ def test_the_scale_is_that_of_all_rows_seen_so_far(sizes: list[int], seed: int, 
         assert torch.equal(normaliser.normalise(rows), rows)
 
 
-def test_trap_25_non_finite_rows_are_ignored() -> None:
+def test_non_finite_rows_are_ignored() -> None:
     clean, dirty = RunningNormaliser(2), RunningNormaliser(2)
     rows = torch.randn(8, 2)
     spoiled = torch.cat(
@@ -65,7 +65,7 @@ def test_a_constant_does_not_divide_by_zero_and_a_clip_holds() -> None:
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 1000.0])
-def test_trap_25_a_new_scale_leaves_what_the_value_head_says(scale: float) -> None:
+def test_a_new_scale_leaves_what_the_value_head_says(scale: float) -> None:
     torch.manual_seed(0)
     normaliser, head = ValueNormaliser(), nn.Linear(6, 1)
     memory = torch.randn(5, 6)

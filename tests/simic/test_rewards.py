@@ -33,7 +33,7 @@ def test_potential_is_accuracy_less_rent() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(-3, 3), min_size=2, max_size=12), st.floats(0.5, 1.0))
-def test_trap_44_shaped_rewards_telescope(phi: list[float], gamma: float) -> None:
+def test_shaped_rewards_telescope(phi: list[float], gamma: float) -> None:
     paid = pay("shaped", phi, gamma)
     total = sum(gamma**t * r for t, r in enumerate(paid))
     assert total == pytest.approx(gamma ** len(paid) * phi[-1] - phi[0], abs=1e-9)
@@ -55,6 +55,6 @@ def test_no_loop_of_actions_can_farm_it(loop: list[float], rounds: int) -> None:
     assert sum(pay("sparse", phi, 1.0)) == pytest.approx(0.0, abs=1e-9)
 
 
-def test_trap_44_a_run_with_two_discounts_is_refused() -> None:
+def test_a_run_with_two_discounts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gamma is 0.9 and the agent's is 0.995"):
         Trainer(make_environment(members=(0,), gamma=0.9), make_agent(), rounds=1)

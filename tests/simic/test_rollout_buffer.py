@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.common import count_operations
 from esper.foundation.rows import tensors_of
 from esper.simic.agent.gae import compute_gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
+from tests.operations import count_operations
 from tests.simic.scenes import transition
 
 
@@ -178,7 +178,7 @@ def test_a_row_that_ends_in_neither_needs_a_bootstrap_value() -> None:
 
 
 @pytest.mark.parametrize("when", range(4))
-def test_trap_27_a_penalty_reaches_the_last_stored_transition_whenever_it_happens(when: int) -> None:
+def test_a_penalty_reaches_the_last_stored_transition_whenever_it_happens(when: int) -> None:
     members, steps = 3, 4
     buffer = make_buffer(members, steps + 1)
     rewards = torch.zeros(members, steps)
@@ -192,7 +192,7 @@ def test_trap_27_a_penalty_reaches_the_last_stored_transition_whenever_it_happen
     torch.testing.assert_close(buffer.get_batched_sequences().steps.reward, rewards)
 
 
-def test_trap_27_a_penalty_follows_each_rows_own_clock_and_ignores_empty_rows() -> None:
+def test_a_penalty_follows_each_rows_own_clock_and_ignores_empty_rows() -> None:
     buffer = make_buffer(3, 4)
     buffer.add(transition(3, 0), torch.tensor([True, True, False]))
     buffer.add(transition(3, 1), torch.tensor([True, False, False]))

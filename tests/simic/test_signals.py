@@ -130,7 +130,7 @@ def test_contribution_velocity_and_age_equal_the_slow_ones(contributions: list[f
     torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-4, rtol=1e-4)
 
 
-def test_trap_28_unmeasured_stays_unmeasured_until_a_measurement() -> None:
+def test_unmeasured_stays_unmeasured_until_a_measurement() -> None:
     evidence = course([NAN, NAN, NAN])
     assert all(value.isnan().all() for value in evidence.tensors().values())
 

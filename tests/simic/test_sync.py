@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.rollouts import Scene, play
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from tests.rollouts import Scene, play
 
 # What would make a GPU wait: reading a number, and shapes that depend on values.
 WAITS = {

@@ -10,9 +10,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.common import count_operations
-from benchmarks.masks import masks_one_by_one, to_mask_states
-from benchmarks.scenes import random_states
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.slot_config import SlotConfig
@@ -26,6 +23,9 @@ from esper.tamiyo.policy.action_masks import (
 )
 from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import episode, random_members, random_rules, to_config, to_states
+from tests.operations import count_operations
+from tests.scenes import random_states
+from tests.tamiyo.masks_by_member import masks_one_by_one, to_mask_states
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "masks.npz")
 RNG_SEEDS = st.integers(0, 2**32 - 1)

@@ -57,7 +57,7 @@ def test_log_probs_and_entropy_are_those_of_a_categorical_over_the_legal_choices
             )
 
 
-def test_trap_11_entropy_is_0_for_one_legal_action_and_1_for_uniform_over_any_legal_subset() -> None:
+def test_entropy_is_0_for_one_legal_action_and_1_for_uniform_over_any_legal_subset() -> None:
     for count in range(1, CHOICES + 1):
         legal = torch.zeros(1, 1, CHOICES, dtype=torch.bool)
         legal[..., torch.randperm(CHOICES)[:count]] = True
@@ -68,20 +68,20 @@ def test_trap_11_entropy_is_0_for_one_legal_action_and_1_for_uniform_over_any_le
 
 @settings(deadline=None, max_examples=30)
 @given(seed=st.integers(0, 2**31), scale=st.sampled_from([0.1, 5.0, 1000.0]))
-def test_trap_11_entropy_stays_between_0_and_1(seed: int, scale: float) -> None:
+def test_entropy_stays_between_0_and_1(seed: int, scale: float) -> None:
     entropy = random_heads(seed, scale)[2].entropy()
     assert entropy.min() >= 0.0
     assert entropy.max() <= 1.0 + 1e-6
 
 
-def test_trap_11_illegal_logits_change_nothing() -> None:
+def test_illegal_logits_change_nothing() -> None:
     logits, legal, heads = random_heads(3)
     moved = MaskedHeads(torch.where(legal, logits, 1e4), legal)
     torch.testing.assert_close(moved.entropy(), heads.entropy(), rtol=0, atol=0)
     torch.testing.assert_close(moved.probs, heads.probs, rtol=0, atol=0)
 
 
-def test_trap_12_every_legal_action_keeps_at_least_the_floor() -> None:
+def test_every_legal_action_keeps_at_least_the_floor() -> None:
     floor = 0.01
     for scale in (1.0, 100.0):
         _, legal, heads = random_heads(5, scale, floor)
@@ -91,7 +91,7 @@ def test_trap_12_every_legal_action_keeps_at_least_the_floor() -> None:
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.01])
-def test_trap_12_gradients_stay_alive_when_one_action_dominates(floor: float) -> None:
+def test_gradients_stay_alive_when_one_action_dominates(floor: float) -> None:
     for action in range(4):
         logits = torch.tensor([[[14.0, 0.0, 0.0, 0.0]]], requires_grad=True)
         heads = MaskedHeads(logits, torch.ones(1, 1, 4, dtype=torch.bool), floor)
@@ -103,7 +103,7 @@ def test_trap_12_gradients_stay_alive_when_one_action_dominates(floor: float) ->
             assert gradient.abs().min() > 0.0
 
 
-def test_trap_13_sampled_frequencies_match_the_log_probs_that_are_stored() -> None:
+def test_sampled_frequencies_match_the_log_probs_that_are_stored() -> None:
     for floor in (0.0, 0.02):
         logits, legal, heads = random_heads(11, floor=floor)
         draws = 4_000
@@ -153,7 +153,7 @@ def test_the_mode_is_the_likeliest_legal_choice() -> None:
     assert torch.equal(heads.mode(), expected)
 
 
-def test_trap_15_a_head_that_is_not_read_has_log_prob_0_and_entropy_0_and_no_gradient() -> None:
+def test_a_head_that_is_not_read_has_log_prob_0_and_entropy_0_and_no_gradient() -> None:
     logits, legal, _ = random_heads(2)
     logits.requires_grad_()
     heads = MaskedHeads(logits, legal)
@@ -168,7 +168,7 @@ def test_trap_15_a_head_that_is_not_read_has_log_prob_0_and_entropy_0_and_no_gra
     assert (logits.grad[:, -1] != 0).any()
 
 
-def test_trap_10_an_all_masked_row_raises_and_names_member_and_head() -> None:
+def test_an_all_masked_row_raises_and_names_member_and_head() -> None:
     logits, legal, _ = random_heads(4)
     legal[3, 1] = False
     heads = MaskedHeads(logits, legal)

@@ -11,9 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from benchmarks.common import count_operations
-from benchmarks.features import features_one_by_one, to_reports
-from benchmarks.scenes import random_observation, random_states
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
@@ -32,6 +29,9 @@ from esper.tamiyo.policy.features import (
     schema_rows,
 )
 from esper.tamiyo.policy.observation import Observation
+from tests.operations import count_operations
+from tests.scenes import random_observation, random_states
+from tests.tamiyo.features_by_element import features_one_by_one, to_reports
 
 RNG_SEEDS = st.integers(0, 2**32 - 1)
 NAN, INF = float("nan"), float("inf")
@@ -94,7 +94,7 @@ def test_features_equal_the_nested_loops_of_the_finding(seed: int, members: int,
 
 @settings(deadline=None, max_examples=20)
 @given(RNG_SEEDS, st.integers(1, 512), st.integers(1, 25))
-def test_trap_08_the_batch_equals_each_member_alone(seed: int, members: int, slots: int) -> None:
+def test_the_batch_equals_each_member_alone(seed: int, members: int, slots: int) -> None:
     rng = np.random.default_rng(seed)
     observation = random_observation(rng, members, slots)
     batch, _ = batch_obs_to_features(observation)
@@ -114,7 +114,7 @@ SEEDED = SlotStates.from_records([[SlotRecord(Stage.HOLDING, 3, alpha=1.0, alpha
 
 
 @pytest.mark.parametrize("field", MEASURED)
-def test_trap_28_unmeasured_measured_zero_and_fresh_read_differently(field: str) -> None:
+def test_unmeasured_measured_zero_and_fresh_read_differently(field: str) -> None:
     def read(value: float) -> float:
         evidence = SlotEvidence.unmeasured(1, 1).replace(**{field: torch.tensor([[value]])})
         return column(observe(SEEDED, evidence), MEASURED[field]).item()
@@ -127,7 +127,7 @@ def test_trap_28_unmeasured_measured_zero_and_fresh_read_differently(field: str)
         assert read(value) != schema.unknown or (field == "gradient_norm" and value < 0), value
 
 
-def test_trap_28_freshness_is_a_third_thing() -> None:
+def test_freshness_is_a_third_thing() -> None:
     def read(contribution: float, age: float) -> tuple[float, float]:
         evidence = SlotEvidence.unmeasured(1, 1).replace(
             contribution=torch.tensor([[contribution]]), contribution_age=torch.tensor([[age]])
@@ -144,7 +144,7 @@ def test_trap_28_freshness_is_a_third_thing() -> None:
     assert len({never, fresh_zero, stale_zero}) == 3
 
 
-def test_trap_28_the_sentinel_stays_on_every_step_until_a_measurement_exists() -> None:
+def test_the_sentinel_stays_on_every_step_until_a_measurement_exists() -> None:
     for age in range(0, 60, 7):
         states = SlotStates.from_records([[SlotRecord(Stage.TRAINING, 3, age=age, epochs_in_stage=age)]])
         for name in MEASURED.values():
@@ -152,7 +152,7 @@ def test_trap_28_the_sentinel_stays_on_every_step_until_a_measurement_exists() -
             assert column(observe(states), name).item() == schema.unknown
 
 
-def test_trap_28_no_seed_is_not_a_seed_of_age_zero_or_a_target_of_zero() -> None:
+def test_no_seed_is_not_a_seed_of_age_zero_or_a_target_of_zero() -> None:
     empty = observe(SlotStates.empty(1, 1))
     young = observe(SlotStates.from_records([[SlotRecord(Stage.GERMINATED, 1)]]))
     for name in ("age", "tempo", "alpha_target"):
@@ -162,7 +162,7 @@ def test_trap_28_no_seed_is_not_a_seed_of_age_zero_or_a_target_of_zero() -> None
     assert column(young, "algorithm").sum().item() == 1
 
 
-def test_trap_29_a_broken_member_changes_no_other_row() -> None:
+def test_a_broken_member_changes_no_other_row() -> None:
     observation = random_observation(np.random.default_rng(5), 8, 3)
     before, _ = batch_obs_to_features(observation)
     sick_row = torch.tensor([3])
@@ -189,7 +189,7 @@ ANY_FLOAT = st.sampled_from([NAN, INF, -INF, 1e30, -1e30, 3.4e38, -1.0, -0.0, 0.
 
 @settings(deadline=None, max_examples=60)
 @given(RNG_SEEDS, st.data())
-def test_trap_30_every_column_stays_in_its_range_for_any_input(seed: int, data: st.DataObject) -> None:
+def test_every_column_stays_in_its_range_for_any_input(seed: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     n, s = 3, 2
 
@@ -223,9 +223,7 @@ def test_trap_30_every_column_stays_in_its_range_for_any_input(seed: int, data: 
 
 @settings(deadline=None, max_examples=25)
 @given(RNG_SEEDS, st.integers(1, 6), st.integers(2, 9))
-def test_trap_31_permuting_slots_permutes_blocks_and_nothing_else(
-    seed: int, members: int, slots: int
-) -> None:
+def test_permuting_slots_permutes_blocks_and_nothing_else(seed: int, members: int, slots: int) -> None:
     rng = np.random.default_rng(seed)
     observation = random_observation(rng, members, slots)
     order = torch.from_numpy(rng.permutation(slots))
@@ -326,7 +324,7 @@ def test_a_sentinel_that_could_be_a_measurement_is_refused() -> None:
 
 
 @pytest.mark.parametrize("field", ["progress", "loss_history", "last_op", "evidence"])
-def test_trap_09_an_observation_checks_its_shapes(field: str) -> None:
+def test_an_observation_checks_its_shapes(field: str) -> None:
     good = observe(SlotStates.empty(3, 2))
     bad = SlotEvidence.unmeasured(3, 1) if field == "evidence" else torch.zeros(2)
     with pytest.raises(ValueError, match=rf"{field} has shape \(.*\); expected \(3"):

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from benchmarks.scenes import random_observation
 from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import HEADS_READ, Head, Op, head_sizes
 from esper.lifecycle.slot_states import SlotStates
@@ -19,6 +18,7 @@ from esper.tamiyo.policy.distribution import check_faults
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig, relevance
 from esper.tamiyo.policy.protocol import PolicyOutput
+from tests.scenes import random_observation
 
 MEMBERS, STEPS = 12, 6
 
@@ -76,7 +76,7 @@ def test_the_same_weights_run_with_any_number_of_slots_and_sample_only_legal_act
                     assert masks.head(head)[member, t, action[head]]
 
 
-def test_trap_15_a_head_that_the_op_does_not_read_is_silent() -> None:
+def test_a_head_that_the_op_does_not_read_is_silent() -> None:
     net = make_net()
     output = draw(net, *scene(4, members=64))
     for op in Op:
@@ -133,7 +133,7 @@ def permute_slots(
     return moved, replace(masks, slot=masks.slot[..., order], slot_by_op=masks.slot_by_op[..., order])
 
 
-def test_trap_31_permuting_the_slots_permutes_the_slot_choice_and_nothing_else() -> None:
+def test_permuting_the_slots_permutes_the_slot_choice_and_nothing_else() -> None:
     net = make_net(1)
     inputs, masks = scene(9, seed=4)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(5))
@@ -157,7 +157,7 @@ def test_trap_31_permuting_the_slots_permutes_the_slot_choice_and_nothing_else()
         torch.testing.assert_close(getattr(moved, name), getattr(output, name), atol=1e-4, rtol=1e-4)
 
 
-def test_trap_19_the_value_reads_no_action_and_draws_no_random_number() -> None:
+def test_the_value_reads_no_action_and_draws_no_random_number() -> None:
     net = make_net()
     inputs, masks = scene(3)
     state, resets = net.initial_state(MEMBERS), no_resets()
@@ -172,7 +172,7 @@ def test_trap_19_the_value_reads_no_action_and_draws_no_random_number() -> None:
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-def test_trap_20_steps_and_sequence_agree_across_a_reset_in_the_middle(bf16: bool) -> None:
+def test_steps_and_sequence_agree_across_a_reset_in_the_middle(bf16: bool) -> None:
     net = make_net(bf16=bf16)
     inputs, masks = scene(3)
     resets = no_resets()
@@ -200,7 +200,7 @@ def test_trap_20_steps_and_sequence_agree_across_a_reset_in_the_middle(bf16: boo
         torch.testing.assert_close(found, getattr(whole, name), atol=1e-5, rtol=1e-5)
 
 
-def test_trap_14_under_a_bf16_backbone_the_ratio_at_unchanged_weights_is_1() -> None:
+def test_under_a_bf16_backbone_the_ratio_at_unchanged_weights_is_1() -> None:
     net = make_net(bf16=True, width=128)
     inputs, masks = scene(3, members=32)
     output = draw(net, inputs, masks)
@@ -249,7 +249,7 @@ def test_forced_steps_are_those_with_a_single_legal_op() -> None:
     assert (output.log_prob[0] == 0).all()
 
 
-def test_trap_10_an_empty_row_is_named_by_member_and_head() -> None:
+def test_an_empty_row_is_named_by_member_and_head() -> None:
     net = make_net()
     inputs, masks = scene(3)
     nothing = masks.op.clone()

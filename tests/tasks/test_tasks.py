@@ -115,7 +115,7 @@ def test_random_splits_are_a_partition() -> None:
     assert not torch.equal(seen, torch.arange(50.0))
 
 
-def test_trap_47_the_test_split_counts_who_opens_it(loaded: dict[str, Task]) -> None:
+def test_the_test_split_counts_how_often_it_is_opened(loaded: dict[str, Task]) -> None:
     task = load_task("digits")
     build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     _ = (task.train.inputs, task.validation.inputs, task.chance, repr(task), len(task.held_out))

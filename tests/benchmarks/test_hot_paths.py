@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.common import count_operations
-from benchmarks.features import features_by_slot, features_one_by_one, to_reports
+from benchmarks.features import features_by_slot
 from benchmarks.hot_paths import main
-from benchmarks.masks import masks_one_by_one, masks_preallocated, to_mask_states
-from benchmarks.scenes import random_observation
+from benchmarks.masks import masks_preallocated
 from esper.lifecycle.slot_config import SlotConfig
+from tests.operations import count_operations
+from tests.scenes import random_observation
+from tests.tamiyo.features_by_element import features_one_by_one, to_reports
+from tests.tamiyo.masks_by_member import masks_one_by_one, to_mask_states
 
 
 def test_json_prints_one_object_per_row(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.scenes import random_observation
 from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import NUM_HEADS
 from esper.simic.agent.ppo import PPOAgent
@@ -16,6 +15,7 @@ from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs
+from tests.scenes import random_observation
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import loop, population
 from benchmarks.lines import line_of, read_results
 
-RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
 @pytest.mark.parametrize(
