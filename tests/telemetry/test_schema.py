@@ -94,7 +94,7 @@ def test_t_quantile_against_scipy(degrees: int) -> None:
 def test_mean_interval_of_known_values() -> None:
     mean, half = mean_interval([1.0, 2.0, 3.0, float("nan")])
     assert mean == 2.0
-    assert half == pytest.approx(4.303 * 1.0 / math.sqrt(3))
+    assert half == pytest.approx(4.302653 * 1.0 / math.sqrt(3))
     assert math.isnan(mean_interval([])[0])
     assert math.isnan(mean_interval([1.0])[1])
 
