@@ -17,8 +17,8 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
 from esper.simic.agent.config import PPOConfig
-from esper.simic.gym import GymConfig, draw_curve, progress_line, train
-from examples.common import read_options, verdict
+from esper.simic.gym_training import GymConfig, progress_line, train
+from examples.common import draw_curve, read_options, verdict
 
 STATED = 5.7
 ITEMS = 6

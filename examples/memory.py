@@ -16,9 +16,9 @@ from gymnasium.vector import SyncVectorEnv
 from numpy.typing import NDArray
 
 from esper.simic.agent.config import PPOConfig
-from esper.simic.gym import GymConfig, Trained, draw_curve, progress_line, train
+from esper.simic.gym_training import GymConfig, Trained, progress_line, train
 from esper.tamiyo.policy.flat import FlatPolicyConfig
-from examples.common import Options, read_options, verdict
+from examples.common import Options, draw_curve, read_options, verdict
 
 STATED = 0.95
 CUES = 4

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from esper.builders import agent_schema
 from esper.config import RunConfig
 from esper.controllers import AGENT
-from esper.runs import agent_schema
 from esper.simic.config import EpisodeConfig
 from esper.telemetry.checkpoints import save_checkpoint
 from studies import training

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import save_file
 
 from esper import cli
+from esper.builders import agent_schema
 from esper.config import RunConfig, load_config
 from esper.foundation.config_files import dump
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
-from esper.runs import agent_schema
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from esper.telemetry.live import QuietView
 from esper.training import TrainingRun

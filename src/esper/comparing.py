@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from esper.builders import OnStep, WatchedEnvironment, make_environment
 from esper.config import RunConfig
 from esper.controllers import CONTROLLER_NAMES, load_controller
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
-from esper.runs import OnStep, WatchedEnvironment, make_environment
 from esper.simic.compare import ControllerRun, as_comparison, compare
 from esper.simic.films import film, film_reel
 from esper.tamiyo.controllers import Controller

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
+from esper.builders import agent_schema, make_agent
 from esper.config import RunConfig
 from esper.foundation.config_files import build
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
-from esper.runs import agent_schema, make_agent
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.learned import LearnedController
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static

@@ -18,6 +18,6 @@ ENVIRONMENT_ID = "esper/Growth-v0"
 if ENVIRONMENT_ID not in gymnasium.registry:
     gymnasium.register(
         id=ENVIRONMENT_ID,
-        entry_point="esper.simic.gym_env:GrowthEnv",
-        vector_entry_point="esper.simic.gym_env:GrowthVectorEnv",
+        entry_point="esper.simic.growth_env:GrowthEnv",
+        vector_entry_point="esper.simic.growth_env:GrowthVectorEnv",
     )

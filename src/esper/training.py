@@ -13,18 +13,18 @@ from pathlib import Path
 
 import torch
 
+from esper.builders import (
+    WatchedEnvironment,
+    agent_schema,
+    make_agent,
+    make_environment,
+)
 from esper.config import RunConfig
 from esper.controllers import checkpoint_config
 from esper.foundation.config_files import build, dump, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
-from esper.runs import (
-    WatchedEnvironment,
-    agent_schema,
-    make_agent,
-    make_environment,
-)
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel

@@ -50,9 +50,9 @@ def demo(
 
 def _contest(run: TrainingRun, members: int) -> Contest:
     """The trained controller, itself before training, and the controls, on fresh networks."""
+    from esper.builders import make_agent
     from esper.comparing import Contest
     from esper.controllers import load_controller
-    from esper.runs import make_agent
     from esper.simic.learned import LearnedController
 
     agent, gates = run.trainer.agent, run.config.lifecycle.gates

@@ -31,12 +31,12 @@ def grow(
     """Grow networks and write the one that is best on the validation split, with a film of how it grew."""
     check_range("--members", members, 1, 1_000_000)
     settings = settle(config, preset, overrides, task, device, [controller], members)
+    from esper.builders import make_environment
     from esper.commands.progress import StepProgress
     from esper.controllers import load_controller
     from esper.foundation.config_files import dump
     from esper.foundation.devices import choose_device, cpu_threads
     from esper.grown_network import GrownMember
-    from esper.runs import make_environment
     from esper.simic.compare import as_comparison, run_controller
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel

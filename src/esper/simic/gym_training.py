@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -255,22 +254,6 @@ def progress_line(point: Point) -> None:
     print(f"\r{line}" if terminal else line, end="" if terminal else "\n", flush=True)
 
 
-def draw_curve(path: Path, title: str, curves: Mapping[str, Sequence[Point]], target: float) -> None:
-    """Mean return over environment steps, a line for each run, and the return that is aimed at, as a PNG."""
-    from esper.telemetry.palette import MUTED, SERIES
-    from esper.telemetry.pictures import dress, figure, save_png
-
-    picture = figure(3.6, width=7.0)
-    axes = dress(picture.subplots(), title, x="environment steps", y="mean return")
-    for (name, curve), colour in zip(curves.items(), SERIES, strict=False):
-        steps, returns = [p.steps for p in curve], [p.mean_return for p in curve]
-        axes.plot(steps, returns, color=colour, linewidth=1.8, label=name)
-    axes.axhline(target, color=MUTED, linewidth=1.2, linestyle="--", label=f"stated: {target:g}")
-    axes.legend(frameon=False, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_png(picture, path)
-
-
 def _value_at_cuts(agent: PPOAgent, outcome: Outcome, state: Tensor) -> Tensor:
     """V of where the step led, for the truncated; nobody reads it elsewhere.  # [N]"""
     if not outcome.cut:
@@ -291,7 +274,8 @@ def _gymnasium() -> ModuleType:
         import gymnasium
     except ImportError as missing:
         raise ImportError(
-            "esper.simic.gym needs the package gymnasium; install its extra: pip install 'esper-lite[gym]'"
+            "esper.simic.gym_training needs the package gymnasium; install its extra: "
+            "pip install 'esper-lite[gym]'"
         ) from missing
     return gymnasium
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.foundation.rows import map_tensors
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer
-from esper.simic.gym import GymConfig, Point, World, make_agent, train
+from esper.simic.gym_training import GymConfig, Point, World, make_agent, train
 from esper.tamiyo.policy.flat import FlatObservation, FlatPolicy, FlatPolicyConfig
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
