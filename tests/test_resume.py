@@ -24,13 +24,14 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
+from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.live import QuietView
 from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
 
 ROUNDS = 5
-SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2")
+SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.lanes=3")
 PATIENCE = 120.0  # seconds that a busy machine may take for a start
 
 
@@ -49,6 +50,9 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert metrics(run) == metrics(other)
     for name in ("events.jsonl", "film.json", "config.yaml"):
         assert (run / name).read_text() == (other / name).read_text(), name
+    mine, theirs = LanesFolder(run / "lanes"), LanesFolder(other / "lanes")
+    assert mine.rounds() == theirs.rounds() != []
+    assert all(mine.read_bytes(number) == theirs.read_bytes(number) for number in mine.rounds())
     for name in ("last", "best", "round-000002", "round-000004"):
         mine, theirs = weights(run, name), weights(other, name)
         assert mine.keys() == theirs.keys()

@@ -46,6 +46,11 @@ class TelemetryConfig(Config):
     film_members: int = Field(
         default=3, ge=0, description="members whose slots are filmed: best, typical, worst, and more between"
     )
+    lanes: int = Field(
+        default=12,
+        ge=0,
+        description="rounds of which the slots of all members stay on disk, the older thinned",
+    )
     checkpoint_every: int = Field(
         default=10, ge=0, description="rounds between checkpoints that stay; 0 keeps none"
     )

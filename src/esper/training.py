@@ -28,6 +28,7 @@ from esper.foundation.interrupts import StopRequest
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
+from esper.simic.lanes import lanes_of
 from esper.simic.trainer import Round, Trainer
 from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.live import QuietView
@@ -115,6 +116,8 @@ class TrainingRun:
         reel = film_reel(round.record, telemetry.film_members, number) if telemetry.film_members else None
         if reel is not None:
             self.folder.write_film(reel)
+        if telemetry.lanes:
+            self.folder.lanes.write(lanes_of(round.record, self.trainer.environment, number), telemetry.lanes)
         record = {"config": self.config.model_dump(mode="json")}
         self.store.save(
             number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean

@@ -19,7 +19,7 @@ from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.learned import LearnedController
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.trainer import Trainer
+from esper.simic.trainer import Trainer, planted
 from esper.tamiyo.controllers import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
@@ -45,6 +45,15 @@ def test_a_run_tells_what_it_did() -> None:
     assert rounds[1].record.episode == 1
     assert rounds[-1].update.steps_learned == 4 * 5
     assert np.isfinite([last.policy_loss, last.value_loss, last.kl, last.gradient_norm]).all()
+
+
+def test_a_summary_counts_what_was_planted_by_blueprint() -> None:
+    environment = make_environment(steps=8)
+    record = play(environment, Periodic(2), 0)
+    counted = planted(record)
+    assert sum(counted.values()) == pytest.approx(record.germinated.sum() / record.num_members)
+    assert counted
+    assert all(name.startswith("planted/") and value > 0 for name, value in counted.items())
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits() -> None:

@@ -40,6 +40,7 @@ def grow(
     from esper.simic.compare import as_comparison, run_controller
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel
+    from esper.simic.lanes import lanes_of
     from esper.telemetry.pictures import film_strips, save_png
     from esper.telemetry.report import write_report
     from esper.telemetry.run_folder import RunFolder
@@ -56,6 +57,7 @@ def grow(
         best.save(folder.path)
         reel = film_reel(run.record, settings.telemetry.film_members or 1)
         folder.write_film(reel)
+        folder.lanes.write(lanes_of(run.record, environment, 0))
         folder.append_events(episode_events(run.record, 0))
         folder.write_results(as_comparison(environment, [run]))
         save_png(film_strips(reel), folder.path / "film.png")

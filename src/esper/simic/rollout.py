@@ -43,6 +43,7 @@ class EpisodeRecord:
     loss: Floats  # [T + 1, N]
     parameters: Ints  # [T + 1, N]
     potential: Floats  # [T + 1, N] Φ
+    spent: Doubles  # [T + 1, N] training FLOPs since the episode began
     plateau: Ints  # [T + 1, N]
     seen_stage: Ints  # [T + 1, N, S]
     seen_blueprint: Ints  # [T + 1, N, S]
@@ -69,7 +70,6 @@ class EpisodeRecord:
     pruned: Bools  # [T, N, S] seeds that ended by an action or at the end of a ramp
     rolled_back: Bools  # [T, N, S] seeds that the governor ended
     # the end
-    flops: Doubles  # [N] of the whole episode
     final_slots: SlotStates  # on the host
 
     @property
@@ -85,6 +85,11 @@ class EpisodeRecord:
         """Σ γ^t r_t of each member: what the learner maximises.  # [N]"""
         discount = np.power(self.gamma, np.arange(self.num_steps, dtype=np.float64))
         return np.asarray(discount @ self.reward, dtype=np.float64)
+
+    @property
+    def flops(self) -> Doubles:
+        """Training FLOPs of the whole episode.  # [N]"""
+        return np.asarray(self.spent[-1], dtype=np.float64)
 
     @property
     def member_epochs(self) -> int:
@@ -132,7 +137,6 @@ def play(
         seed_parameters=environment.population.bodies.parameter_table().numpy(),
         gate_parameters=environment.population.bodies.gate_parameters().numpy(),
         members=environment.members.cpu().numpy(),
-        flops=environment.flops.cpu().numpy(),
         final_slots=environment.slots.to("cpu"),
         **arrays,
     )
@@ -145,6 +149,7 @@ def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
         "loss": rows.loss,
         "parameters": environment.parameters,
         "potential": environment.potential,
+        "spent": environment.flops,
         "plateau": rows.signals.plateau,
         "seen_stage": rows.slots.stage,
         "seen_blueprint": rows.slots.blueprint,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.statistics import mean_interval
-from esper.lifecycle.actions import Op
+from esper.lifecycle.actions import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.baseline import explained_by_baseline
@@ -157,7 +157,13 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
         "flops": float(record.flops.mean()),
         "epochs_done": update.epochs_done,
         "entropy_coefficient": update.entropy_coefficient,
-    }
+    } | planted(record)
+
+
+def planted(record: EpisodeRecord) -> dict[str, float]:
+    """Seeds per member by blueprint, as `planted/NAME`; a blueprint that nobody planted is left out."""
+    counts = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
+    return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -7,6 +7,7 @@
     events.jsonl    one line per event (`events.Event`)
     film.json       the slots of a few members over time (`schema.FilmReel`)
     results.json    controllers compared (`schema.Comparison`)
+    lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
     checkpoints/    last, best and periodic, as safetensors
     report.html     everything above, as one page
 
@@ -30,6 +31,7 @@ from esper.foundation.errors import UserError
 from esper.telemetry.events import Event
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.jsonl import JsonLines
+from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, from_json, to_json
 
 FORMAT = "esper-run"
@@ -56,6 +58,7 @@ class RunFolder:
         self.about = dict(about)  # versions.json
         self.metrics_file = JsonLines(path / "metrics.jsonl")
         self.events_file = JsonLines(path / "events.jsonl")
+        self.lanes = LanesFolder(path / "lanes")
         self._lock: int | None = None
 
     @classmethod
@@ -174,6 +177,7 @@ class RunFolder:
         """Forget what was written after `last_round`, the round of the checkpoint that is resumed."""
         self.metrics_file.truncate_after(last_round)
         self.events_file.truncate_after(last_round)
+        self.lanes.truncate_after(last_round)
 
     def write_film(self, reel: FilmReel) -> None:
         write_atomically(self.path / "film.json", to_json(reel).encode() + b"\n")

@@ -1,0 +1,69 @@
+"""The slots of every member of an episode, as the run folder keeps them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from esper.lifecycle.actions import Blueprint, Head, Op
+from esper.lifecycle.stages import Stage
+from esper.population.hosts import Host
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.rollout import EpisodeRecord
+from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
+
+_SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
+
+
+def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int) -> Lanes:
+    """The whole episode of every member, in few bytes, with the names of its numbers."""
+    columns: dict[str, NDArray[Any]] = {
+        "members": record.members,
+        "returns": record.returns,
+        "stage": record.stage,
+        "alpha": (255 * record.alpha).round(),
+        "blueprint": np.where(record.blueprint < 0, NO_BLUEPRINT, record.blueprint),
+        "contribution": _hundredths(record.contribution[:-1]),
+        "op": record.choices[:, :, Head.OP],
+        "op_slot": record.choices[:, :, Head.SLOT],
+        "succeeded": record.succeeded,
+        "rolled_back": record.panicked,
+        "accuracy": record.accuracy,
+        "parameters": record.parameters,
+        "spent": record.spent,
+        "seed_parameters": record.seed_parameters,
+    }
+    return Lanes(
+        round=round,
+        slots=record.slot_ids,
+        parts=host_parts(environment.population.bodies.host),
+        stage_names={int(s): s.name for s in Stage},
+        op_names={int(op): op.name for op in Op},
+        blueprint_names={int(b): b.name for b in Blueprint},
+        columns={name: column.astype(COLUMNS[name][0]) for name, column in columns.items()},
+    )
+
+
+def host_parts(host: Host) -> list[Part]:
+    """The host's segments and its head, in words and numbers."""
+    shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
+    names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
+    modules = [*host.segments, host.head]
+    return [
+        Part(name, _layers(module), sum(p.numel() for p in module.parameters()), tuple(shape))
+        for name, module, shape in zip(names, modules, shapes, strict=True)
+    ]
+
+
+def _layers(module: nn.Module) -> list[str]:
+    leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
+    rest = len(leaves) - _SHOWN
+    return leaves[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def _hundredths(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    clipped = np.clip(100 * points, UNMEASURED + 1, -UNMEASURED - 1).round()
+    return np.asarray(np.where(np.isfinite(points), clipped, UNMEASURED))
