@@ -111,6 +111,10 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(names["network"]).__module__.startswith("torch.")
 
 
-def test_the_readme_opens_with_the_two_commands() -> None:
-    opening = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1]
-    assert re.findall(r"make \w+", opening) == ["make demo", "make test"]
+def test_the_readme_says_what_it_is_then_shows_python_then_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    opening = text.split("\n\n")[1]
+    assert opening.startswith("Esper ")
+    assert len(re.findall(r"[.?!](?:\s|$)", opening)) == 2
+    places = [text.index(word) for word in ("```python", "make demo ", "make test ", "## Use it")]
+    assert places == sorted(places)
