@@ -1,8 +1,7 @@
 """buffer.add: one column for all members against one write for each member and field.
 
-The baseline is the shape of the earlier buffer: a tensor for each head's action, log-prob and causal flag
-and for every other field; for each member, each of them written by itself at the step that a Python list
-remembers.
+The baseline is the shape of the earlier buffer: a tensor for each head's action and log-prob and for every
+other field; for each member, each of them written by itself at the step that a Python list remembers.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ HORIZON = 25
 def by_head(transition: Transition) -> dict[str, Tensor]:
     """The fields of a transition, with one tensor for each head instead of a column."""
     fields = tensors_of(transition)
-    for name in ("actions", "log_prob", "causal"):
+    for name in ("actions", "log_prob"):
         column = fields.pop(name)
         fields |= {f"{name}.{head.name}": column[:, head] for head in Head}
     return fields

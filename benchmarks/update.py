@@ -17,7 +17,7 @@ from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import Head
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences
-from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks, relevance
 from tests.rollouts import Scene, play
 
 STEPS = 25
@@ -33,6 +33,7 @@ class StepByStep:
 
     def update(self, batch: Sequences) -> float:
         steps = batch.steps
+        read = relevance(steps.actions[..., Head.OP])  # [N, T, H]
         columns, state = [], batch.initial_state
         for t in range(batch.valid.shape[1]):
             heads, value, state = self._step(batch, t, state)
@@ -40,7 +41,7 @@ class StepByStep:
         loss = torch.zeros(())
         kl, weight = 0.0, 0.0
         for head in Head:
-            mask = (steps.causal[..., head] & batch.valid & ~steps.forced).float()
+            mask = (read[..., head] & batch.valid & ~steps.forced).float()
             log_prob = torch.stack([column[0][head][0] for column in columns], dim=1)
             entropy = torch.stack([column[0][head][1] for column in columns], dim=1)
             log_ratio = log_prob - steps.log_prob[..., head]

@@ -1,6 +1,6 @@
 """The controllers that a study trains: Tamiyo as she is, and with one thing taken away.
 
-A variant differs in what its agent sees, keeps, is paid or is credited with, never in the world, so that all
+A variant differs in what its agent sees, keeps, reads or is paid, never in the world, so that all
 of them learn side by side in one program.
 """
 
@@ -36,7 +36,6 @@ class Variant:
     remembers: bool = True  # else the recurrent state is cleared before every step, in the update too
     sees_shadow_gain: bool = True  # else it reads as unmeasured
     paid_at_once: bool = True  # else all that a step earned is paid at the last one
-    causal: bool = True  # else every head is credited at every step
     beyond_twin: bool = True  # else what the ungrown twin earned is paid too
     patient: bool = True  # else the first policy takes all legal ops alike
     ppo: Mapping[str, float | str] = field(default_factory=dict)  # settings of the learner that differ
@@ -70,7 +69,7 @@ VARIANTS = {
     "no_memory": Variant(remembers=False),
     "no_shadow_gain": Variant(sees_shadow_gain=False),
     "sparse_reward": Variant(paid_at_once=False),
-    "no_causal_masks": Variant(network=EveryHead, causal=False),
+    "no_causal_masks": Variant(network=EveryHead),
     "no_patience": Variant(patient=False),
     "no_twin": Variant(beyond_twin=False),
     "readers_average": Variant(ppo={"head_average": "readers"}),
@@ -127,7 +126,3 @@ class Pupil(Player, LearningController):
             return reward
         self._owed = self._owed / self.agent.config.gamma + reward
         return self._owed if step == self.steps - 1 else torch.zeros_like(reward)
-
-    def credit(self, consequence: Consequence) -> Tensor:
-        heads = super().credit(consequence)
-        return heads if self.variant.causal else torch.ones_like(heads)

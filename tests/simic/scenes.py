@@ -26,7 +26,6 @@ def transition(members: int, seed: int = 0, **fields: Tensor) -> Transition:
         masks=FlatMasks(padded_choices(HEAD_SIZES).expand(members, -1, -1)),
         actions=torch.randint(0, 2, (members, heads), generator=generator),
         log_prob=-torch.rand(members, heads, generator=generator),
-        causal=torch.ones(members, heads, dtype=torch.bool),
         forced=no,
         value=torch.randn(members, generator=generator),
         reward=torch.randn(members, generator=generator),

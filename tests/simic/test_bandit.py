@@ -34,11 +34,10 @@ class Bandit:
         legal = (legal & ~forbidden).scatter(1, best.unsqueeze(1), True)
         return Bandit(best, FlatMasks(legal.expand(MEMBERS, -1, -1)))
 
-    def pull(self, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """The reward [N], and which heads the op reads [N, H]."""
-        read = relevance(actions[:, Head.OP])
-        good = (actions == self.best) & read
-        return good.sum(1) / NUM_HEADS, read
+    def pull(self, actions: Tensor) -> Tensor:
+        """The reward.  # [N, H] → [N]"""
+        good = (actions == self.best) & relevance(actions[:, Head.OP])
+        return good.sum(1) / NUM_HEADS
 
 
 def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Decision]:
@@ -58,8 +57,8 @@ def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Decision]:
         for _ in range(4):
             uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
             decision = agent.act(observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms)
-            reward, read = bandit.pull(decision.actions)
-            step = decision.transition(observation, bandit.masks, fresh, reward, ends, causal=read)
+            reward = bandit.pull(decision.actions)
+            step = decision.transition(observation, bandit.masks, fresh, reward, ends)
             buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, decision.state)
             buffer.add(step)
         assert buffer is not None

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.lifecycle.actions import Head, Op
 from esper.simic.agent.losses import (
     LossWeights,
     approximate_kl,
@@ -19,7 +18,6 @@ from esper.simic.agent.losses import (
 )
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import Sequences
-from esper.tamiyo.policy.network import relevance
 from esper.tamiyo.policy.protocol import PolicyOutput
 from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared
 
@@ -38,9 +36,9 @@ def scalar_loss(
         for t in range(batch.valid.shape[1]):
             if not batch.valid[n, t] or batch.steps.forced[n, t]:
                 continue
-            acting += bool(batch.steps.causal[n, t].any())
+            acting += bool(output.relevant[n, t].any())
             for h in range(HEADS):
-                if batch.steps.causal[n, t, h]:
+                if output.relevant[n, t, h]:
                     shift = float(output.log_prob[n, t, h] - batch.steps.log_prob[n, t, h])
                     ratio, advantage = math.exp(shift), float(batch.advantages[n, t])
                     clipped = min(max(ratio, 1 - weights.clip), 1 + weights.clip)
@@ -53,26 +51,32 @@ def scalar_loss(
 
 
 def moved_batch(agent: PPOAgent, seed: int = 0) -> Sequences:
-    """A rollout with random causal masks, forced steps, ragged rows, and weights that have moved since."""
+    """A rollout with forced steps, ragged rows, and weights that have moved since."""
     rollout = collect(agent, members=6, steps=8, seed=seed)
     batch = prepared(agent, rollout.buffer)
     generator = torch.Generator().manual_seed(seed)
-    causal = torch.rand(6, 8, HEADS, generator=generator) < 0.6
     forced = torch.rand(6, 8, generator=generator) < 0.2
     valid = torch.arange(8) < torch.randint(1, 9, (6, 1), generator=generator)
     with torch.no_grad():
         for parameter in agent.policy.parameters():
             parameter.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return replace(batch, steps=replace(batch.steps, causal=causal, forced=forced), valid=valid)
+    return replace(batch, steps=replace(batch.steps, forced=forced), valid=valid)
+
+
+def judge(agent: PPOAgent, batch: Sequences, seed: int = 0) -> PolicyOutput:
+    """What the present weights say, as if the sampled ops had read a random part of the heads."""
+    output = evaluate(agent, batch)
+    read = torch.rand(output.relevant.shape, generator=torch.Generator().manual_seed(seed)) < 0.6
+    return replace(output, relevant=read)
 
 
 def test_averaged_over_steps_the_heads_have_the_gradient_of_the_whole_action() -> None:
     """At unchanged weights: −mean over acting steps of A · ∇ Σ log π of the heads that were read."""
     agent = make_agent(seed=1)
     batch = moved_batch(agent, seed=1)
-    output = evaluate(agent, batch)
+    output = judge(agent, batch, seed=1)
     batch = replace(batch, steps=replace(batch.steps, log_prob=output.log_prob.detach()))
-    read = batch.steps.causal & (batch.valid & ~batch.steps.forced).unsqueeze(-1)
+    read = output.relevant & (batch.valid & ~batch.steps.forced).unsqueeze(-1)
     whole = torch.where(read, output.log_prob, 0.0).sum(-1) * batch.advantages  # [N, T]
     wanted = -whole[read.any(-1)].mean()
     weights = LossWeights(clip=0.2, value_clip=None, value=0.0, entropy=0.0, per_reader=False)
@@ -93,7 +97,7 @@ def test_trap_18_means_run_over_relevant_steps(seed: int, per_reader: bool) -> N
     agent = make_agent(seed=seed)
     batch = moved_batch(agent, seed)
     with torch.no_grad():
-        output = evaluate(agent, batch)
+        output = judge(agent, batch, seed)
     terms = ppo_loss(output, batch, weights)
     policy_loss, kl, head_kl = scalar_loss(output, batch, weights)
     assert terms.policy_loss.item() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
@@ -104,10 +108,9 @@ def test_trap_18_means_run_over_relevant_steps(seed: int, per_reader: bool) -> N
 def test_trap_17_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
     agent = make_agent(recurrent=False)
     batch = moved_batch(agent)
-    causal = batch.steps.causal.clone()
-    causal[..., 1] = False
-    batch = replace(batch, steps=replace(batch.steps, causal=causal))
-    terms = ppo_loss(evaluate(agent, batch), batch, WEIGHTS)
+    output = judge(agent, batch)
+    output.relevant[..., 1] = False
+    terms = ppo_loss(output, batch, WEIGHTS)
     assert terms.loss.isfinite()
     assert terms.kl.isfinite()
     assert terms.head_kl[1] == 0
@@ -116,26 +119,6 @@ def test_trap_17_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -
     gradient = agent.policy.heads.weight.grad.unflatten(0, (HEADS, max(HEAD_SIZES)))
     assert (gradient[1] == 0).all()
     assert (gradient[0] != 0).any()
-
-
-def test_trap_16_causal_masks_use_the_executed_op_and_log_probs_the_sampled_one() -> None:
-    """An action that failed counts as WAIT: only its op head earns credit, at the sampled log-prob."""
-    sampled = torch.tensor([Op.GERMINATE, Op.GERMINATE, Op.PRUNE])
-    succeeded = torch.tensor([True, False, False])
-    causal = relevance(torch.where(succeeded, sampled, Op.WAIT))
-    assert causal[0].tolist() == relevance(torch.tensor(Op.GERMINATE)).tolist()
-    assert causal[1].nonzero().flatten().tolist() == [Head.OP]
-    agent = make_agent()
-    rollout = collect(agent)
-    steps = rollout.buffer.get_batched_sequences().steps
-    steps.causal[:, :, :-1] = False  # as if every action had failed: the last head stands for the op
-    batch = prepared(agent, rollout.buffer)
-    output = evaluate(agent, batch)
-    terms = ppo_loss(output, batch, WEIGHTS)
-    assert terms.head_used.tolist() == [False, False, True]
-    stored = torch.stack([made.log_prob for made in rollout.transitions], dim=1)
-    torch.testing.assert_close(batch.steps.log_prob, stored, rtol=0, atol=0)
-    torch.testing.assert_close(output.log_prob, stored, rtol=1e-5, atol=1e-6)
 
 
 def test_forced_steps_carry_no_actor_loss() -> None:

@@ -23,7 +23,7 @@ def parameters(agent: PPOAgent) -> Tensor:
 def test_trap_17_nothing_relevant_at_all_is_a_quiet_update() -> None:
     agent = make_agent()
     buffer = collect(agent).buffer
-    buffer.get_batched_sequences().steps.causal.zero_()
+    buffer.get_batched_sequences().steps.forced.fill_(True)
     metrics = agent.update(buffer)
     assert metrics.policy_loss == 0
     assert metrics.kl == 0
@@ -307,6 +307,6 @@ def test_a_transition_that_is_stored_is_what_was_decided() -> None:
         made.observation, made.masks, agent.initial_state(4), made.reset, torch.rand(4, HEADS)
     )
     stored = decision.transition(made.observation, made.masks, made.reset, made.reward, made.terminated)
-    assert torch.equal(stored.causal, decision.relevant)
     assert torch.equal(stored.actions, decision.actions)
+    assert torch.equal(stored.log_prob, decision.log_prob)
     assert not stored.truncated.any()

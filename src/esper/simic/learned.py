@@ -15,7 +15,7 @@ from esper.simic.environment import StepResult
 from esper.tamiyo.controllers import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.policy.network import TamiyoInputs, relevance
+from esper.tamiyo.policy.network import TamiyoInputs
 from esper.tamiyo.policy.observation import Observation
 
 
@@ -35,11 +35,10 @@ class Consequence:
 
     reward: Tensor  # [N]
     terminated: Tensor  # [N] bool
-    executed_op: Tensor  # [N] int64: WAIT where the action failed
 
     @staticmethod
     def of(result: StepResult) -> Consequence:
-        return Consequence(result.reward, result.terminated, result.outcome.executed_op)
+        return Consequence(result.reward, result.terminated)
 
 
 class LearnedController:
@@ -116,7 +115,6 @@ class LearningController(LearnedController):
             pending.reset,
             self.pay(consequence, self._steps_seen),
             consequence.terminated,
-            causal=self.credit(consequence),
         )
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
@@ -131,7 +129,3 @@ class LearningController(LearnedController):
         if self._expected is None:
             return consequence.reward
         return consequence.reward - self._expected[step]
-
-    def credit(self, consequence: Consequence) -> Tensor:
-        """The heads that earn the reward: those that the executed op read.  # [N, H] bool"""
-        return relevance(consequence.executed_op)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions
+from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment, StepResult
@@ -85,6 +85,15 @@ class EpisodeRecord:
         """Σ γ^t r_t of each member: what the learner maximises.  # [N]"""
         discount = np.power(self.gamma, np.arange(self.num_steps, dtype=np.float64))
         return np.asarray(discount @ self.reward, dtype=np.float64)
+
+    def refusal_rates(self) -> dict[str, float]:
+        """The share of each op's requests that failed, by op name.
+
+        WAIT cannot fail and is left out, like any op that nobody asked for.
+        """
+        asked = self.choices[:, :, Head.OP]
+        wanted = [op for op in Op if op is not Op.WAIT and (asked == op).any()]
+        return {op.name: float((~self.succeeded[asked == op]).mean()) for op in wanted}
 
     @property
     def flops(self) -> Doubles:

@@ -151,6 +151,7 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
     return {
         "potential": float(np.nanmean(record.potential[-1])),
         "succeeded": float(record.succeeded.mean()),
+        **{f"refused_{op.lower()}": rate for op, rate in record.refusal_rates().items()},
         "germinated": float(record.germinated.sum() / record.num_members),
         "pruned": float(record.pruned.sum() / record.num_members),
         "rollbacks": float(record.panicked.sum() / record.num_members),

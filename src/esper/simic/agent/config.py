@@ -41,8 +41,9 @@ class PPOConfig(Config):
         default=None, gt=0, description="how far V may move per update; none does not clip"
     )
     head_average: Literal["readers", "steps"] = Field(
-        default="readers",
-        description="a head's share of the loss is its mean over the steps that read it, or over all steps",
+        default="steps",
+        description="a head's share of the loss is its mean over all steps, which makes the loss the policy "
+        "gradient, or over the steps that read it, which gives rarely read heads more weight",
     )
     max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
     normalise_values: bool = Field(

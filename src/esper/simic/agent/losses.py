@@ -42,10 +42,14 @@ def masked_mean(values: Tensor, weight: Tensor, dim: tuple[int, ...] = (0, 1)) -
     return total / weight.sum(dim).clamp(min=1)
 
 
-def head_weights(batch: Sequences) -> Tensor:
-    """Where a head earns credit: a real step, a choice, and an executed op that reads it.  # [N, T, H]"""
+def head_weights(output: PolicyOutput, batch: Sequences) -> Tensor:
+    """Where a head earns credit: a real step, a choice, and a sampled op that reads it.  # [N, T, H] bool
+
+    What became of the action does not matter. A gate may refuse it on one slot and not on another: whoever
+    credited only what was executed would condition on the outcome, and the gradient would be biased.
+    """
     acting = batch.valid & ~batch.steps.forced
-    return batch.steps.causal & acting.unsqueeze(-1)
+    return output.relevant & acting.unsqueeze(-1)
 
 
 def head_means(values: Tensor, weight: Tensor, per_reader: bool) -> Tensor:
@@ -77,7 +81,7 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> LossTerms:
     """Clipped surrogate per head, value error, entropy."""
-    weight = head_weights(batch)
+    weight = head_weights(output, batch)
     log_ratio = output.log_prob - batch.steps.log_prob  # [N, T, H]
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]

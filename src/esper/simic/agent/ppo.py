@@ -49,15 +49,13 @@ class Decision:
         terminated: Tensor,
         truncated: Tensor | None = None,
         bootstrap_value: Tensor | None = None,
-        causal: Tensor | None = None,
     ) -> Transition:
-        """What the buffer stores of this decision; by default the sampled action was executed."""
+        """What the buffer stores of this decision and of what it led to; by default nothing was cut short."""
         return Transition(
             observation=observation,
             masks=masks,
             actions=self.actions,
             log_prob=self.log_prob,
-            causal=self.relevant if causal is None else causal,
             forced=self.forced,
             value=self.value,
             reward=reward,

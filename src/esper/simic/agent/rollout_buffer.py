@@ -21,7 +21,6 @@ class Transition:
     masks: Any  # a record of [N, ...]
     actions: Tensor  # [N, H] int64, as sampled
     log_prob: Tensor  # [N, H] float32, of the sampled action
-    causal: Tensor  # [N, H] bool: the heads that the executed op reads (a failed action counts as WAIT)
     forced: Tensor  # [N] bool: there was nothing to choose
     value: Tensor  # [N] float32, in units of reward
     reward: Tensor  # [N] float32

@@ -164,7 +164,7 @@ class TamiyoNet(Policy):
 
 
 def relevance(op: Tensor) -> Tensor:
-    """Which heads each op reads; given the executed op, the causal mask.  # op [...] → [..., H] bool"""
+    """Which heads each op reads.  # op [...] int64 → [..., H] bool"""
     return _relevance(op.device)[op]
 
 

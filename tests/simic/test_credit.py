@@ -1,0 +1,234 @@
+"""Credit under refusals: the learner's own loss, summed over every course of a small world, against the exact
+gradient of what that world pays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from esper.foundation.rows import map_tensors
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import apply, tick
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
+from esper.simic.agent.losses import LossWeights, ppo_loss
+from esper.simic.agent.rollout_buffer import Sequences, Transition
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig, relevance
+from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
+from esper.tamiyo.policy.protocol import PolicyOutput
+
+RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
+# Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.
+OPEN = {Head.STYLE: 2}
+WEIGHTS = LossWeights(clip=0.2, value_clip=None, value=0.0, entropy=0.0, per_reader=False)
+
+
+@dataclass(frozen=True)
+class World:
+    """Two slots of one member, what is known of their seeds, and what an executed op pays at each step."""
+
+    slots: SlotStates  # [1, 2]
+    evidence: SlotEvidence  # [1, 2]
+    pay: Tensor  # [T, ops, 2]
+
+
+@dataclass(frozen=True)
+class Courses:
+    """Every course that a world can take, one a row."""
+
+    steps: Transition  # [M, T, ...]
+    executed: Tensor  # [M, T] int64
+    rewards: Tensor  # [M, T]
+
+
+def masks_of(slots: SlotStates) -> ActionMasks:
+    """By the states alone, so that a gate may refuse what is legal; one choice of most heads is left."""
+    masks = compute_batch_masks(slots, config=RULES, topology="mlp")
+    few = {}
+    for head in Head:
+        if head not in (Head.SLOT, Head.OP):
+            legal = masks.head(head)
+            few[head.name.lower()] = legal & (legal.cumsum(1) <= OPEN.get(head, 1))
+    return replace(masks, **few)
+
+
+def legal_actions(masks: ActionMasks, row: int) -> list[list[int]]:
+    """Everything that a member may sample; 0 for heads that its op does not read."""
+    found = []
+    for op in masks.op[row].nonzero().flatten().tolist():
+        read = relevance(torch.tensor(op))
+        choices = [
+            torch.tensor([op]) if head is Head.OP
+            else torch.tensor([0]) if not read[head]
+            else (masks.slot_by_op[row, op] if head is Head.SLOT else masks.head(head)[row]).argwhere()[:, 0]
+            for head in Head
+        ]  # fmt: skip
+        found += torch.cartesian_prod(*choices).reshape(-1, len(Head)).tolist()
+    return found
+
+
+def observe(slots: SlotStates, evidence: SlotEvidence, step: int) -> TamiyoInputs:
+    members = slots.num_members
+    flat, past = torch.full((members,), 0.5), torch.zeros(members, HISTORY_LENGTH)
+    seen = Observation(
+        progress=flat * step, val_loss=flat, val_accuracy=flat, loss_history=past, accuracy_history=past,
+        parameter_ratio=flat + 1, last_succeeded=flat > 0, last_op=torch.zeros(members, dtype=torch.long),
+        slots=slots, evidence=evidence,
+    )  # fmt: skip
+    return TamiyoInputs(*batch_obs_to_features(seen))
+
+
+def all_courses(world: World) -> Courses:
+    """Breadth first: at every step each course so far goes on with every legal action."""
+    slots, evidence = world.slots, world.evidence
+    columns: list[tuple[Transition, Tensor, Tensor]] = []
+    for t, pay in enumerate(world.pay):
+        masks = masks_of(slots)
+        choices = [legal_actions(masks, row) for row in range(slots.num_members)]
+        origin = torch.tensor([row for row, some in enumerate(choices) for _ in some])
+        actions = torch.tensor([action for some in choices for action in some])
+        pick = lambda record, rows=origin: map_tensors(lambda tensor: tensor[rows], record)  # noqa: E731
+        columns = [pick(column, origin) for column in columns]
+        seen = observe(slots, evidence, t)
+        slots, evidence, masks = slots[origin], pick(evidence), pick(masks)
+        outcome = apply(slots, Actions(actions), evidence, RULES, "mlp")
+        nothing, no = torch.zeros(len(actions)), torch.zeros(len(actions), dtype=torch.bool)
+        step = Transition(
+            observation=pick(seen), masks=masks, actions=actions,
+            log_prob=torch.zeros(len(actions), len(Head)), forced=masks.op.sum(1) == 1, value=nothing,
+            reward=pay[outcome.executed_op, actions[:, Head.SLOT] * outcome.succeeded],
+            terminated=no, truncated=no, bootstrap_value=nothing, reset=no,
+        )  # fmt: skip
+        columns.append(_Column(step, outcome.executed_op))
+        slots = tick(outcome.states, RULES).states
+    steps = _side_by_side([column.step for column in columns])
+    return Courses(steps, torch.stack([column.executed for column in columns], dim=1), steps.reward)
+
+
+@dataclass(frozen=True)
+class _Column:
+    step: Transition  # [M, ...]
+    executed: Tensor  # [M]
+
+
+def _side_by_side(records: list) -> object:  # type: ignore[type-arg]
+    """Records of [M, ...] as one of [M, T, ...]."""
+    first = records[0]
+    if isinstance(first, Tensor):
+        return torch.stack(records, dim=1)
+    names = first.__dataclass_fields__
+    return replace(first, **{name: _side_by_side([getattr(r, name) for r in records]) for name in names})
+
+
+def gradients(
+    world: World, seed: int, baseline: tuple[float, ...], part: str = "", by_executed: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The exact gradient of the expected return, the loss's estimate of it, and how often a gate refused.
+
+    `part` is the beginning of the names of the parameters that are asked about.
+    """
+    torch.manual_seed(seed)
+    net = TamiyoNet(TamiyoNetConfig(width=8, embedding=4))
+    for head in (net.op_head, net.detail_heads):
+        torch.nn.init.normal_(head.weight)  # away from uniform
+    courses = all_courses(world)
+    steps = courses.steps
+    state = net.initial_state(len(courses.rewards))
+    output = net.sequence(steps.observation, steps.masks, state, steps.reset, actions=steps.actions)
+    probability = output.log_prob.sum((1, 2)).exp()  # [M] of the whole course
+    torch.testing.assert_close(probability.sum(), torch.ones(()))  # nothing was left out
+    togo = courses.rewards.flip(1).cumsum(1).flip(1)  # [M, T]
+    parameters = [p for name, p in net.named_parameters() if name.startswith(part)]
+    exact = _flat(probability @ togo[:, 0], parameters)
+
+    count = (~steps.forced).sum()  # the loss is a mean over these
+    batch = Sequences(
+        steps=replace(steps, log_prob=output.log_prob.detach()),
+        valid=torch.ones_like(steps.forced),
+        advantages=(togo - torch.tensor(baseline)) * probability.detach().unsqueeze(1) * count,
+        returns=togo,
+        initial_state=state,
+    )
+    judged: PolicyOutput = replace(output, relevant=relevance(courses.executed)) if by_executed else output
+    estimate = _flat(-ppo_loss(judged, batch, WEIGHTS).loss, parameters)
+    refused = courses.executed != steps.actions[..., Head.OP]
+    return exact, estimate, refused.float().mean()
+
+
+def _flat(value: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
+    parts = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+    return torch.cat(
+        [
+            torch.zeros_like(p).flatten() if g is None else g.flatten()
+            for p, g in zip(parameters, parts, strict=True)
+        ]
+    )
+
+
+def seed_in(stage: Stage, epochs: int = 5) -> SlotRecord:
+    alpha = 1.0 if stage is Stage.HOLDING else 0.0
+    return SlotRecord(
+        stage=stage, blueprint=Blueprint.MLP, alpha=alpha, alpha_target=1.0, age=9, epochs_in_stage=epochs
+    )
+
+
+def evidence_of(health: list[float], contribution: list[float]) -> SlotEvidence:
+    """What the gates ask for."""
+    unknown = SlotEvidence.unmeasured(1, 2)
+    return unknown.replace(
+        gradient_health=torch.tensor([health]), exploding=torch.zeros(1, 2),
+        contribution=torch.tensor([contribution]),
+    )  # fmt: skip
+
+
+def test_crediting_what_was_executed_would_turn_the_gradient_round() -> None:
+    """Two seeds in TRAINING, the second too young for its gate. Advancing pays 1; a refusal, like waiting, 2.
+
+    With a baseline of .5 the executed advance looks good. It is not: the refused one was worth more.
+    """
+    pay = torch.zeros(1, len(Op), 2)
+    pay[0, Op.ADVANCE], pay[0, Op.WAIT] = 1.0, 2.0
+    slots = SlotStates.from_records(
+        [[seed_in(Stage.TRAINING), replace(seed_in(Stage.TRAINING), epochs_in_stage=0)]]
+    )
+    world = World(slots, evidence_of([1.0, 1.0], [float("nan")] * 2), pay)
+    exact, estimate, refused = gradients(world, 0, (0.5,), "slot_query")
+    assert refused > 0
+    torch.testing.assert_close(estimate, exact, rtol=1e-4, atol=1e-6)
+    _, biased, _ = gradients(world, 0, (0.5,), "slot_query", by_executed=True)
+    assert torch.dot(biased, exact) < 0 < torch.dot(estimate, exact)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    stages=st.tuples(
+        *[st.sampled_from([Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])] * 2
+    ),
+    epochs=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    health=st.tuples(st.sampled_from([0.3, 1.0]), st.sampled_from([0.3, 1.0])),
+    contribution=st.tuples(*[st.sampled_from([float("nan"), -1.0, 2.0])] * 2),
+    seed=st.integers(0, 1000),
+    baseline=st.tuples(st.floats(-2, 2), st.floats(-2, 2)),
+)
+def test_the_loss_has_the_exact_policy_gradient_whatever_the_gates_refuse(
+    stages: tuple[Stage, Stage],
+    epochs: tuple[int, int],
+    health: tuple[float, float],
+    contribution: tuple[float, float],
+    seed: int,
+    baseline: tuple[float, float],
+) -> None:
+    """Two steps of a recurrent policy over the real rules; rewards follow from what was executed alone."""
+    slots = SlotStates.from_records([[seed_in(s, e) for s, e in zip(stages, epochs, strict=True)]])
+    pay = torch.randn(2, len(Op), 2, generator=torch.Generator().manual_seed(seed))
+    world = World(slots, evidence_of(list(health), list(contribution)), pay)
+    exact, estimate, _ = gradients(world, seed, baseline)
+    torch.testing.assert_close(estimate, exact, rtol=1e-3, atol=1e-5)
