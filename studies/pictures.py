@@ -26,7 +26,6 @@ COLOURS = {
     "periodic": "#9467bd",
     "scheduled": "#1f77b4",
     f"static-final of {TAMIYO}": "#8c564b",
-    f"static-final of {TAMIYO}, equal FLOPs": "#c49c94",
     "random search over sizes": "#17becf",
     "pruned from twice the width": "#bcbd22",
 }
@@ -72,7 +71,8 @@ def differences(found: Found, path: Path) -> None:
                 gap = effect(series[TAMIYO], series[name])
                 panel.errorbar(gap.mean, place, xerr=gap.half, fmt="o", ms=4, capsize=2, color=COLOURS[name])
         panel.axvline(0, color="0.6", lw=0.8)
-        panel.set_yticks(range(len(names)), names, fontsize=7)
+        first = panel.get_subplotspec().is_first_col()
+        panel.set_yticks(range(len(names)), names if first else [""] * len(names), fontsize=7)
         panel.invert_yaxis()
         panel.set_title(task, fontsize=9)
         panel.tick_params(axis="x", labelsize=7)

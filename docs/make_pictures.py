@@ -1,0 +1,118 @@
+"""Every picture of the pages, drawn from the files that it shows.
+
+    python -m docs.make_pictures                        all of them
+    python -m docs.make_pictures loop.png study.png     some of them
+
+A picture carries a digest of what it was drawn from, so that a test can tell when it has become old.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from benchmarks import loop, population
+from benchmarks.lines import read_results
+from esper.commands.play import ScriptedPlayer, play
+from esper.telemetry.pictures import film_strips, save_png
+from esper.telemetry.schema import FilmReel
+from studies import report, training_log
+from studies.pictures import PICTURES as STUDY_PICTURES
+
+ROOT = Path(__file__).parent.parent
+DOCS = ROOT / "docs"
+MEASURED = ROOT / "benchmarks" / "results"
+STUDIED = ROOT / "studies" / "results"
+DIGEST = "drawn-from"  # the entry of a picture's metadata
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """How a picture is made, and the bytes that decide what it shows."""
+
+    draw: Callable[[Path], None]
+    source: Callable[[], bytes]
+
+    def digest(self) -> str:
+        return hashlib.sha256(self.source()).hexdigest()[:16]
+
+
+def told_stories() -> FilmReel:
+    """What `esper lifecycle --seed 7` plays."""
+    return play(ScriptedPlayer(3), 3, 60, seed=7)
+
+
+def stages_of(reel: FilmReel) -> bytes:
+    """What a film shows, without the numbers that differ in the last bit between machines."""
+    return repr([(f.title, f.stage, f.blueprint, f.op, f.op_slot, f.succeeded) for f in reel.films]).encode()
+
+
+def bytes_of(paths: Iterable[Path]) -> Callable[[], bytes]:
+    return lambda: b"".join(path.read_bytes() for path in sorted(paths))
+
+
+def from_lines(module: object, file: Path) -> Drawing:
+    """The plot of a benchmark, of lines that it printed."""
+
+    def draw(path: Path) -> None:
+        results, machine = read_results(argparse.ArgumentParser(), file, module.Result)  # type: ignore[attr-defined]
+        module.plot(results, path, machine)  # type: ignore[attr-defined]
+
+    return Drawing(draw, bytes_of([file]))
+
+
+def of_study(draw: Callable[..., None]) -> Drawing:
+    return Drawing(
+        lambda path: draw(report.evaluations(STUDIED), path), bytes_of(STUDIED.glob("evaluation-*.json"))
+    )
+
+
+PICTURES: dict[str, Drawing] = {
+    "lifecycle.png": Drawing(
+        lambda path: save_png(film_strips(told_stories()), path), lambda: stages_of(told_stories())
+    ),
+    "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
+    "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
+    **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
+    training_log.PICTURE: Drawing(
+        lambda path: training_log.picture(training_log.read(STUDIED / training_log.LOG), path),
+        bytes_of([STUDIED / training_log.LOG]),
+    ),
+}
+
+
+def recorded_digest(path: Path) -> str | None:
+    """The digest of what a picture was drawn from; None where it carries none."""
+    with Image.open(path) as picture:
+        return picture.info.get(DIGEST)
+
+
+def make(name: str) -> None:
+    """Draw a picture and write its digest into it."""
+    path, drawing = DOCS / name, PICTURES[name]
+    drawing.draw(path)
+    about = PngInfo()
+    about.add_text(DIGEST, drawing.digest())
+    with Image.open(path) as picture:
+        picture.save(path, pnginfo=about, optimize=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="PICTURE", help=f"of {', '.join(PICTURES)}; all if none")
+    names = parser.parse_args().names or list(PICTURES)
+    if unknown := set(names) - set(PICTURES):
+        parser.error(f"no picture is called {', '.join(sorted(unknown))}; there are {', '.join(PICTURES)}")
+    for name in names:
+        make(name)
+        print(f"wrote docs/{name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The figures and the pictures of the pages are those of the files that they come from."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from pathlib import Path
+
+import pytest
+
+from docs import make_pictures
+from esper.lifecycle.actions import Blueprint
+from esper.tasks import task_names
+from studies import report
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PERFORMANCE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+STUDY = (ROOT / "docs/study.md").read_text(encoding="utf-8")
+TABLES = (ROOT / "docs/study_tables.md").read_text(encoding="utf-8")
+REPRODUCE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+MEASURED = ROOT / "benchmarks/results"
+NUMBERS = {"nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14}
+
+
+def lines(name: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (MEASURED / name).read_text().splitlines()]
+
+
+def agrees(text: str, value: float) -> bool:
+    """Whether a figure in the text is a value, rounded to the digits that the text has."""
+    digits = len(text.partition(".")[2])
+    return abs(float(text.replace(",", "").rstrip("×")) - value) <= 0.5001 * 10**-digits
+
+
+def section(page: str, heading: str) -> str:
+    return re.split(r"^## ", page.split(f"## {heading}\n")[1], flags=re.M)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of every table row, without thousands' commas."""
+    found = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip().replace(",", "") for cell in line.strip("|").split("|")] for line in found]
+
+
+@pytest.mark.parametrize("name", make_pictures.PICTURES)
+def test_pictures_show_the_files_of_today(name: str) -> None:
+    """If this fails: python -m docs.make_pictures, and look at what has changed."""
+    recorded = make_pictures.recorded_digest(make_pictures.DOCS / name)
+    assert recorded == make_pictures.PICTURES[name].digest(), f"python -m docs.make_pictures {name}"
+
+
+def test_every_picture_has_a_line_that_says_how_it_is_made() -> None:
+    pictures = {p.name for ext in ("png", "svg") for p in make_pictures.DOCS.glob(f"*.{ext}")}
+    assert [name for name in sorted(pictures) if f"`{name}`" not in REPRODUCE] == []
+
+
+def test_every_picture_is_shown_on_some_page() -> None:
+    pages = "".join(
+        p.read_text(encoding="utf-8") for p in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    )
+    shown = {Path(target).name for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", pages)}
+    assert {p.name for p in make_pictures.DOCS.glob("*.png")} <= shown
+
+
+def test_the_tables_of_the_study_are_what_its_files_give() -> None:
+    """If this fails: python -m studies.report"""
+    found = report.evaluations(make_pictures.STUDIED)
+    assert report.summary_table(found) in STUDY
+    assert report.shipped_table(found) in STUDY
+    made = {name: make(found) for name, (_, make) in report.TABLES.items()}
+    made |= {name: make(path) for name, (_, make, path) in report.extras(make_pictures.STUDIED).items()}
+    assert [name for name, table in made.items() if table not in TABLES] == []
+
+
+def test_mean_and_median_of_the_shipped_controller() -> None:
+    table = STUDY.split("<!-- study:shipped -->")[1].split("<!-- end:shipped -->")[0]
+    gains = {row[0]: float(row[1].split()[0]) for row in rows(table)[2:]}
+    mean = gains.pop("mean over tasks")
+    short = {"mean": f"{mean:+.3f}", "median": f"{statistics.median(gains.values()):+.3f}"}
+    for page in (README, STUDY):
+        said = re.search(r"(\+\.\d+)[^.]*? on the mean over\s+tasks[^.]*?(\+\.\d+) on the\s+median", page)
+        assert said is not None
+        assert [said[1], said[2]] == [value.replace("0.", ".") for value in short.values()]
+    assert f"{statistics.median(gains.values()):+.4f}".replace("0.", ".") in STUDY
+
+
+def test_the_table_of_the_population_is_what_was_measured() -> None:
+    named = {"training step": "train step", "with seeds and shadows": "train step with seeds"}
+    measured = {(r["work"], r["precision"], int(r["n"])): r for r in lines("h200-population.jsonl")}
+    told = [row for row in rows(section(PERFORMANCE, "The population on an H200")) if row[0] in named]
+    assert len(told) == len(measured)
+    for work, precision, members, slow, fast, ratio, speed in told:
+        line = measured[named[work], precision, int(members)]
+        keys = ("baseline_ms", "ours_ms", "ratio", "member_epochs_per_s")
+        for text, key in zip((slow, fast, ratio, speed), keys, strict=True):
+            assert agrees(text, line[key]), f"{work}, {precision}, {members}: {key} is {line[key]}"
+
+
+def test_the_table_of_the_loop_is_what_was_measured() -> None:
+    ours, theirs = (
+        {(r["work"], int(r["n"])): r for r in lines(name) if r["precision"] == "bfloat16"}
+        for name in ("h200-loop-profile.jsonl", "h200-loop.jsonl")
+    )
+    told = [row for row in rows(section(PERFORMANCE, "The whole loop")) if len(row) > 10 and row[1].isdigit()]
+    assert len(told) == len(ours)
+    for row in told:
+        line, other = ours[row[0], int(row[1])], theirs[row[0], int(row[1])]
+        assert agrees(row[2], line["member_steps_per_s"])
+        assert agrees(row[3], other["member_steps_per_s"])
+        assert agrees(row[4], line["step_ms"])
+    after = [f"{round(r['member_steps_per_s']):,}" for r in lines("h200-loop-by-slot.jsonl")]
+    assert [speed for speed in after if speed not in PERFORMANCE] == []
+
+
+def test_speeds_of_the_first_page_stand_on_the_page_about_speed() -> None:
+    told = re.findall(r"\d[\d,.]*\d", section(README, "On a GPU").split("The preset")[1].split("!")[0])
+    assert "3,863" in told
+    assert [number for number in told if number not in PERFORMANCE] == []
+
+
+@pytest.mark.parametrize(
+    ("work", "peer"),
+    [
+        ("advantages", "stable-baselines3"),
+        ("advantages", "tianshou"),
+        ("eight masked heads", "sb3-contrib"),
+        ("recurrent PPO update", "sb3-contrib"),
+    ],
+)
+def test_ratios_to_peers_are_the_ends_of_what_was_measured(work: str, peer: str) -> None:
+    measured = rows((MEASURED / "peers-cpu.md").read_text())
+    ratios = [float(r[-1].rstrip("×")) for r in measured if r[0].startswith(work) and r[2].startswith(peer)]
+    said = re.findall(r"([\d.]+) to ([\d.]+) times", section(README, "How it compares"))
+    assert any(agrees(low, min(ratios)) and agrees(high, max(ratios)) for low, high in said)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md"])
+def test_counts_in_words_are_right(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    counts = {"data sets": len(task_names()), "blueprints": len(Blueprint)}
+    for word, thing in re.findall(r"\b(\w+) (data sets|blueprints)\b", text):
+        assert NUMBERS.get(word, counts[thing]) == counts[thing], f"{word} {thing}"
