@@ -12,7 +12,19 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import compare, config, demo, grow, lifecycle, machine, report, resume, tables, train
+from esper.commands import (
+    compare,
+    config,
+    demo,
+    grow,
+    lifecycle,
+    machine,
+    report,
+    resume,
+    tables,
+    train,
+    watch,
+)
 
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 
@@ -30,6 +42,7 @@ app.command("resume")(resume.resume)
 app.command("demo")(demo.demo)
 app.command("lifecycle")(lifecycle.lifecycle)
 app.command("report")(report.report)
+app.command("watch")(watch.watch)
 app.command("schema")(tables.schema)
 app.command("blueprints")(tables.blueprints)
 app.command("tasks")(tables.tasks)

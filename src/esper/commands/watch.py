@@ -1,0 +1,48 @@
+"""`esper watch`: a page that shows runs while they are written, or after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from esper.foundation.errors import UserError
+
+
+def watch(
+    runs: Annotated[
+        list[Path] | None,
+        typer.Argument(help="run folders, or folders that hold some; by default runs/", show_default=False),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="by default 8642, or any that is free")
+    ] = None,
+    show: Annotated[
+        bool, typer.Option("--open", help="open the page in the browser of this machine")
+    ] = False,
+) -> None:
+    """Show runs on a page of this machine: live, or replayed, several at once.
+
+    The page follows the folders while they are written and changes nothing in them. It is served on
+    127.0.0.1 alone and loads nothing from elsewhere. Example: esper watch runs/demo
+    """
+    from esper.watch.library import Library
+
+    library = Library(runs or [Path("runs")])
+    try:
+        from esper.watch.serving import open_socket, serve
+    except ImportError as error:
+        raise UserError(
+            f"the page needs the package {error.name}; install its extra: pip install 'esper-lite[watch]'"
+        ) from None
+
+    def ready(address: str) -> None:
+        names = list(library.runs())
+        print(f"watching {len(names)} run{'s' * (len(names) != 1)}; open {address} (Ctrl-C ends)", flush=True)
+        if show:
+            import webbrowser
+
+            webbrowser.open(address)
+
+    serve(library, open_socket(port), ready)

@@ -1,0 +1,131 @@
+"""What the page is told of a run besides its rounds: what it is, its settings, its films and its results."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from esper.foundation.errors import UserError
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import plain
+from esper.watch.library import file_of
+
+_SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "lanes")
+_BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
+_QUIET = 120.0  # seconds without a new line after which an unfinished run no longer counts as running
+
+
+def signature(run: Path) -> str:
+    """Changes whenever `facts` would: the page asks again then."""
+    marks = []
+    for name in _SIGNED:
+        try:
+            stat = (run / name).stat()
+            marks.append(f"{stat.st_mtime_ns}.{stat.st_size}")
+        except OSError:
+            marks.append("")
+    return "/".join(marks)
+
+
+def facts(run: Path) -> dict[str, Any]:
+    """Everything but the rounds. What is missing is null, and what is damaged is told under `problems`."""
+    problems: list[str] = []
+
+    def tried(read: Any) -> Any:
+        try:
+            return read()
+        except UserError as error:
+            problems.append(str(error))
+            return None
+
+    folder = tried(lambda: RunFolder.read(run))
+    about = folder.about if folder is not None else {}
+    folder = folder or RunFolder(run, about)
+    config = tried(lambda: settings_of(file_of(run, "config.yaml")))
+    return {
+        "kind": about.get("kind") or _kind(run),
+        "about": about,
+        "command": tried(folder.command_text),
+        "config": config or {},
+        "film": plain(tried(lambda: file_of(run, "film.json") and folder.film())),
+        "results": plain(tried(lambda: file_of(run, "results.json") and folder.results())),
+        "network": _text(run, "network.md"),
+        "lanes": folder.lanes.rounds(),
+        "problems": problems,
+    }
+
+
+def settings_of(path: Path) -> dict[str, Any]:
+    """A YAML file as dotted names and plain values. Raises `UserError` where it is damaged."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        raise UserError(f"{path} is missing or damaged") from None
+    return dict(_flat(data)) if isinstance(data, Mapping) else {}
+
+
+def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for key, value in data.items():
+        if isinstance(value, Mapping) and value:
+            pairs += _flat(value, f"{prefix}{key}.")
+        else:
+            pairs.append((f"{prefix}{key}", plain(value) if not isinstance(value, str) else value))
+    return pairs
+
+
+def state(run: Path, last: Mapping[str, Any] | None) -> str:
+    """finished, running or stopped, by the last line of the metrics and the age of the folder's files."""
+    if (run / "results.json").exists() if last is None else last.get("round", 0) >= last.get("rounds", 0):
+        return "finished"
+    newest = max(_touched(run / name) for name in ("metrics.jsonl", "events.jsonl", "versions.json"))
+    pace = (last or {}).get("seconds") or 0.0
+    rounds = max((last or {}).get("round") or 1, 1)
+    return "running" if time.time() - newest < max(_QUIET, 5 * pace / rounds) else "stopped"
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line of a file of JSON lines that can be read."""
+    lines: list[bytes] = []
+    try:
+        with open(path, "rb") as file:
+            size = file.seek(0, 2)
+            for back in _BACK:
+                file.seek(max(size - back, 0))
+                lines = file.read(back).split(b"\n")[:-1]
+                if len(lines) > 1 or back >= size:
+                    break
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            return record
+    return None
+
+
+def _touched(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _kind(run: Path) -> str:
+    marks = {"network.md": "grow", "metrics.jsonl": "train", "results.json": "compare"}
+    return next((kind for name, kind in marks.items() if (run / name).exists()), "train")
+
+
+def _text(run: Path, name: str) -> str | None:
+    try:
+        return file_of(run, name).read_text(encoding="utf-8", errors="replace")
+    except (OSError, UserError):
+        return None

@@ -1,0 +1,217 @@
+"""The server behind the page: it reads run folders, changes nothing, and answers this machine alone.
+
+    /                the page
+    /api/runs        the runs, each with its state
+    /api/facts       what a run is: settings, films, results, rounds with lanes
+    /api/events      the events of one round
+    /api/lanes       the slots of all members in one round, as the file has them
+    /api/finals      final figures of several runs, with differences
+    /api/palette     colours and meanings of stages and ops
+    /api/stream      the rounds as they are written, as server-sent events
+
+A run is asked for by its name in the library, never by a path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from esper.foundation.errors import UserError
+from esper.telemetry import palette
+from esper.telemetry.lanes import LanesFolder
+from esper.telemetry.schema import plain
+from esper.watch.events import round_events
+from esper.watch.facts import facts, last_line, signature, state
+from esper.watch.finals import differences, final_of
+from esper.watch.library import Library, file_of
+from esper.watch.tail import Position, read_on
+
+POLL = 0.2  # seconds between two looks at the files
+_LISTING = 2.0  # seconds between two looks for new runs
+_ALIVE = 15.0  # seconds of silence after which a word is sent, so that a dead connection is noticed
+_HOSTS = ["127.0.0.1", "localhost"]
+_POLICY = b"default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
+    b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
+)
+_HEADERS = (
+    (b"content-security-policy", _POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
+
+
+def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> Starlette:
+    """The application. Its streams end when `stopping` says so."""
+    routes = _Routes(library, stopping)
+    page = Path(str(resources.files("esper.watch") / "page"))
+    return Starlette(
+        routes=[
+            Route("/api/runs", _answer(routes.runs)),
+            Route("/api/facts", _answer(routes.facts)),
+            Route("/api/events", _answer(routes.events)),
+            Route("/api/lanes", _answer(routes.lanes)),
+            Route("/api/finals", _answer(routes.finals)),
+            Route("/api/palette", _answer(routes.palette)),
+            Route("/api/stream", routes.stream),
+            Mount("/", StaticFiles(directory=page, html=True)),
+        ],
+        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
+    )
+
+
+class _Routes:
+    """What is answered to each question."""
+
+    def __init__(self, library: Library, stopping: Callable[[], bool]) -> None:
+        self.library, self.stopping = library, stopping
+
+    def runs(self, request: Request) -> Any:
+        return self._list()
+
+    def facts(self, request: Request) -> Any:
+        return facts(self._run(request))
+
+    def events(self, request: Request) -> Any:
+        run, member = self._run(request), request.query_params.get("member")
+        number = _whole(request.query_params.get("round"), "round")
+        return round_events(
+            file_of(run, "events.jsonl"), number, None if member is None else _whole(member, "member")
+        )
+
+    def lanes(self, request: Request) -> Any:
+        run, number = self._run(request), _whole(request.query_params.get("round"), "round")
+        folder = LanesFolder(file_of(run, "lanes"))
+        return Response(folder.read_bytes(number), media_type="application/octet-stream")
+
+    def finals(self, request: Request) -> Any:
+        found = [final_of(name, self.library.find(name)) for name in request.query_params.getlist("run")]
+        finals = [final for final in found if final is not None]
+        rows = [{"name": final.name, "round": final.round, "figures": final.figures} for final in finals]
+        return {"rows": rows, "differences": differences(finals)}
+
+    def palette(self, request: Request) -> Any:
+        return {
+            "stages": palette.STAGE_COLOURS,
+            "stage_meanings": palette.STAGE_MEANINGS,
+            "ops": palette.OP_COLOURS,
+            "op_glyphs": {op: glyph for op, (glyph, _) in palette.OP_GLYPHS.items()},
+            "op_meanings": palette.OP_MEANINGS,
+            "series": palette.SERIES,
+        }
+
+    async def stream(self, request: Request) -> Response:
+        """The rounds of some runs, from the positions that the page has reached, and news about files.
+
+        The id of every event is where all files have been read up to; a browser that was cut off sends the
+        last one back, and nothing is told twice.
+        """
+        names = request.query_params.getlist("run")
+        last = request.headers.get("last-event-id")
+        begun = last.split(",") if last else request.query_params.getlist("at")
+        try:
+            runs = {name: await run_in_threadpool(self.library.find, name) for name in names}
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 404)
+        begun += [""] * (len(names) - len(begun))
+        at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
+        return StreamingResponse(self._told(runs, at), media_type="text/event-stream")
+
+    async def _told(self, runs: dict[str, Path], at: dict[str, Position]) -> AsyncIterator[str]:
+        signs = {name: "" for name in runs}
+        listed, looked, spoke = "", 0.0, time.monotonic()
+        yield "retry: 500\n\n"
+        while not self.stopping():
+            busy = False
+            for name, run in runs.items():
+                sign = await run_in_threadpool(signature, run)
+                if sign != signs[name]:
+                    signs[name], spoke = sign, time.monotonic()
+                    yield _event("facts", at, {"run": name, "signature": sign})
+                piece = await run_in_threadpool(_read, run, at[name])
+                if piece is not None:
+                    at[name], busy, spoke = piece.position, True, time.monotonic()
+                    head = {"run": name, "at": str(piece.position), "restarted": piece.restarted}
+                    head["damaged"] = piece.damaged
+                    text = f'{json.dumps(head)[:-1]}, "lines": [{",".join(piece.lines)}]}}'
+                    yield _event("rounds", at, text)
+            if time.monotonic() - looked > _LISTING:
+                looked, now = time.monotonic(), json.dumps(await run_in_threadpool(self._list))
+                if now != listed:
+                    listed, spoke = now, time.monotonic()
+                    yield _event("runs", at, now)
+            if time.monotonic() - spoke > _ALIVE:
+                spoke = time.monotonic()
+                yield ": still here\n\n"
+            if not busy:
+                await asyncio.sleep(POLL)
+
+    def _list(self) -> list[dict[str, Any]]:
+        runs = self.library.runs()
+        last = {name: last_line(run / "metrics.jsonl") for name, run in runs.items()}
+        return [{"name": name, "state": state(run, last[name])} for name, run in runs.items()]
+
+    def _run(self, request: Request) -> Path:
+        return self.library.find(request.query_params.get("run", ""))
+
+
+def _read(run: Path, position: Position) -> Any:
+    try:
+        return read_on(file_of(run, "metrics.jsonl"), position)
+    except UserError:
+        return None
+
+
+def _event(kind: str, at: dict[str, Position], data: Any) -> str:
+    text = data if isinstance(data, str) else json.dumps(data)
+    return f"id: {','.join(map(str, at.values()))}\nevent: {kind}\ndata: {text}\n\n"
+
+
+def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
+    """A route that answers with JSON, or with one sentence and 404 where the question cannot be answered."""
+
+    async def respond(request: Request) -> Response:
+        try:
+            found = await run_in_threadpool(make, request)
+        except UserError as error:
+            return JSONResponse({"error": str(error)}, 404)
+        return found if isinstance(found, Response) else JSONResponse(plain(found))
+
+    return respond
+
+
+def _whole(text: str | None, name: str) -> int:
+    if text is None or not text.isdecimal() or len(text) > 9:
+        raise UserError(f"{name} is {text!r}; give a whole number")
+    return int(text)
+
+
+class _Headers:
+    """Nothing from elsewhere is loaded, and nothing is kept by the browser."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", []), *_HEADERS]
+            await send(message)
+
+        await self.app(scope, receive, with_headers)

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import RoundSummary
+from esper.watch.serving import ADDRESS
+from tests.telemetry.made_up_lanes import made_up_lanes
+from tests.telemetry.made_up_run import made_up_run
+from tests.watch.served import Served, serving
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    run = made_up_run(tmp_path / "runs" / "demo", rounds=6)
+    run.lanes.write(made_up_lanes(6))
+    return run
+
+
+@pytest.fixture
+def served(folder: RunFolder) -> Iterator[Served]:
+    with serving(folder.path.parent) as found:
+        yield found
+
+
+def line(number: int) -> RoundSummary:
+    return RoundSummary(number, 9, 16, 640 * number, 3.0 * number, return_mean=0.1)
+
+
+def test_runs_and_facts_are_told(served: Served) -> None:
+    assert served.json("/api/runs") == [{"name": "demo", "state": "finished"}]
+    facts = served.json("/api/facts?run=demo")
+    assert facts["kind"] == "train"
+    assert facts["config"]["task"] == "digits"
+    assert facts["lanes"] == [6]
+    assert len(facts["results"]["controllers"]) == 4
+    assert facts["film"]["films"]
+    assert facts["problems"] == []
+    assert served.json("/api/finals?run=demo")["rows"][0]["round"] == 6
+    assert served.json("/api/events?run=demo&round=3")["kinds"]["germinated"] == 6
+    assert served.json("/api/palette")["stages"]["FOSSILIZED"].startswith("#")
+
+
+def test_lanes_come_as_the_file_has_them(served: Served, folder: RunFolder) -> None:
+    status, body = served.get("/api/lanes?run=demo&round=6")
+    assert status == 200
+    assert body == folder.lanes.read_bytes(6)
+    status, body = served.get("/api/lanes?run=demo&round=5")
+    assert status == 404
+    assert "cannot read" in json.loads(body)["error"]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/api/facts?run=../demo", "/api/facts?run=/etc", "/api/facts", "/api/lanes?run=demo&round=..",
+        "/api/lanes?run=demo&round=../../6", "/api/stream?run=../x", "/..%2f..%2fpyproject.toml",
+        "/../server.py", "/%2e%2e/server.py", "/api/events?run=demo&round=-1",
+    ],
+)  # fmt: skip
+def test_what_lies_outside_is_refused(served: Served, path: str) -> None:
+    assert served.get(path)[0] == 404
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "127.0.0.1.evil.example", ""])
+def test_other_hosts_are_refused(served: Served, host: str) -> None:
+    assert served.get("/api/runs", {"Host": host})[0] == 400
+    assert served.get("/api/runs", {"Host": f"localhost:{served.port}"})[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+def test_nothing_can_be_written(served: Served, method: str) -> None:
+    assert served.get("/api/runs", method=method)[0] == 405
+    assert served.get("/", method=method)[0] == 405
+
+
+def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
+    connection = http.client.HTTPConnection(ADDRESS, served.port)
+    connection.request("GET", "/")
+    answer = connection.getresponse()
+    policy = answer.getheader("content-security-policy") or ""
+    assert "default-src 'self'" in policy
+    assert b"http://" not in answer.read()
+    connection.close()
+
+
+def rounds_of(events: Iterator[dict], many: int) -> list[int]:  # type: ignore[type-arg]
+    """The rounds that the stream tells, until there are that many."""
+    found: list[int] = []
+    for event in events:
+        if event["event"] == "rounds":
+            found += [record["round"] for record in event["data"]["lines"]]
+        if len(found) >= many:
+            break
+    return found
+
+
+def test_a_stream_tells_old_rounds_at_once_and_new_ones_within_a_second(
+    served: Served, folder: RunFolder
+) -> None:
+    with served.stream("/api/stream?run=demo") as events:
+        assert rounds_of(events, 6) == [1, 2, 3, 4, 5, 6]
+        begun = time.monotonic()
+        folder.append_metrics(line(7))
+        assert rounds_of(events, 1) == [7]
+        assert time.monotonic() - begun < 1.0
+
+
+def test_many_lines_come_as_one_event_and_a_reconnect_resumes(served: Served, folder: RunFolder) -> None:
+    with served.stream("/api/stream?run=demo") as events:
+        first = next(event for event in events if event["event"] == "rounds")
+    assert len(first["data"]["lines"]) == 6
+    assert first["id"] == first["data"]["at"]
+    assert int(first["id"].split("-")[0]) == folder.metrics_file.path.stat().st_size
+    folder.append_metrics(line(7))
+    with served.stream("/api/stream?run=demo", last_id=first["id"]) as events:
+        assert rounds_of(events, 1) == [7]
+    with served.stream(f"/api/stream?run=demo&at={first['id']}") as events:
+        assert rounds_of(events, 1) == [7]
+
+
+def test_a_resumed_run_that_went_back_begins_anew(served: Served, folder: RunFolder) -> None:
+    with served.stream("/api/stream?run=demo") as events:
+        assert rounds_of(events, 6) == [1, 2, 3, 4, 5, 6]
+        folder.truncate_after(3)
+        folder.append_metrics(line(4))
+        told = next(event for event in events if event["event"] == "rounds")
+        assert told["data"]["restarted"]
+        assert rounds_of(iter([told, *_until(events, told, 4)]), 4) == [1, 2, 3, 4]
+
+
+def _until(events: Iterator[dict], told: dict, many: int) -> list[dict]:  # type: ignore[type-arg]
+    more, count = [], len(told["data"]["lines"])
+    while count < many:
+        event = next(event for event in events if event["event"] == "rounds")
+        count += len(event["data"]["lines"])
+        more.append(event)
+    return more
+
+
+def test_a_stream_says_when_files_and_runs_appear(served: Served, folder: RunFolder) -> None:
+    with served.stream("/api/stream?run=demo") as events:
+        assert {next(events)["event"], next(events)["event"], next(events)["event"]} == {
+            "facts", "rounds", "runs",
+        }  # fmt: skip
+        folder.lanes.write(made_up_lanes(7), kept=2)
+        assert next(events)["event"] == "facts"
+        with RunFolder.create(folder.path.parent / "second", config="seed: 1\n", seed=1):
+            told = next(event for event in events if event["event"] == "runs")
+        assert [run["name"] for run in told["data"]] == ["demo", "second"]
+
+
+def test_damaged_files_are_told_and_stop_nothing(served: Served, folder: RunFolder) -> None:
+    for name in ("film.json", "results.json", "config.yaml", "versions.json"):
+        (folder.path / name).write_bytes(b'{"half": ')
+    facts = served.json("/api/facts?run=demo")
+    assert len(facts["problems"]) == 4
+    assert facts["film"] is None
+    assert facts["results"] is None
+    with open(folder.metrics_file.path, "ab") as file:
+        file.write(b"no line\n")
+    folder.append_metrics(line(7))
+    with served.stream("/api/stream?run=demo") as events:
+        told = next(event for event in events if event["event"] == "rounds")
+    assert told["data"]["damaged"] == 1
+    assert [record["round"] for record in told["data"]["lines"]] == [1, 2, 3, 4, 5, 6, 7]
