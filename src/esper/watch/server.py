@@ -47,8 +47,6 @@ _LISTING = 2.0  # seconds between two looks for new runs
 _ALIVE = 15.0  # seconds of silence after which a word is sent, so that a dead connection is noticed
 _HOSTS = ["127.0.0.1", "localhost"]
 _POLICY = b"default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
-    b"default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; frame-ancestors 'none'"
-)
 _HEADERS = (
     (b"content-security-policy", _POLICY),
     (b"x-content-type-options", b"nosniff"),
