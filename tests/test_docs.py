@@ -118,3 +118,37 @@ def test_the_readme_says_what_it_is_then_shows_python_then_the_two_commands() ->
     assert len(re.findall(r"[.?!](?:\s|$)", opening)) == 2
     places = [text.index(word) for word in ("```python", "make demo ", "make test ", "## Use it")]
     assert places == sorted(places)
+
+
+def test_the_glossary_is_linked_once_from_the_readme() -> None:
+    assert (ROOT / "README.md").read_text(encoding="utf-8").count("docs/glossary.md") == 1
+
+
+def snippets_of(page: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
+
+
+def test_a_task_of_ones_own_is_known_to_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from esper.tasks import registry
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    names: dict[str, object] = {"__name__": "moons"}
+    exec(compile(snippets_of("extend.md")[0], "moons.py", "exec"), names)
+    assert cli.run(["tasks"]) == 0
+    assert "moons" in capsys.readouterr().out
+    assert cli.run(["train", "--task", "moons", "--out", str(tmp_path / "run"), "--quiet", *sets()]) == 0
+
+
+def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.population import registry
+
+    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    names: dict[str, object] = {}
+    exec(compile(snippets_of("extend.md")[1], "extend.md", "exec"), names)
+    seed = registry.build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 2)
+    assert type(seed) is names["WideConvolution"]
+    assert sum(p.numel() for p in seed.parameters()) == registry.parameter_count(
+        Blueprint.CONV_LIGHT, "cnn", 4, 2
+    )
