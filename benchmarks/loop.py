@@ -34,7 +34,8 @@ from esper.population.hosts import GlobalMean, Host
 from esper.population.stepping import ReplayedStep
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec
+from esper.simic.learner import Learner
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
@@ -127,17 +128,17 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         make_host=lambda: make_host(work),
     )
     agent = PPOAgent(TamiyoNet(TamiyoNetConfig(width=work.policy_width)), ppo, args.device)
-    return Trainer(GrowthEnvironment(spec), agent, rounds=100)
+    return Trainer([spec], [Learner("agent", agent, args.steps)], rounds=100)
 
 
 PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
     ("train", lambda t: t.environment.population, "train_epoch"),
     ("validate", lambda t: t.environment.population, "validate"),
     ("observe", lambda t: t.environment, "observe"),
-    ("decide", lambda t: t.agent, "act"),
+    ("decide", lambda t: t.learners["agent"].agent, "act"),
     ("apply", lambda t: t.environment, "_grow"),
     ("reward", lambda t: t.environment, "_reward"),
-    ("update", lambda t: t.agent, "update"),
+    ("update", lambda t: t.learners["agent"].agent, "update"),
 )
 
 

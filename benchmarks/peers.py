@@ -225,9 +225,8 @@ def our_update(sizes: tuple[int, ...], minibatches: int) -> Callable[[], object]
     for t in range(STEPS):
         observation = FlatObservation(torch.randn(ENVS, FEATURES))
         reset = torch.full((ENVS,), t == 0)
-        decision = agent.act(observation, masks, state, reset, torch.rand(ENVS, len(sizes)))
-        state = decision.state
-        step = decision.transition(observation, masks, reset, torch.randn(ENVS), no)
+        decided, state = agent.act(observation, masks, state, reset, torch.rand(ENVS, len(sizes)))
+        step = decided.led_to(torch.randn(ENVS), no)
         buffer = buffer or TamiyoRolloutBuffer(ENVS, STEPS, step, state)
         buffer.add(step)
     assert buffer is not None

@@ -64,9 +64,8 @@ def measure(preset: str, overrides: list[str]) -> dict[str, float]:
             LiveView(console, "benchmark", config.rounds) as view,
             run.folder,
         ):
-            whole.around(run.play)(view, StopRequest())
-    episodes = config.rounds * (2 if config.reward.control_variate else 1)
-    steps = episodes * config.episode.steps
+            whole.around(run.run)(view, StopRequest())
+    steps = config.rounds * config.episode.steps
     telemetry = record.cpu + keep.cpu
     return {
         "members": config.members,

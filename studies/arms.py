@@ -7,15 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
+from esper.builders import make_agent
 from esper.controllers import PRETRAINED, load_controller
 from esper.foundation.errors import UserError
+from esper.simic.learner import LearnedController
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from studies.ablations import CHANGES
-from studies.setting import GATES, POLICY, PPO
-from studies.variants import MAIN, VARIANTS, Player
+from studies.setting import GATES
+from studies.variants import MAIN, VARIANTS, config_of, variant_of
 
 ABLATED = ("scheduled", f"{MAIN}-0")  # who also lives under every change of the lifecycle
 
@@ -48,19 +51,15 @@ def policies(folder: Path | None, device: str) -> dict[str, Callable[[], Control
     return {name: partial(load_policy, path, device) for name, path in paths.items()}
 
 
-def load_policy(path: Path, device: str) -> Player:
+def load_policy(path: Path, device: str) -> LearnedController:
     """A trained controller that sees and remembers as its variant did when it was trained."""
     name = variant_of(path.stem)
     if name not in VARIANTS:
         raise UserError(f"{path} is of variant {name!r}; allowed are {', '.join(VARIANTS)}")
-    agent = VARIANTS[name].agent(0, PPO, POLICY, device)
+    config = config_of(path.stem)
+    agent = make_agent(config, torch.device(device))
     agent.load_state_dict(load_file(path, device=device))
-    return Player(agent, VARIANTS[name])
-
-
-def variant_of(name: str) -> str:
-    """The variant of a trained controller: `no_memory-0` → `no_memory`."""
-    return name.rpartition("-")[0]
+    return LearnedController(agent, config.learner)
 
 
 def entrants(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -21,6 +22,7 @@ from esper.tasks.variants import class_subset, permuted_inputs
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Samples = tuple[NDArray[np.float64] | Ints, Ints]  # inputs [M, *shape] and targets [M] or [M, T]
+TASKS_PER_FAMILY = 32
 SIZES = (2048, 512, 512)  # training, validation, test
 
 
@@ -168,6 +170,14 @@ TOKENS = Family(  # costs more than the others together: trained on where it is 
     ("grammar",),
     "transformer",
 )
+
+
+def make_tasks(family: Family, seed: int = 0, count: int = TASKS_PER_FAMILY) -> list[Task]:
+    """The variants that the members of an environment share; another seed makes others."""
+    return [make_task(family, seed * count + k) for k in range(count)]
+
+
+signals, images, tables = (partial(make_tasks, family) for family in FAMILIES)  # for `task:` of a run
 
 
 def make_task(family: Family, seed: int) -> Task:

@@ -30,7 +30,7 @@ from esper.tamiyo.blocks import Blocks
 from esper.tasks.task import Task
 from studies.ablations import CHANGES, AblatedEnvironment
 from studies.alternatives import random_search, static_widths
-from studies.arms import ABLATED, entrants, policies, variant_of
+from studies.arms import ABLATED, entrants, policies
 from studies.calibration import calibrate, other_members
 from studies.command_line import positive
 from studies.finals import equal_budget, final_slots, prices, train_from_the_start
@@ -38,7 +38,7 @@ from studies.held_out import HELD_OUT, held_out_task
 from studies.pruning import prune_from_big
 from studies.records import Arm, Calibration, Evaluation, Played, arm_of, play_and_test
 from studies.setting import STEPS, Setting, tidy
-from studies.variants import MAIN
+from studies.variants import MAIN, variant_of
 
 FIRST_MEMBER = 5000
 CALIBRATION_MEMBERS = 64  # at most

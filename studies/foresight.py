@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +34,10 @@ from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation
 from esper.telemetry.files import write_atomically
 from studies.command_line import existing_device, run
-from studies.distribution import FAMILIES, Family
+from studies.distribution import FAMILIES, TASKS_PER_FAMILY, Family
 from studies.setting import Setting, tidy
 from studies.tables import markdown
-from studies.training import GOVERNOR, TASKS_PER_FAMILY, WORLD_SEED, made_tasks
+from studies.training import WORLD_SEED, world_of
 
 RESULTS = Path("studies/results/foresight.json")
 FIRST_EPISODE = 1000  # none that a controller was trained on
@@ -128,7 +128,7 @@ def explained(targets: Doubles, predictions: Doubles) -> float:
 def study(family: Family, members: int, episodes: int, setting: Setting) -> Foresight:
     ids = torch.arange(members)
     blocks = Blocks({"twins": Witness(Static()), "controller": Witness(load_controller(PRETRAINED))})
-    spec = setting.spec(members=blocks.members(ids), governor=GOVERNOR, **made_tasks(family))
+    spec = replace(world_of(family, setting, members), members=blocks.members(ids))
     environment = GrowthEnvironment(spec)
     lives = []
     for episode in range(episodes):

@@ -16,18 +16,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import torch
 from safetensors.torch import load_file
 
-from esper.builders import agent_schema
-from esper.config import RunConfig
-from esper.controllers import AGENT
-from esper.simic.config import EpisodeConfig
+from esper.builders import LEARNER, agent_schema, make_agent
 from esper.telemetry.checkpoints import save_checkpoint
 from studies import training
 from studies.command_line import existing_device, run
 from studies.evaluation import add_options, evaluate
 from studies.held_out import HELD_OUT, export_tasks
-from studies.setting import POLICY, PPO, REWARD, RULES, STEPS, make_agent
+from studies.variants import MAIN, config_of
 
 
 def export(args: argparse.Namespace) -> None:
@@ -37,13 +35,11 @@ def export(args: argparse.Namespace) -> None:
 
 def ship(args: argparse.Namespace) -> None:
     """Write a trained policy as the controller that comes with the package."""
-    agent = make_agent(0, "cpu")
+    config = config_of(f"{MAIN}-0")
+    agent = make_agent(config, torch.device("cpu"))
     agent.load_state_dict(load_file(args.policy[0]))
-    config = RunConfig(
-        episode=EpisodeConfig(steps=STEPS), reward=REWARD, lifecycle=RULES, policy=POLICY, ppo=PPO
-    )
     record = {"config": config.model_dump(mode="json"), "round": args.rounds}
-    tensors = {AGENT + name: value for name, value in agent.state_dict().items()}
+    tensors = {f"{LEARNER}.{name}": value for name, value in agent.state_dict().items()}
     save_checkpoint(args.to, tensors, record, agent_schema())
 
 

@@ -16,7 +16,7 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.compare import EVALUATION_EPISODE
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.rewards import potential
 from esper.simic.rollout import Doubles, EpisodeRecord, Floats, evaluate_test, play
 from esper.tamiyo.controllers import Controller
@@ -138,16 +138,9 @@ def play_and_test(
     environment: GrowthEnvironment, controller: Controller, initial_slots: SlotStates | None = None
 ) -> Played:
     """One episode; then the test split is opened, once."""
-    spent = [torch.zeros_like(environment.flops)]
-
-    def count(result: StepResult) -> None:
-        spent.append(environment.flops)
-
-    record = play(environment, controller, EVALUATION_EPISODE, initial_slots, on_step=count)
+    record = play(environment, controller, EVALUATION_EPISODE, initial_slots)
     test = evaluate_test(environment).accuracy
-    return Played(
-        record, test, torch.stack(spent).cpu().numpy(), environment.spec.population.batches_per_epoch
-    )
+    return Played(record, test, record.spent, environment.spec.population.batches_per_epoch)
 
 
 def arm_of(name: str, played: Played, host_parameters: int, span: slice = slice(None)) -> Arm:

@@ -4,54 +4,27 @@ from __future__ import annotations
 
 import gc
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.config import load_config
 from esper.population.config import PopulationConfig
-from esper.simic.agent.ppo import PPOAgent, PPOConfig
-from esper.simic.config import EpisodeConfig, RewardConfig
+from esper.simic.config import EpisodeConfig
 from esper.simic.environment import EnvironmentSpec
-from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Task
 
-STEPS = 24
-GATES = GateConfig(training_epochs=2, blending_epochs=2)
-RULES = LifecycleConfig(gates=GATES)
-PPO = PPOConfig(  # few rounds of many members: large steps, held by the KL
-    gamma=1.0,
-    lam=1.0,  # rewards telescope, so that long returns are no noisier, and growth pays late
-    learning_rate=3e-3,
-    head_average="steps",  # a head that few steps read weighs little: `studies.simulated` says why
-    epochs=6,
-    minibatches=4,
-    target_kl=0.15,
-    entropy_start=0.005,
-    entropy_end=0.002,
-    entropy_updates=20,
-)
-REWARD = RewardConfig(rent_weight=0.01)  # a network e times as large must be a point better
-POLICY = TamiyoNetConfig(width=128)
+RECIPE = Path(__file__).with_name("tamiyo.yaml")
+CONFIG = load_config(RECIPE)
+STEPS, GATES, REWARD = CONFIG.episode.steps, CONFIG.lifecycle.gates, CONFIG.reward
 
 
 def recipe(batches: int, graphs: bool = True, chunk: int = 4096) -> PopulationConfig:
     """How every network of the study is trained, with so many minibatches between two decisions."""
-    return PopulationConfig(
-        batch_size=64,
-        batches_per_epoch=batches,
-        validation_samples=512,
-        host_lr=3e-2,
-        seed_lr=1e-2,
-        graphs=graphs,
-        rows_per_chunk=chunk,
-    )
-
-
-def make_agent(seed: int, device: str) -> PPOAgent:
-    torch.manual_seed(seed)
-    return PPOAgent(TamiyoNet(POLICY), PPO, device, seed=seed)
+    changes = {"batches_per_epoch": batches, "graphs": graphs, "rows_per_chunk": chunk}
+    return CONFIG.population.model_copy(update=changes)
 
 
 @dataclass(frozen=True)
@@ -70,11 +43,11 @@ class Setting:
         return EnvironmentSpec(
             task=task,
             members=members,
-            gamma=PPO.gamma,
+            gamma=CONFIG.ppo.gamma,
             seed=self.seed,
             device=self.device,
             reward=REWARD,
-            lifecycle=RULES,
+            lifecycle=CONFIG.lifecycle,
             episode=more.pop("episode", EpisodeConfig(steps=self.steps)),
             population=recipe(self.batches, self.graphs, self.chunk),
             **more,

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,12 +29,11 @@ from esper.population.gradients import SeedGradients
 from esper.population.population import Population, TrainMetrics, ValidationMetrics
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
+from esper.simic.trainer import Trainer
 from studies import training, training_log
-from studies.cohort import Cohort
 from studies.command_line import positive, run
 from studies.distribution import FAMILIES
 from studies.setting import Setting, ungrown
-from studies.variants import Pupil
 
 WORTH = {  # accuracy that a seed adds when it is fully trained and heard, on the mean over members
     Blueprint.CONV_HEAVY: 0.018,
@@ -129,24 +128,21 @@ def _loss(accuracy: Tensor) -> Tensor:
     return 2.3 * (1 - accuracy)
 
 
-def make_cohort(names: Sequence[str], members: int) -> Cohort:
+def make_trainer(names: Sequence[str], members: int, rounds: int = 1) -> Trainer:
     """Agents of the study on simulated signals."""
     setting = Setting(device="cpu")
-    agents = training.make_agents(list(names), setting.device)
-    pupils = {n: Pupil(n, agent, training.variant_of(n), setting.steps) for n, agent in agents.items()}
-    tasks = training.made_tasks(FAMILIES[0])
-    spec = setting.spec(members=torch.arange(members), governor=GovernorConfig(enabled=False), **tasks)
-    return Cohort(ungrown(spec), pupils, SimulatedWorld)
+    world = training.world_of(FAMILIES[0], setting, members)
+    calm = replace(ungrown(world), governor=GovernorConfig(enabled=False))
+    return Trainer([calm], training.make_learners(names, setting), rounds, SimulatedWorld)
 
 
 def simulate(args: argparse.Namespace) -> None:
-    names = training.agent_names(args.agents)
-    cohort, begun = make_cohort(names, args.members), time.perf_counter()
+    """Train agents in the simulated world; one line of the log for each agent and round."""
+    trainer = make_trainer(training.agent_names(args.agents), args.members, args.rounds)
     args.out.mkdir(parents=True, exist_ok=True)
     with (args.out / training_log.LOG).open("a" if args.append else "w") as log:
-        for number in range(args.rounds):
-            rows = cohort.play_round(number)
-            seconds = time.perf_counter() - begun
+        for number, rounds in enumerate(trainer.run()):
+            rows, seconds = training.log_rows(rounds), trainer.seconds
             when = {"round": number, "family": "simulated", "seconds": round(seconds, 1)}
             training.write_log(log, rows, when)
             left = seconds / (number + 1) * (args.rounds - number - 1)

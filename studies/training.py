@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,21 +22,20 @@ import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
+from esper.builders import make_learner
 from esper.foundation.errors import UserError
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import GovernorConfig
+from esper.simic.environment import EnvironmentSpec
+from esper.simic.learner import Learner
+from esper.simic.trainer import Round, Trainer
 from esper.telemetry.files import write_atomically
 from studies import command_line
-from studies.cohort import Cohort
-from studies.distribution import FAMILIES, TOKENS, Family, make_task
-from studies.setting import POLICY, PPO, Setting
-from studies.variants import MAIN, PROBES, VARIANTS, Pupil, Variant
+from studies.distribution import FAMILIES, TOKENS, Family, make_tasks
+from studies.setting import CONFIG, Setting
+from studies.variants import KNOWN, MAIN, VARIANTS, config_of
 
-TASKS_PER_FAMILY = 32
 WORLD_SEED = 1000
-GOVERNOR = GovernorConfig(penalty=0.1)  # a rollback in a thousand members must not drown what growth earns
 AGENTS = (f"{MAIN}:5", *(name for name in VARIANTS if name != MAIN))
-KNOWN = VARIANTS | PROBES
 
 
 def agent_names(wanted: list[str]) -> list[str]:
@@ -49,27 +49,18 @@ def agent_names(wanted: list[str]) -> list[str]:
     return names
 
 
-def variant_of(name: str) -> Variant:
-    """Of an agent: `no_memory-0` → that of no_memory."""
-    return KNOWN[name.rpartition("-")[0]]
+def make_learners(names: Sequence[str], setting: Setting) -> list[Learner]:
+    """Fresh learners by name."""
+    episode = CONFIG.episode.model_copy(update={"steps": setting.steps})
+    configs = {name: config_of(name).model_copy(update={"episode": episode}) for name in names}
+    return [make_learner(config, torch.device(setting.device), name) for name, config in configs.items()]
 
 
-def make_agents(names: list[str], device: str) -> dict[str, PPOAgent]:
-    """Fresh agents; the seed of each is the number in its name."""
-    return {name: variant_of(name).agent(int(name.rpartition("-")[2]), PPO, POLICY, device) for name in names}
-
-
-def made_tasks(family: Family, first: int = 0) -> dict[str, Any]:
-    """The task and the variants of an environment; other values of `first` make other tasks."""
-    tasks = tuple(make_task(family, first + k) for k in range(TASKS_PER_FAMILY))
-    return {"task": tasks[0], "variants": tasks}
-
-
-def make_cohort(family: Family, agents: Mapping[str, PPOAgent], setting: Setting, members: int) -> Cohort:
-    """All agents on one family."""
-    pupils = {name: Pupil(name, agent, variant_of(name), setting.steps) for name, agent in agents.items()}
-    spec = setting.spec(members=torch.arange(members), governor=GOVERNOR, **made_tasks(family))
-    return Cohort(spec, pupils)
+def world_of(family: Family, setting: Setting, members: int) -> EnvironmentSpec:
+    """What the rounds of one family are played in."""
+    tasks = make_tasks(family)
+    variants, governor = tuple(tasks), CONFIG.governor
+    return setting.spec(tasks[0], torch.arange(members), variants=variants, governor=governor)
 
 
 def save(agents: Mapping[str, PPOAgent], folder: Path) -> None:
@@ -118,23 +109,57 @@ class Timetable:
 def train(args: argparse.Namespace) -> None:
     """Rounds on the families in turn, until the time is up."""
     timetable = Timetable(args.seconds)
-    agents = make_agents(agent_names(args.agents), args.device)
     setting = Setting(args.steps, args.batches, args.device, args.graphs, seed=WORLD_SEED)
+    learners = make_learners(agent_names(args.agents), setting)
+    agents = {learner.name: learner.agent for learner in learners}
     chosen = [family for family in FAMILIES if family.name in args.families]
     families = (*chosen, TOKENS) if args.tokens else tuple(chosen)
-    cohorts = [make_cohort(family, agents, setting, args.members) for family in families]
+    worlds = [world_of(family, setting, args.members) for family in families]
+    trainer = Trainer(worlds, learners, args.rounds)
     args.out.mkdir(parents=True, exist_ok=True)
-    first = load(agents, args.out, args.device) if args.resume else 0
+    trainer.rounds_done = load(agents, args.out, args.device) if args.resume else 0
     with (args.out / "train.jsonl").open("a" if args.resume else "w") as log:
-        for number in timetable.rounds(first, args.rounds):
-            family, cohort = families[number % len(families)], cohorts[number % len(families)]
-            rows = cohort.play_round(number)
+        for number in timetable.rounds(trainer.rounds_done, args.rounds):
+            family = families[number % len(families)]
+            rows = log_rows(trainer.play_round())
             when = {"round": number, "family": family.name, "seconds": round(timetable.spent, 2)}
             write_log(log, rows, when)
             print(f"round {number:3d} {family.name:8s} {summary(rows)}  {timetable}", flush=True)
             if (number + 1) % args.save_every == 0:
                 save(agents, args.out)
     save(agents, args.out)
+
+
+def log_rows(rounds: Mapping[str, Round]) -> dict[str, dict[str, Any]]:
+    """What a log keeps of a round: a row for every agent."""
+    return {name: log_row(told) for name, told in rounds.items()}
+
+
+TOLD = (
+    "above_twin",
+    "above_twin_ci",
+    "epochs_done",
+    "explained_by_baseline",
+    "germinated",
+    "pruned",
+    "rollbacks",
+)
+
+
+def log_row(told: Round) -> dict[str, Any]:
+    """One agent's round as a line of the log."""
+    summary = told.summary
+    return {
+        "return": summary.return_mean,
+        "accuracy": summary.accuracy_mean,
+        "ratio": summary.parameter_ratio_mean,
+        "kl": summary.kl,
+        "explained_variance": summary.explained_variance,
+        "entropy": summary.entropy,
+        "head_entropy": {head: v for head, v in summary.head_entropy.items() if v == v},
+        "ops": summary.op_shares,
+        **{name: summary.extra[name] for name in TOLD if name in summary.extra},
+    }
 
 
 def write_log(log: TextIO, rows: Mapping[str, Mapping[str, Any]], when: Mapping[str, Any]) -> None:
@@ -147,7 +172,7 @@ def summary(rows: Mapping[str, Mapping[str, Any]]) -> str:
     main = [row for name, row in rows.items() if name.startswith(f"{MAIN}-")] or list(rows.values())
 
     def mean(key: str) -> float:
-        return float(sum(row[key] for row in main) / len(main))
+        return float(sum(row.get(key, math.nan) for row in main) / len(main))
 
     return (
         f"above twin {mean('above_twin'):+.4f}  accuracy {mean('accuracy'):.3f}  ratio {mean('ratio'):.2f}  "

@@ -66,7 +66,7 @@ def step_of(agent: PPOAgent, scene: Scene, t: int, state: Tensor, no: Tensor) ->
     """One decision and what is stored of it; the memory after it."""
     inputs = map_tensors(lambda tensor: tensor[t], scene.inputs)
     masks = map_tensors(lambda tensor: tensor[t], scene.masks)
-    decision = agent.act(inputs, masks, state, no, scene.uniforms[t])
-    reward = inputs.features[:, 0] - decision.value
+    decided, state = agent.act(inputs, masks, state, no, scene.uniforms[t])
+    reward = inputs.features[:, 0] - decided.value
     ends = ~no if t == scene.steps - 1 else no
-    return decision.transition(inputs, masks, no, reward, ends), decision.state
+    return decided.led_to(reward, ends), state

@@ -34,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "whole"
     made = TrainingRun.start(load_config(overrides=[*TINY, "rounds=1", "task=spirals"]), path)
     with made.folder:
-        made.play(QuietView(), StopRequest())
+        made.run(QuietView(), StopRequest())
     return path
 
 

@@ -70,7 +70,7 @@ def test_equal_seeds_give_equal_runs(trained: Path, tmp_path: Path) -> None:
     settings = load_config(overrides=[*TINY, "task=spirals", "reward.control_variate=true"])
     again = TrainingRun.start(settings, tmp_path / "again")
     with again.folder:
-        again.play(QuietView(), StopRequest())
+        again.run(QuietView(), StopRequest())
     assert (tmp_path / "again" / "events.jsonl").read_text() == (trained / "events.jsonl").read_text()
 
 
@@ -149,7 +149,7 @@ def test_every_preset_runs(name: str, tmp_path: Path) -> None:
     settings = load_config(preset=name, overrides=[*TINY, *SMALL, "device=cpu"])
     run = TrainingRun.start(settings, tmp_path / name)
     with run.folder:
-        run.play(QuietView(), StopRequest())
+        run.run(QuietView(), StopRequest())
     assert len(run.folder.metrics()) == 1
 
 
@@ -217,10 +217,10 @@ def test_the_same_journey_on_a_gpu(tmp_path: Path) -> None:
     settings = load_config(preset="gpu", overrides=[*TINY, "telemetry.checkpoint_every=1"])
     made = TrainingRun.start(settings, run)
     with made.folder:
-        made.play(QuietView(), StopRequest())
+        made.run(QuietView(), StopRequest())
     again = TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000001.safetensors")
     with again.folder:
-        again.play(QuietView(), StopRequest())
+        again.run(QuietView(), StopRequest())
     assert [summary.round for summary in again.folder.metrics()] == [1, 2]
     assert cli.run(["grow", "-C", str(run), "-n", "2", "-o", str(out), "--quiet"]) == 0
     assert torch.export.load(str(out / "network.pt2")).module()(torch.randn(3, 1, 8, 8)).shape == (3, 10)

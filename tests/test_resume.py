@@ -62,7 +62,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 def play_out(run: TrainingRun) -> None:
     """All rounds that are left, without the report, which takes longer than the rounds."""
     with run.folder:
-        run.play(QuietView(), StopRequest())
+        run.run(QuietView(), StopRequest())
 
 
 def wait_for_round(run: Path, number: int, process: subprocess.Popen[str]) -> None:

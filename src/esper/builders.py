@@ -1,92 +1,130 @@
-"""From a configuration to the things that run: the task, the environment, the agent.
+"""From a configuration to the things that run: tasks, environments, agents, a trainer.
 
 config = load_config(preset="digits")
-environment = make_environment(config)
-agent = make_agent(config)
-for round in Trainer(environment, agent, config.rounds).run():
-    print(round.summary.return_mean)
+for rounds in make_trainer(config).run():
+    print(rounds[LEARNER].summary.return_mean)
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import importlib
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.foundation.devices import choose_device
+from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import HEAD_CHOICES, Actions
+from esper.lifecycle.actions import HEAD_CHOICES
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.learner import Learner, make_policy
+from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
-from esper.tamiyo.policy.network import TamiyoNet
 from esper.tasks import HostSpec, Task, load_task, task_names
 
-OnStep = Callable[[GrowthEnvironment], None]
+LEARNER = "agent"  # the one learner of a run
+AND = "+"  # between tasks that take turns
 
 
-class WatchedEnvironment(GrowthEnvironment):
-    """Tells somebody about every step, for progress bars."""
+def make_specs(
+    config: RunConfig, device: torch.device | None = None, members: Tensor | None = None
+) -> list[EnvironmentSpec]:
+    """One environment's settings for each task of a run, with other members where they are given.
 
-    on_step: OnStep | None = None
+    Raises UserError where a task is unknown or has fewer samples than a minibatch.  # members [N]
+    """
+    specs = []
+    for name in config.task.split(AND):
+        tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
+        if config.population.batch_size > len(tasks[0].train):
+            raise UserError(
+                f"population.batch_size is {config.population.batch_size}, and {tasks[0].name} has "
+                f"{len(tasks[0].train)} samples to train on; make it smaller"
+            )
+        specs.append(
+            EnvironmentSpec(
+                task=tasks[0],
+                variants=tuple(tasks) if len(tasks) > 1 else (),
+                members=torch.arange(config.members) if members is None else members,
+                gamma=config.ppo.gamma,
+                seed=config.seed,
+                device=device or choose_device(config.device),
+                episode=config.episode,
+                reward=config.reward,
+                governor=config.governor,
+                lifecycle=config.lifecycle,
+                population=config.population,
+            )
+        )
+    return specs
 
-    def step(self, actions: Actions) -> StepResult:
-        result = super().step(actions)
-        if self.on_step is not None:
-            self.on_step(self)
-        return result
 
+def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
+    """A task by its name; or what a function of the user's returns, by MODULE:FUNCTION.
 
-def make_task(config: RunConfig) -> Task:
-    """The task with the host that the configuration asks for."""
-    if config.task not in task_names():
-        raise UserError(f"task is {config.task!r}; allowed are {', '.join(task_names())}")
-    task = load_task(config.task, config.task_seed)
-    wanted = config.host
-    preset = wanted.preset or task.host.preset
-    inherited = dict(task.host.options) if preset == task.host.preset else {}
-    return replace(task, host=HostSpec(preset, inherited | wanted.options()))
-
-
-def make_environment(
-    config: RunConfig,
-    device: torch.device | None = None,
-    members: Tensor | None = None,
-    seed: int | None = None,
-) -> WatchedEnvironment:
-    """The environment of a run; other members or another seed where they are given.  # members [N]"""
-    task = make_task(config)
-    if config.population.batch_size > len(task.train):
+    The function is given the seed and returns a Task, or several of one shape that are dealt to the members.
+    Raises UserError for an unknown name, and for a function that is not there or returns something else.
+    """
+    if name in task_names():
+        return [load_task(name, seed)]
+    module, colon, function = name.partition(":")
+    if not colon:
         raise UserError(
-            f"population.batch_size is {config.population.batch_size}, and {task.name} has {len(task.train)} "
-            "samples to train on; make it smaller"
+            f"task is {name!r}; allowed are {', '.join(task_names())}, or MODULE:FUNCTION for one of your own"
         )
-    return WatchedEnvironment(
-        EnvironmentSpec(
-            task=task,
-            members=torch.arange(config.members) if members is None else members,
-            gamma=config.ppo.gamma,
-            seed=config.seed if seed is None else seed,
-            device=device or choose_device(config.device),
-            episode=config.episode,
-            reward=config.reward,
-            governor=config.governor,
-            lifecycle=config.lifecycle,
-            population=config.population,
-        )
-    )
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        made = getattr(importlib.import_module(module), function)(seed)
+    except (ImportError, AttributeError, TypeError) as error:
+        raise UserError(
+            f"task is {name!r}, and that function could not be called with a seed ({error}); give a module "
+            "that can be imported from here, and a function of it that takes the seed and returns a Task"
+        ) from None
+    tasks = [made] if isinstance(made, Task) else list(made) if isinstance(made, Sequence) else []
+    if not tasks or not all(isinstance(task, Task) for task in tasks):
+        raise UserError(f"task is {name!r}, and it returned {type(made).__name__}; return a Task or several")
+    return tasks
+
+
+def _with_host(task: Task, config: RunConfig) -> Task:
+    """The task with the host that the configuration asks for."""
+    preset = config.host.preset or task.host.preset
+    inherited = dict(task.host.options) if preset == task.host.preset else {}
+    return replace(task, host=HostSpec(preset, inherited | config.host.options()))
+
+
+def make_environment(config: RunConfig, device: torch.device | None = None) -> GrowthEnvironment:
+    """The environment of a run with one task; raises UserError where there are several."""
+    specs = make_specs(config, device)
+    if len(specs) > 1:
+        raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
+    return GrowthEnvironment(specs[0])
 
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:
-    """An agent that knows nothing yet; its first weights belong to the seed."""
+    """An agent that knows nothing yet; its first weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        policy = TamiyoNet(config.policy)
+        policy = make_policy(config.policy, config.learner)
     return PPOAgent(policy, config.ppo, device or choose_device(config.device), config.seed)
+
+
+def make_learner(config: RunConfig, device: torch.device | None = None, name: str = LEARNER) -> Learner:
+    """A learner that knows nothing yet."""
+    return Learner(name, make_agent(config, device), config.episode.steps, config.learner, config.reward)
+
+
+def make_trainer(config: RunConfig, device: torch.device | None = None) -> Trainer:
+    """All that `esper train` runs: the tasks of a configuration and one learner."""
+    with cpu_threads(config.threads):
+        return Trainer(make_specs(config, device), [make_learner(config, device)], config.rounds)
 
 
 def agent_schema() -> str:

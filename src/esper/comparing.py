@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
 import numpy as np
 
-from esper.builders import OnStep, WatchedEnvironment, make_environment
+from esper.builders import make_environment
 from esper.config import RunConfig
 from esper.controllers import CONTROLLER_NAMES, load_controller
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.simic.compare import ControllerRun, as_comparison, compare
+from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.films import film, film_reel
 from esper.tamiyo.controllers import Controller
 from esper.telemetry.differences import paired_differences
@@ -90,15 +91,14 @@ class Contest:
         """Decision steps of the whole contest."""
         return self.seeds * (len(self.controllers) + len(self.finals)) * self.config.episode.steps
 
-    def run(self, on_step: OnStep | None = None) -> tuple[Comparison, FilmReel]:
+    def run(self, on_step: Callable[[StepResult], None] | None = None) -> tuple[Comparison, FilmReel]:
         """What every controller reached, and the same member filmed under each of them."""
         results: dict[str, list[ControllerResult]] = {}
         filmed: list[ControllerRun] = []
         for k in range(self.seeds):
             with cpu_threads(self.config.threads):
                 environment = self._environment(k)
-                environment.on_step = on_step
-                runs = list(compare(environment, self.controllers, self.finals))
+                runs = list(compare(environment, self.controllers, self.finals, on_step=on_step))
             filmed = filmed or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
@@ -107,8 +107,10 @@ class Contest:
         comparison = as_comparison(self._first, filmed)
         return replace(comparison, controllers=joined, differences=paired_differences(joined)), _films(filmed)
 
-    def _environment(self, k: int) -> WatchedEnvironment:
-        return make_environment(self.config, self._device, seed=self.config.seed + k) if k else self._first
+    def _environment(self, k: int) -> GrowthEnvironment:
+        if not k:
+            return self._first
+        return make_environment(self.config.model_copy(update={"seed": self.config.seed + k}), self._device)
 
 
 def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:

@@ -15,7 +15,7 @@ from esper.foundation.settings import Config
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.agent.config import PPOConfig
-from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
+from esper.simic.config import EpisodeConfig, GovernorConfig, LearnerConfig, RewardConfig, lifecycle_for
 from esper.tamiyo.policy.config import TamiyoNetConfig
 
 
@@ -62,7 +62,11 @@ class RunConfig(Config):
 
     seed: int = Field(default=0, ge=0, description="every random number derives from it and a member's id")
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
-    task: str = Field(default="digits", description="the data set: see 'esper tasks'")
+    task: str = Field(
+        default="digits",
+        description="the data set: see 'esper tasks', or MODULE:FUNCTION for one of your own; several with a "
+        "+ between them take turns in training",
+    )
     task_seed: int = Field(default=0, ge=0, description="decides the splits, or the data that are generated")
     host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
     members: int = Field(default=16, ge=1, description="networks that train at once")
@@ -79,6 +83,9 @@ class RunConfig(Config):
     population: PopulationConfig = Field(default=PopulationConfig(), description="how bodies train")
     policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the shape of Tamiyo's network")
     ppo: PPOConfig = Field(default=PPOConfig(), description="how Simic learns")
+    learner: LearnerConfig = Field(
+        default=LearnerConfig(), description="how a controller begins, and what it sees and remembers"
+    )
     telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="what a run leaves behind")
 
 

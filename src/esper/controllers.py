@@ -9,13 +9,12 @@ from pathlib import Path
 
 import torch
 
-from esper.builders import agent_schema, make_agent
+from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import RunConfig
 from esper.foundation.config_files import build
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
-from esper.simic.agent.ppo import PPOAgent
-from esper.simic.learned import LearnedController
+from esper.simic.learner import LearnedController
 from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -23,9 +22,8 @@ from esper.telemetry.run_folder import RunFolder
 
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"
-AGENT_SETTINGS = ("seed", "policy", "ppo")  # what an agent is made from
+AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controller is made from
 GREEDY = ":greedy"
-AGENT = "agent."  # the trainer's prefix for what belongs to the agent
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def load_controller(
     if name in SCRIPTED:
         return _scripted(name, text, gates or GateConfig())
     plain = name_or_path.removesuffix(GREEDY)
-    return LearnedController(load_agent(find_checkpoint(plain), device), plain != name_or_path)
+    return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
 
 
 def find_checkpoint(name_or_path: str) -> Path:
@@ -102,19 +100,25 @@ def pretrained_path() -> Path:
     return path
 
 
-def load_agent(path: Path, device: torch.device | str = "cpu") -> PPOAgent:
-    """The agent of a checkpoint, with the network and the settings that it was trained with."""
+def load_learned(
+    path: Path, device: torch.device | str = "cpu", deterministic: bool = False
+) -> LearnedController:
+    """The controller of a checkpoint, which sees and remembers as it did when it was trained.
+
+    Raises UserError where there is no file, CheckpointError where it is damaged or of another version.
+    """
     if not path.exists():
         raise UserError(f"{path} does not exist: the run has finished no round yet")
     checkpoint = load_checkpoint(path, agent_schema())
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
-    tensors = {n.removeprefix(AGENT): t for n, t in checkpoint.tensors.items() if n.startswith(AGENT)}
+    prefix = f"{LEARNER}."
+    tensors = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
     try:
         agent.load_state_dict(tensors)
     except (ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
-    return agent
+    return LearnedController(agent, config.learner, deterministic)
 
 
 def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:

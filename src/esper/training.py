@@ -11,21 +11,14 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-import torch
-
-from esper.builders import (
-    WatchedEnvironment,
-    agent_schema,
-    make_agent,
-    make_environment,
-)
+from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig
 from esper.controllers import checkpoint_config
 from esper.foundation.config_files import build, dump, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import StepResult
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
@@ -36,16 +29,10 @@ from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.sinks import Sink, open_sinks
 
 
-class WatchedTrainer(Trainer):
-    """A trainer whose environment tells about every step."""
-
-    environment: WatchedEnvironment
-
-
 class TrainingRun:
     """A trainer and the folder that it writes to. Make one with `start` or `resume`."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, trainer: WatchedTrainer) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder, trainer: Trainer) -> None:
         self.config = config
         self.folder = folder
         self.trainer = trainer
@@ -76,7 +63,7 @@ class TrainingRun:
 
     def load(self, path: Path) -> None:
         """Take the state of the run from a checkpoint of it."""
-        checkpoint = load_checkpoint(path, agent_schema(), self.trainer.agent.device)
+        checkpoint = load_checkpoint(path, agent_schema(), self.trainer.environment.device)
         if checkpoint_config(checkpoint, path) != self.config:
             raise CheckpointError(
                 f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
@@ -87,16 +74,14 @@ class TrainingRun:
         except (ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
-    def play(self, view: QuietView, stop: StopRequest) -> None:
-        """Play the rounds that are left, or those until a stop is asked for."""
-
-        episodes = 1 + self.config.reward.control_variate
+    def run(self, view: QuietView, stop: StopRequest) -> None:
+        """Play the rounds that are left, or those until a stop is asked for, and keep what each leaves."""
+        steps = self.config.episode.steps
         begun, ticks = self.trainer.rounds_done, count(1)
 
-        def show(environment: GrowthEnvironment) -> None:
-            view.progress(begun + next(ticks) / (episodes * environment.steps))
+        def show(result: StepResult) -> None:
+            view.progress(begun + next(ticks) / steps)
 
-        self.trainer.environment.on_step = show
         self._sinks = open_sinks(
             self.config.telemetry.sinks, self.folder, self.config.model_dump(mode="json")
         )
@@ -104,7 +89,7 @@ class TrainingRun:
             for sink in self._sinks:
                 after.callback(sink.close)
             while not self.finished and not stop.requested:
-                self._keep(self.trainer.play_round(), view)
+                self._keep(self.trainer.play_round(show)[LEARNER], view)
 
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""
@@ -126,12 +111,8 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
+        """Whether all rounds are done."""
         return self.trainer.rounds_done >= self.trainer.rounds
-
-
-def make_trainer(config: RunConfig, device: torch.device) -> WatchedTrainer:
-    with cpu_threads(config.threads):
-        return WatchedTrainer(make_environment(config, device), make_agent(config, device), config.rounds)
 
 
 def read_config(folder: RunFolder) -> RunConfig:

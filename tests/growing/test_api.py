@@ -194,7 +194,7 @@ def test_a_layer_that_cannot_run_for_many_members_is_named() -> None:
 
 def test_the_shipped_controller_grows_a_model_of_ones_own() -> None:
     from esper.growing.controllers import make_controller
-    from esper.simic.learned import LearnedController
+    from esper.simic.learner import LearnedController
 
     controller = make_controller("tamiyo", GateConfig(), torch.device("cpu"))
     assert isinstance(controller, LearnedController)

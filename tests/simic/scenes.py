@@ -69,12 +69,8 @@ def collect(
         observation = FlatObservation(torch.randn(members, FEATURES, generator=generator))
         reset = torch.full((members,), t in reset_at)
         uniforms = torch.rand(members, len(HEAD_SIZES), generator=generator)
-        decision = agent.act(observation, masks, state, reset, uniforms)
-        state = decision.state
-        made = decision.transition(
-            observation,
-            masks,
-            reset,
+        decided, state = agent.act(observation, masks, state, reset, uniforms)
+        made = decided.led_to(
             reward=torch.randn(members, generator=generator),
             terminated=torch.full((members,), t == steps - 1),
         )

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import NUM_HEADS, Head, Op, head_sizes
-from esper.simic.agent.ppo import Decision, PPOAgent, PPOConfig
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 from esper.tamiyo.policy.network import relevance
 
@@ -40,7 +40,7 @@ class Bandit:
         return good.sum(1) / NUM_HEADS
 
 
-def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Decision]:
+def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Transition]:
     torch.manual_seed(seed)
     bandit = Bandit.make(seed)
     policy = FlatPolicy(1, SIZES, FlatPolicyConfig(width=32))
@@ -56,10 +56,12 @@ def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Decision]:
     for _ in range(updates):
         for _ in range(4):
             uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
-            decision = agent.act(observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms)
+            decision, state = agent.act(
+                observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms
+            )
             reward = bandit.pull(decision.actions)
-            step = decision.transition(observation, bandit.masks, fresh, reward, ends)
-            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, decision.state)
+            step = decision.led_to(reward, ends)
+            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, state)
             buffer.add(step)
         assert buffer is not None
         agent.update(buffer)
@@ -89,10 +91,12 @@ def test_a_bandit_whose_every_head_counts_is_learned_in_all_eight() -> None:
     for _ in range(60):
         for _ in range(4):
             uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
-            decision = agent.act(observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms)
+            decision, state = agent.act(
+                observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms
+            )
             reward = (decision.actions == bandit.best).float().mean(1)
-            step = decision.transition(observation, bandit.masks, fresh, reward, ends)
-            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, decision.state)
+            step = decision.led_to(reward, ends)
+            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, state)
             buffer.add(step)
         assert buffer is not None
         agent.update(buffer)
@@ -119,14 +123,12 @@ def highest_values(bootstrap_the_end: bool, updates: int = 200) -> list[float]:
         for t in range(steps):
             observation = FlatObservation(torch.full((members, 1), t / steps))
             uniforms = torch.rand(members, 1, generator=generator)
-            decision = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
+            decision, state = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
             last = torch.full((members,), t == steps - 1)
             reward = (last & (decision.actions[:, 0] == 1)).float()
             ends = {"truncated": last, "terminated": fresh} if bootstrap_the_end else {"terminated": last}
-            step = decision.transition(
-                observation, masks, fresh, reward, bootstrap_value=decision.value, **ends
-            )
-            buffer = buffer or TamiyoRolloutBuffer(members, steps, step, decision.state)
+            step = decision.led_to(reward, bootstrap_value=decision.value, **ends)
+            buffer = buffer or TamiyoRolloutBuffer(members, steps, step, state)
             buffer.add(step)
             values.append(decision.value.max())
         highest.append(torch.stack(values).max().item())

@@ -20,7 +20,7 @@ from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.learned import LearningController
+from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controllers import Periodic, RandomLegal, Scene, Static
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
@@ -251,7 +251,7 @@ def test_sparse_rewards_come_at_the_end() -> None:
 @pytest.mark.parametrize("when", [0, 2, 4])
 def test_trap_27_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) -> None:
     environment = make_environment(steps=5, governor=GovernorConfig(penalty=7.0))
-    controller = LearningController(make_agent(), steps=5)
+    controller = Learner("agent", make_agent(), steps=5)
     observation = environment.reset(0)
     controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device))
     for t in range(5):
@@ -260,7 +260,7 @@ def test_trap_27_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when:
             poison(environment, 2)
         before = environment.potential
         result = environment.step(actions)
-        controller.remember(result)
+        controller.remember(result.reward, result.terminated)
         owed = GAMMA * environment.potential - before
         owed[2] -= 7.0 * (t == when)
         torch.testing.assert_close(result.reward, owed)
@@ -349,10 +349,12 @@ def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
 ) -> None:
     """All but `train_epoch` and `validate` runs under an error for every synchronisation."""
     environment = make_environment(steps=8, device="cuda")
-    controller = LearningController(make_agent_on("cuda"), steps=8)
+    controller = Learner("agent", make_agent_on("cuda"), steps=8)
     for name in ("train_epoch", "validate"):
         monkeypatch.setattr(environment.population, name, allowed(getattr(environment.population, name)))
-    play(environment, controller, 0, on_step=controller.remember)  # tables and buffers are made once
+    play(
+        environment, controller, 0, on_step=lambda r: controller.remember(r.reward, r.terminated)
+    )  # tables and buffers are made once
     observation = environment.reset(1)
     controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device, 1))
     torch.cuda.synchronize()
@@ -360,7 +362,7 @@ def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
     try:
         for t in range(8):
             result = environment.step(controller.decide(observation, environment.masks(), t))
-            controller.remember(result)
+            controller.remember(result.reward, result.terminated)
             observation = result.observation
     finally:
         torch.cuda.set_sync_debug_mode("default")

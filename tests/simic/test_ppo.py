@@ -47,12 +47,10 @@ def test_trap_20_a_rollout_that_continues_an_episode_starts_from_its_memory() ->
     first = collect(agent, members=4, steps=3)
     state = agent.initial_state(4)
     for made in first.transitions:
-        state = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS)).state
+        _, state = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
     made = first.transitions[0]
-    decision = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
-    stored = decision.transition(
-        made.observation, made.masks, made.reset, torch.zeros(4), torch.ones(4, dtype=torch.bool)
-    )
+    decision, _ = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
+    stored = decision.led_to(torch.zeros(4), torch.ones(4, dtype=torch.bool))
     first.buffer.reset(state)
     first.buffer.add(stored)
     with torch.no_grad():
@@ -303,10 +301,13 @@ def test_the_config_names_a_bad_key_and_a_bad_value() -> None:
 def test_a_transition_that_is_stored_is_what_was_decided() -> None:
     agent = make_agent()
     made = transition(4)
-    decision = agent.act(
+    decision, _ = agent.act(
         made.observation, made.masks, agent.initial_state(4), made.reset, torch.rand(4, HEADS)
     )
-    stored = decision.transition(made.observation, made.masks, made.reset, made.reward, made.terminated)
+    stored = decision.led_to(made.reward, made.terminated)
     assert torch.equal(stored.actions, decision.actions)
     assert torch.equal(stored.log_prob, decision.log_prob)
+    assert stored.observation is made.observation
+    assert torch.equal(stored.reward, made.reward)
+    assert torch.equal(stored.terminated, made.terminated)
     assert not stored.truncated.any()

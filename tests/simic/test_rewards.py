@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.simic.config import RewardConfig
+from esper.simic.learner import Learner
 from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.trainer import Trainer
-from tests.simic.worlds import make_agent, make_environment
+from tests.simic.worlds import make_agent, make_spec
 
 
 def pay(mode: str, phi: list[float], gamma: float) -> list[float]:
@@ -57,4 +59,4 @@ def test_no_loop_of_actions_can_farm_it(loop: list[float], rounds: int) -> None:
 
 def test_a_run_with_two_discounts_is_refused() -> None:
     with pytest.raises(ValueError, match=r"gamma is 0.9 and the agent's is 0.995"):
-        Trainer(make_environment(members=(0,), gamma=0.9), make_agent(), rounds=1)
+        Trainer([replace(make_spec((0,)), gamma=0.9)], [Learner("agent", make_agent(), 6)], rounds=1)

@@ -13,27 +13,30 @@ import esper
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
+from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.compare import as_comparison, compare, from_the_start
 from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
-from esper.simic.learned import LearnedController
+from esper.simic.learner import LearnedController, Learner
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.trainer import Trainer, planted
+from esper.simic.summaries import planted
+from esper.simic.trainer import Trainer
 from esper.tamiyo.controllers import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
 from esper.telemetry.schema import from_json, plain
-from tests.simic.worlds import QUICK, make_agent, make_environment, task
+from tests.simic.worlds import QUICK, make_agent, make_environment, make_spec, make_trainer, task
 
 
-def make_trainer(rounds: int = 2, steps: int = 5) -> Trainer:
-    return Trainer(make_environment(steps=steps), make_agent(minibatches=2), rounds)
+def steps_of(trainer: Trainer) -> Transition:
+    """What the learner stored of the latest episode.  # [N, T, ...]"""
+    return trainer.learners["agent"].buffer.get_batched_sequences().steps
 
 
 def test_a_run_tells_what_it_did() -> None:
-    trainer = make_trainer()
-    rounds = list(trainer.run())
+    trainer = make_trainer(rounds=2, steps=5, minibatches=2)
+    rounds = [told["agent"] for told in trainer.run()]
     assert [r.summary.round for r in rounds] == [1, 2]
     last = rounds[-1].summary
     assert last.member_epochs == 2 * 4 * 5
@@ -57,14 +60,17 @@ def test_a_summary_counts_what_was_planted_by_blueprint() -> None:
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
-    whole = make_trainer(rounds=3)
-    uninterrupted = list(whole.run())
-    first = make_trainer(rounds=3)
+    def trainer() -> Trainer:
+        return make_trainer(rounds=3, steps=5, twins=True, minibatches=2)
+
+    whole = trainer()
+    uninterrupted = [told["agent"] for told in whole.run()]
+    first = trainer()
     first.play_round()
     saved = {name: value.clone() for name, value in first.state_dict().items()}
-    second = make_trainer(rounds=3)
+    second = trainer()
     second.load_state_dict(saved)
-    resumed = list(second.run())
+    resumed = [told["agent"] for told in second.run()]
     assert [r.summary.round for r in resumed] == [2, 3]
     for a, b in zip(uninterrupted[1:], resumed, strict=True):
         np.testing.assert_array_equal(a.record.reward, b.record.reward)
@@ -75,9 +81,9 @@ def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
 
 
 def test_what_was_asked_for_is_learned_from_whatever_became_of_it() -> None:
-    trainer = make_trainer(rounds=1, steps=10)
-    result = trainer.play_round()
-    record, steps = result.record, trainer.controller.buffer.get_batched_sequences().steps  # [N, T, ...]
+    trainer = make_trainer(steps=10, minibatches=2)
+    result = trainer.play_round()["agent"]
+    record, steps = result.record, steps_of(trainer)
     assert not record.succeeded.all()  # a gate refused something, and that counts as WAIT
     asked, ops = record.choices[:, :, Head.OP], set(record.refusal_rates())
     assert ops == {op.name for op in Op if (asked == op).any()} - {"WAIT"}
@@ -98,17 +104,17 @@ def test_a_foreign_state_is_refused() -> None:
 
 
 def test_rollbacks_are_told() -> None:
-    environment = make_environment(steps=4)
-    trainer = Trainer(environment, make_agent(), rounds=1)
-    decide = trainer.controller.decide
+    trainer = make_trainer(steps=4)
+    learner, weights = trainer.learners["agent"], trainer.environment.population.hosts.weights
+    decide = learner.decide
 
     def sabotage(observation, masks, step):  # type: ignore[no-untyped-def]
         if step == 2:
-            environment.population.hosts.weights[1] = float("nan")
+            weights[1] = float("nan")
         return decide(observation, masks, step)
 
-    trainer.controller.decide = sabotage  # type: ignore[method-assign]
-    result = trainer.play_round()
+    learner.decide = sabotage  # type: ignore[method-assign]
+    result = trainer.play_round()["agent"]
     assert result.summary.anomalies == ["the governor rolled 1 of 4 members back, 1 times"]
     told = [e for e in episode_events(result.record, 1) if e.kind == "rolled_back"]
     assert [(e.step, e.member) for e in told] == [(2, 1)]
@@ -118,27 +124,54 @@ def test_rollbacks_are_told() -> None:
 
 def test_the_control_variate_takes_the_ungrown_twin_out_of_what_is_learned() -> None:
     """Stored rewards are those beyond the twin's; what is reported is what was paid."""
-    environment = make_environment(steps=6, reward=RewardConfig(control_variate=True))
-    trainer = Trainer(environment, make_agent(), rounds=1)
-    result = trainer.play_round()
-    twins = play(environment, Static(), 0)
-    stored = trainer.controller.buffer.get_batched_sequences().steps.reward.T.numpy()
-    np.testing.assert_allclose(stored, result.record.reward - twins.reward, atol=1e-7)
+    trainer = make_trainer(twins=True)
+    result = trainer.play_round()["agent"]
+    twins = play(make_environment(), Static(), 0)
+    stored = steps_of(trainer).reward.T.numpy()
+    np.testing.assert_allclose(stored, result.record.reward - twins.reward, atol=1e-6)
     assert (stored != 0).any()
     idle = (result.record.seen_stage[:-1] == Stage.DORMANT).all(axis=2).cumprod(axis=0).astype(bool)
     idle &= (result.record.executed_op == Op.WAIT).cumprod(axis=0).astype(bool)
     assert idle.any()
     assert (stored[idle] == 0).all()  # as long as a member has done nothing it has earned nothing
     assert result.summary.member_epochs == 2 * 4 * 6
-    plain = Trainer(make_environment(steps=6), make_agent(), rounds=1).play_round()
-    np.testing.assert_array_equal(plain.record.reward, result.record.reward)
+    above = (result.record.returns - twins.returns).mean()
+    assert result.summary.extra["above_twin"] == pytest.approx(above, abs=1e-6)
+    plain = make_trainer().play_round()["agent"]
+    np.testing.assert_allclose(plain.record.reward, result.record.reward, atol=1e-6)
+    assert "above_twin" not in plain.summary.extra
+
+
+def test_rounds_take_turns_on_several_tasks() -> None:
+    """Whatever a task looks like; each has a buffer that fits it."""
+    learner = Learner("agent", make_agent(), steps=3)
+    worlds = [make_spec(steps=3), make_spec(steps=3, name="digits")]
+    trainer = Trainer(worlds, [learner], rounds=4)
+    parameters = [told["agent"].record.host_parameters for told in trainer.run()]
+    assert parameters[:2] == parameters[2:]
+    assert parameters[0] != parameters[1]
+    assert [e.spec.task.name for e in trainer.environments] == ["spirals", "digits"]
+    assert learner.agent.updates == 4
+
+
+def test_every_step_of_a_round_is_told_once() -> None:
+    told: list[bool] = []
+    make_trainer(twins=True).play_round(on_step=lambda result: told.append(bool(result.terminated.all())))
+    assert told == [False] * 5 + [True]
+
+
+def test_a_learner_without_its_twins_says_so() -> None:
+    learner = Learner("mine", make_agent(), steps=2, reward=RewardConfig(control_variate=True))
+    environment = make_environment(steps=2)
+    with pytest.raises(RuntimeError, match="mine learns beyond its twins"):
+        play(environment, learner, 0, on_step=lambda r: learner.remember(r.reward, r.terminated))
 
 
 # ---- the test split --------------------------------------------------------------------------------------
 
 
 def test_trap_47_a_run_never_reads_the_test_split() -> None:
-    trainer = make_trainer(rounds=1)
+    trainer = make_trainer()
     given = trainer.environment.spec.task
     reads = given.test_reads
     list(trainer.run())

@@ -11,8 +11,10 @@ import torch
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
-from esper.simic.config import EpisodeConfig
+from esper.simic.config import EpisodeConfig, RewardConfig
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.learner import Learner
+from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks import load_task
 from esper.tasks.task import Task
@@ -54,3 +56,15 @@ def make_environment(
 def make_agent(seed: int = 0, **config: object) -> PPOAgent:
     torch.manual_seed(seed)
     return PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig.model_validate(config), seed=seed)
+
+
+def make_trainer(
+    rounds: int = 1,
+    steps: int = 6,
+    members: Sequence[int] = (0, 1, 2, 3),
+    twins: bool = False,
+    **ppo: object,
+) -> Trainer:
+    """One learner, called "agent", with or without twins."""
+    learner = Learner("agent", make_agent(**ppo), steps, reward=RewardConfig(control_variate=twins))
+    return Trainer([make_spec(members, steps)], [learner], rounds)

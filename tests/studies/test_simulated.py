@@ -12,12 +12,12 @@ from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controllers import Scheduled, Static
 from studies.setting import GATES
-from studies.simulated import EPOCHS, SPREAD, WORTH, SimulatedPopulation, make_cohort
+from studies.simulated import EPOCHS, SPREAD, WORTH, SimulatedPopulation, make_trainer
 
 
 @pytest.fixture(scope="module")
 def bodies() -> SimulatedPopulation:
-    population = make_cohort(["main-0"], members=64).environment.population
+    population = make_trainer(["main-0"], members=64).environment.population
     assert isinstance(population, SimulatedPopulation)
     return population
 
@@ -54,11 +54,11 @@ def test_a_seed_is_heard_by_its_alpha_and_learns_with_its_age(bodies: SimulatedP
 
 
 def test_members_that_do_not_grow_are_the_same_in_every_block() -> None:
-    cohort = make_cohort(["main-0"], members=6)
+    trainer = make_trainer(["main-0"], members=6)
     blocks = Blocks({"twins": Static(), "others": Static()})
-    record = play(cohort.environment, blocks, 3)
+    record = play(trainer.environment, blocks, 3)
     assert (record.accuracy[:, :6] == record.accuracy[:, 6:]).all()
     assert record.accuracy[-1].std() > 0
-    grown = play(cohort.environment, Blocks({"twins": Static(), "others": Scheduled(gates=GATES)}), 3)
+    grown = play(trainer.environment, Blocks({"twins": Static(), "others": Scheduled(gates=GATES)}), 3)
     assert (grown.accuracy[:, :6] == record.accuracy[:, :6]).all()
     assert (grown.accuracy[-1, 6:] != record.accuracy[-1, 6:]).any()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
 
-from esper.config import load_config
+from esper.builders import make_specs
+from esper.config import RunConfig, load_config
 from esper.foundation.errors import UserError
-from esper.tamiyo.policy.network import TamiyoNetConfig
-from studies import training
-from studies.setting import PPO
+from studies import training, variants
+from studies.distribution import FAMILIES, make_tasks
+from studies.setting import CONFIG, RECIPE, Setting
 
 TINY = [
     "--agents",
@@ -41,9 +43,16 @@ def options(out: Path, *more: str) -> argparse.Namespace:
 def little_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = training.FAMILIES[-1]
     monkeypatch.setattr(training, "FAMILIES", (tables, replace(tables, name="others")))
-    monkeypatch.setattr(training, "TASKS_PER_FAMILY", 2)
-    monkeypatch.setattr(training, "PPO", training.PPO.model_copy(update={"epochs": 1, "minibatches": 1}))
-    monkeypatch.setattr(training, "POLICY", TamiyoNetConfig(width=8, embedding=2))
+    monkeypatch.setattr(training, "make_tasks", partial(make_tasks, count=2))
+    small = {"ppo": {"epochs": 1, "minibatches": 1}, "policy": {"width": 8, "embedding": 2}}
+
+    def config_of(name: str) -> RunConfig:
+        whole = variants.config_of(name)
+        return whole.model_copy(
+            update={part: getattr(whole, part).model_copy(update=change) for part, change in small.items()}
+        )
+
+    monkeypatch.setattr(training, "config_of", config_of)
 
 
 def test_agents_are_saved_and_every_round_is_logged(
@@ -85,4 +94,26 @@ def test_an_unknown_agent_is_refused(word: str) -> None:
 
 
 def test_the_preset_for_a_gpu_learns_as_the_study_does() -> None:
-    assert load_config(preset="gpu").ppo == PPO
+    assert load_config(preset="gpu").ppo == CONFIG.ppo
+
+
+def test_a_variant_differs_from_the_recipe_by_its_own_settings() -> None:
+    main = variants.config_of("main-0")
+    assert main == CONFIG
+    for name, overrides in variants.KNOWN.items():
+        other = variants.config_of(f"{name}-3")
+        assert other == load_config(RECIPE, overrides=[*overrides, "seed=3"])
+        assert (other.model_copy(update={"seed": 0}) == main) == (name == "main")
+        for part in ("episode", "governor", "lifecycle", "population", "policy"):
+            assert getattr(other, part) == getattr(main, part), "one world for all"
+
+
+def test_the_recipe_trains_on_the_families_of_the_study() -> None:
+    """`esper train -c studies/tamiyo.yaml` meets the tasks, members and rules of the study's training."""
+    config = CONFIG.model_copy(update={"members": 2, "device": "cpu"})
+    for spec, family in zip(make_specs(config), FAMILIES, strict=True):
+        world = training.world_of(family, Setting(graphs=True), 2)
+        assert [t.name for t in spec.variants] == [t.name for t in make_tasks(family)]
+        for name in ("gamma", "episode", "reward", "governor", "lifecycle", "population"):
+            assert getattr(spec, name) == getattr(world, name), name
+    assert CONFIG.learner.patience == 1.0

@@ -50,15 +50,15 @@ def demo(
 
 def _contest(run: TrainingRun, members: int) -> Contest:
     """The trained controller, itself before training, and the controls, on fresh networks."""
-    from esper.builders import make_agent
+    from esper.builders import LEARNER, make_agent
     from esper.comparing import Contest
     from esper.controllers import load_controller
-    from esper.simic.learned import LearnedController
+    from esper.simic.learner import LearnedController
 
-    agent, gates = run.trainer.agent, run.config.lifecycle.gates
+    agent, gates = run.trainer.learners[LEARNER].agent, run.config.lifecycle.gates
     controllers = {name: load_controller(name, gates, agent.device) for name in CONTROLS}
-    controllers[BEFORE] = LearnedController(make_agent(run.config, agent.device))
-    controllers[LEARNED] = LearnedController(agent)
+    controllers[BEFORE] = LearnedController(make_agent(run.config, agent.device), run.config.learner)
+    controllers[LEARNED] = LearnedController(agent, run.config.learner)
     return Contest(run.config.model_copy(update={"members": members}), controllers)
 
 

@@ -51,8 +51,7 @@ def grow(
         out or new_folder("grow", settings.task), config=dump(settings), seed=settings.seed
     )
     with folder, cpu_threads(settings.threads), StepProgress(environment.steps, quiet) as progress:
-        environment.on_step = lambda _: progress.advance("growing")
-        run = run_controller(environment, controller, chosen)
+        run = run_controller(environment, controller, chosen, on_step=lambda _: progress.advance("growing"))
         best = GrownMember.best(environment, run)
         best.save(folder.path)
         reel = film_reel(run.record, settings.telemetry.film_members or 1)

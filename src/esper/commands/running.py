@@ -83,12 +83,14 @@ def carry_through(
 
     config, trainer = run.config, run.trainer
     screen = console()
-    title = f"{config.task}: {config.members} members, {config.episode.steps} steps, {trainer.agent.device}"
+    title = (
+        f"{config.task}: {config.members} members, {config.episode.steps} steps, {trainer.environment.device}"
+    )
     if not (quiet or json_lines or screen.is_terminal):
         say(f"training on {title}, {config.rounds} rounds, in {run.folder.path}")
     with run.folder, StopRequest() as stop:
         with open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines) as view:
-            run.play(view, stop)
+            run.run(view, stop)
         page = write_report(run.folder) if report or stop.requested else None
     stream = sys.stderr if json_lines else sys.stdout
     if not run.finished:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.rollout import Doubles
+from esper.simic.rollout import Doubles, EpisodeRecord, Floats
 
 
 def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
@@ -21,18 +21,15 @@ def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
 
 
 def explained_by_baseline(
-    buffer: TamiyoRolloutBuffer,
-    rewards: np.ndarray[Any, Any],
-    expected: np.ndarray[Any, Any] | None,
-    gamma: float,
+    buffer: TamiyoRolloutBuffer, record: EpisodeRecord, expected: Floats | None
 ) -> float:
     """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
 
     The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
-    cannot.  # rewards, expected [T, N]
+    cannot. `buffer` and `record` are of the same episode.  # expected [T, N]: rewards of the twins
     """
-    plain = returns_to_go(rewards, gamma)
+    plain = returns_to_go(record.reward, record.gamma)
     baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T.astype(np.float64)  # [T, N]
     if expected is not None:
-        baseline = baseline + returns_to_go(expected, gamma)
+        baseline = baseline + returns_to_go(expected, record.gamma)
     return float(1 - (plain - baseline).var() / max(plain.var(), 1e-12))

@@ -7,14 +7,14 @@ controller, after its episode.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.tamiyo.controllers import Controller, Static
@@ -51,9 +51,10 @@ def run_controller(
     controller: Controller,
     episode: int = EVALUATION_EPISODE,
     initial_slots: SlotStates | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
 ) -> ControllerRun:
     """One controller through one episode, and its networks on the test split."""
-    record = play(environment, controller, episode, initial_slots)
+    record = play(environment, controller, episode, initial_slots, on_step)
     test = evaluate_test(environment)
     worth = potential(
         torch.from_numpy(test.accuracy),
@@ -68,6 +69,7 @@ def compare(
     controllers: Mapping[str, Controller],
     static_final_of: Sequence[str] = (),
     episode: int = EVALUATION_EPISODE,
+    on_step: Callable[[StepResult], None] | None = None,
 ) -> Iterator[ControllerRun]:
     """Each controller in turn, then the network that each of `static_final_of` ended with, from the start."""
     unknown = sorted(set(static_final_of) - set(controllers))
@@ -78,12 +80,12 @@ def compare(
         )
     ended: dict[str, SlotStates] = {}
     for name, controller in controllers.items():
-        run = run_controller(environment, name, controller, episode)
+        run = run_controller(environment, name, controller, episode, on_step=on_step)
         ended[name] = run.record.final_slots
         yield run
     for name in static_final_of:
         yield run_controller(
-            environment, f"static-final of {name}", Static(), episode, from_the_start(ended[name])
+            environment, f"static-final of {name}", Static(), episode, from_the_start(ended[name]), on_step
         )
 
 

@@ -47,6 +47,24 @@ class RewardConfig(Config):
     )
 
 
+class LearnerConfig(Config):
+    """How a controller begins, what it is shown and what it is credited with; PPO itself is `PPOConfig`."""
+
+    patience: float = Field(
+        default=0.0,
+        ge=0,
+        description="how much the first policy is biased to raise what it plants, and against pruning; "
+        "the shipped controller began with 1",
+    )
+    memory: bool = Field(default=True, description="whether it remembers the earlier steps of an episode")
+    shadow_gain: bool = Field(
+        default=True, description="whether it is shown what a seed that trains alone would gain"
+    )
+    credit: Literal["read", "all"] = Field(
+        default="read", description="a decision credits the heads that its op reads, or all of them"
+    )
+
+
 class GovernorConfig(Config):
     """When a member is taken back to its last good rows, and what that costs."""
 

@@ -93,14 +93,11 @@ def train(
     while not (_finished(curve, config) or episodes.are_enough(config.enough)):
         for _ in range(config.rollout_steps):
             seen, masks, fresh = world.observation, world.masks, world.fresh
-            decision = agent.act(seen, masks, state, fresh, world.uniforms())
-            state = decision.state
-            outcome = world.step(decision.actions)
+            decided, state = agent.act(seen, masks, state, fresh, world.uniforms())
+            outcome = world.step(decided.actions)
             episodes.add(outcome)
-            step = decision.transition(
-                seen, masks, fresh, outcome.reward, outcome.terminated, outcome.truncated,
-                bootstrap_value=_value_at_cuts(agent, outcome, state),
-            )  # fmt: skip
+            cut = _value_at_cuts(agent, outcome, state)
+            step = decided.led_to(outcome.reward, outcome.terminated, outcome.truncated, cut)
             if buffer is None:
                 buffer = TamiyoRolloutBuffer(world.num_envs, config.rollout_steps, step, state, device)
             buffer.add(step, active=outcome.real)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,14 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.tamiyo.blocks import part
 from esper.tamiyo.controllers import Controller, Scene
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+_ONCE = ("seed_parameters", "gate_parameters", "members")  # arrays of a record that have no axis of steps
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,15 @@ class EpisodeRecord:
     # the end
     final_slots: SlotStates  # on the host
 
+    def part(self, span: slice) -> EpisodeRecord:
+        """The same episode of some of its members."""
+        arrays: dict[str, Any] = {
+            name: value[:, span]
+            for name, value in vars(self).items()
+            if isinstance(value, np.ndarray) and name not in _ONCE
+        }
+        return replace(self, members=self.members[span], final_slots=part(self.final_slots, span), **arrays)
+
     @property
     def num_steps(self) -> int:
         return len(self.reward)
@@ -117,7 +128,11 @@ def play(
     initial_slots: SlotStates | None = None,
     on_step: Callable[[StepResult], None] | None = None,
 ) -> EpisodeRecord:
-    """Let a controller live through one episode; `on_step` sees every result as it comes."""
+    """Let a controller live through one episode; the record of it.
+
+    `initial_slots`: the seeds that the networks begin with, none by default. `on_step` sees every result as
+    it comes.
+    """
     observation = environment.reset(episode, initial_slots)
     controller.begin(
         Scene(
@@ -214,12 +229,12 @@ def evaluate_test(environment: GrowthEnvironment) -> TestResult:
     loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)
     accuracy = torch.zeros_like(loss)
     for start in range(0, data.num_samples, size):
-        part = MemberData(
+        samples = MemberData(
             data.inputs[:, start : start + size], data.targets[:, start : start + size], data.task_of
         )
-        measured = environment.population.validate(environment.slots, part, ablate=False)
-        loss += measured.loss.double() * part.num_samples
-        accuracy += measured.accuracy.double() * part.num_samples
+        measured = environment.population.validate(environment.slots, samples, ablate=False)
+        loss += measured.loss.double() * samples.num_samples
+        accuracy += measured.accuracy.double() * samples.num_samples
     return TestResult(
         accuracy=(accuracy / data.num_samples).float().cpu().numpy(),
         loss=(loss / data.num_samples).float().cpu().numpy(),

@@ -7,7 +7,7 @@ gradients turn optimiser steps into no-ops there; faults and metrics come back i
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,45 +25,6 @@ from esper.simic.agent.optimiser import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the agent decides for N members at one step."""
-
-    actions: Tensor  # [N, H] int64
-    log_prob: Tensor  # [N, H]
-    entropy: Tensor  # [N, H]
-    relevant: Tensor  # [N, H] bool
-    forced: Tensor  # [N] bool
-    fault: Tensor  # [N, H] int8
-    value: Tensor  # [N] in units of reward
-    state: Tensor  # [N, state] the memory after this step
-
-    def transition(
-        self,
-        observation: HasFeatures,
-        masks: Any,
-        reset: Tensor,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor | None = None,
-        bootstrap_value: Tensor | None = None,
-    ) -> Transition:
-        """What the buffer stores of this decision and of what it led to; by default nothing was cut short."""
-        return Transition(
-            observation=observation,
-            masks=masks,
-            actions=self.actions,
-            log_prob=self.log_prob,
-            forced=self.forced,
-            value=self.value,
-            reward=reward,
-            terminated=terminated,
-            truncated=torch.zeros_like(terminated) if truncated is None else truncated,
-            bootstrap_value=torch.zeros_like(reward) if bootstrap_value is None else bootstrap_value,
-            reset=reset,
-        )
 
 
 class PPOAgent:
@@ -98,10 +59,11 @@ class PPOAgent:
         state: Tensor,
         resets: Tensor,
         uniforms: Tensor | None = None,
-    ) -> Decision:
+    ) -> tuple[Transition, Tensor]:
         """One step: sample by uniforms [N, H] in [0, 1), or take the likeliest choices if there are none.
 
         observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
+        Returns the step, which `led_to` completes, and the memory after it.  # [N, state]
         """
         output = self.policy.sequence(
             map_tensors(_as_sequence, self._normalised(observation)),
@@ -111,8 +73,22 @@ class PPOAgent:
             uniforms=None if uniforms is None else _as_sequence(uniforms),
         )
         self._note_faults(output.fault, None)
-        step = {f.name: getattr(output, f.name)[:, 0] for f in fields(output) if f.name != "state"}
-        return Decision(**{**step, "value": self._in_reward_units(step["value"])}, state=output.state)
+        value = self._in_reward_units(output.value[:, 0])
+        nothing, never = torch.zeros_like(value), torch.zeros_like(resets)
+        step = Transition(
+            observation=observation,
+            masks=masks,
+            reset=resets,
+            actions=output.actions[:, 0],
+            log_prob=output.log_prob[:, 0],
+            forced=output.forced[:, 0],
+            value=value,
+            reward=nothing,
+            terminated=never,
+            truncated=never,
+            bootstrap_value=nothing,
+        )
+        return step, output.state
 
     @torch.no_grad()
     def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -15,10 +15,11 @@ from esper.simic.agent.gae import compute_gae, valid_steps
 
 @dataclass(frozen=True)
 class Transition:
-    """One step of N members: all that is ever stored about it."""
+    """One step of N members: what was decided on what, and, once it is known, what that led to."""
 
     observation: Any  # a record of [N, ...]
     masks: Any  # a record of [N, ...]
+    reset: Tensor  # [N] bool: the memory was cleared before this step
     actions: Tensor  # [N, H] int64, as sampled
     log_prob: Tensor  # [N, H] float32, of the sampled action
     forced: Tensor  # [N] bool: there was nothing to choose
@@ -27,7 +28,22 @@ class Transition:
     terminated: Tensor  # [N] bool: the episode ended here
     truncated: Tensor  # [N] bool: it was cut here
     bootstrap_value: Tensor  # [N] float32: V of the state after a cut; read at truncations alone
-    reset: Tensor  # [N] bool: the memory was cleared before this step
+
+    def led_to(
+        self,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor | None = None,
+        bootstrap_value: Tensor | None = None,
+    ) -> Transition:
+        """The same step with its outcome; by default nothing was cut short."""
+        return replace(
+            self,
+            reward=reward,
+            terminated=terminated,
+            truncated=torch.zeros_like(terminated) if truncated is None else truncated,
+            bootstrap_value=torch.zeros_like(reward) if bootstrap_value is None else bootstrap_value,
+        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,147 @@
+"""Tamiyo's policy as a controller, and as one that learns from what its decisions led to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from zlib import crc32
+
+import torch
+from torch import Tensor
+
+from esper.foundation.streams import Stream
+from esper.lifecycle.actions import Actions, Head, Op
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
+from esper.simic.config import LearnerConfig, RewardConfig
+from esper.tamiyo.controllers import Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.config import TamiyoNetConfig
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
+from esper.tamiyo.policy.observation import Observation
+
+# What `learner.patience` adds to the bias of the op head, for each unit of it.
+PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
+
+
+class EveryHead(TamiyoNet):
+    """A network that chooses all heads at every step and is credited for each, whatever the op reads."""
+
+    def reads(self, op: Tensor) -> Tensor:
+        return torch.ones(*op.shape, len(self.head_names), dtype=torch.bool, device=op.device)
+
+
+def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
+    """A fresh network as a learner begins with it; its weights are drawn from torch's global generator.
+
+    Under a policy that takes all legal ops alike most seeds are pruned before they were ever heard, so that
+    planting only costs: such a learner stops planting before it can learn to raise anything. Patience lets
+    the first policy raise what it plants, by the bias of its op head.
+    """
+    network = EveryHead(shape) if config.credit == "all" else TamiyoNet(shape)
+    with torch.no_grad():
+        for op, bias in PATIENCE.items():
+            network.op_head.bias[op] += config.patience * bias
+    return network
+
+
+class LearnedController:
+    """Decides by an agent's policy: samples with numbers that belong to each member, or takes the likeliest.
+
+    `config` says what the policy is shown and whether it remembers: give the one that it was trained with.
+    """
+
+    def __init__(self, agent: PPOAgent, config: LearnerConfig | None = None, deterministic: bool = False):
+        self.agent = agent
+        self.config = config or LearnerConfig()
+        self.deterministic = deterministic
+
+    def begin(self, scene: Scene) -> None:
+        """Forget the last episode; the next decision is the first of a new one."""
+        self._scene = scene
+        self._memory = self.agent.initial_state(scene.num_members)
+        self._decided: Transition | None = None
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """One legal action per member."""
+        forgets = step == 0 or not self.config.memory
+        reset = torch.full_like(self._scene.members, forgets, dtype=torch.bool)
+        uniforms = None if self.deterministic else self._scene.draw(Stream.ACTION, step, len(Head))
+        self._decided, self._memory = self.agent.act(
+            self._shown(observation), masks, self._memory, reset, uniforms
+        )
+        return Actions(self._decided.actions)
+
+    def _shown(self, observation: Observation) -> TamiyoInputs:
+        """What the policy is shown: without shadow gain, that column reads as unmeasured."""
+        if not self.config.shadow_gain:
+            evidence = observation.evidence
+            unmeasured = torch.full_like(evidence.shadow_gain, float("nan"))
+            observation = replace(observation, evidence=replace(evidence, shadow_gain=unmeasured))
+        return TamiyoInputs(*batch_obs_to_features(observation))
+
+
+class Learner(LearnedController):
+    """A learned controller that keeps every transition of its episode, for `agent.update(learner.buffer)`.
+
+    Two learners with the same members do not choose by the same numbers: those follow from the name as well.
+    `reward.control_variate` leaves out what the ungrown twins earned; `reward.mode` "sparse" pays all that an
+    episode earned at its end, whatever the environment pays on the way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        agent: PPOAgent,
+        steps: int,
+        config: LearnerConfig | None = None,
+        reward: RewardConfig | None = None,
+    ):
+        """steps: the most decisions of an episode."""
+        super().__init__(agent, config)
+        self.name = name
+        self.steps = steps
+        self.reward = reward or RewardConfig()
+        self._buffer: TamiyoRolloutBuffer | None = None
+        self._shape = (0, 0)  # members and slots that the buffer is for
+
+    @property
+    def buffer(self) -> TamiyoRolloutBuffer:
+        """The transitions of the latest episode; raises RuntimeError before the first."""
+        if self._buffer is None:
+            raise RuntimeError("nothing has been played yet; play an episode before learning from it")
+        return self._buffer
+
+    def begin(self, scene: Scene) -> None:
+        """Forget the last episode and its transitions."""
+        super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
+        self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
+        shape = (scene.num_members, scene.num_slots)
+        if self._buffer is not None and shape == self._shape:
+            self._buffer.reset()
+        else:
+            self._buffer, self._shape = None, shape
+
+    def remember(self, reward: Tensor, terminated: Tensor, twins: Tensor | None = None) -> None:
+        """Store the latest decision with what it led to.
+
+        reward [N] as the environment paid it; terminated [N] bool; twins [N]: what the same members earned in
+        this step with no growth at all. That does not depend on the actions, so that leaving it out takes
+        noise away and moves no optimum. Raises RuntimeError without a decision or without needed twins.
+        """
+        if self._decided is None:
+            raise RuntimeError("there is no decision to remember; call decide before remember")
+        if self.reward.control_variate:
+            if twins is None:
+                raise RuntimeError(f"{self.name} learns beyond its twins; give what they earned")
+            reward = reward - twins
+        if self.reward.mode == "sparse":  # grows by 1 / γ a step, so that the return stays what it is
+            self._owed = self._owed / self.agent.config.gamma + reward
+            reward = torch.where(terminated, self._owed, 0.0)
+        step = self._decided.led_to(reward, terminated)
+        if self._buffer is None:
+            self._buffer = TamiyoRolloutBuffer(
+                self._scene.num_members, self.steps, step, self._memory, self.agent.device
+            )
+        self._buffer.add(step)
+        self._decided = None

@@ -1,0 +1,173 @@
+"""Learners side by side learn what each would learn alone, each in the way that its settings say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from esper.lifecycle.actions import Head, Op
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.agent.rollout_buffer import Transition
+from esper.simic.baseline import returns_to_go
+from esper.simic.config import LearnerConfig, RewardConfig
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.learner import Learner, make_policy
+from esper.simic.rollout import play
+from esper.simic.trainer import TWINS, Trainer
+from esper.tamiyo.controllers import Scene, Static
+from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, relevance
+from tests.simic.test_sync import Waits
+from tests.simic.worlds import make_spec
+
+STEPS = 6
+SPEC = replace(make_spec(members=(3, 4, 5), steps=STEPS), gamma=1.0)
+PPO = PPOConfig(gamma=1.0, epochs=2, minibatches=2, learning_rate=3e-3, target_kl=None)
+SHAPE = TamiyoNetConfig(width=16, embedding=4)
+BEYOND = RewardConfig(control_variate=True)
+WAYS: dict[str, tuple[LearnerConfig, RewardConfig]] = {
+    "plain": (LearnerConfig(), BEYOND),
+    "patient": (LearnerConfig(patience=1.0), BEYOND),
+    "forgetful": (LearnerConfig(memory=False), BEYOND),
+    "no_shadow_gain": (LearnerConfig(shadow_gain=False), BEYOND),
+    "sparse": (LearnerConfig(), BEYOND.model_copy(update={"mode": "sparse"})),
+    "every_head": (LearnerConfig(credit="all"), BEYOND),
+    "no_twin": (LearnerConfig(), RewardConfig()),
+}
+
+
+def make_learner(way: str, ppo: PPOConfig = PPO, name: str | None = None) -> Learner:
+    config, reward = WAYS[way]
+    torch.manual_seed(1)
+    return Learner(name or way, PPOAgent(make_policy(SHAPE, config), ppo), STEPS, config, reward)
+
+
+def make_trainer() -> Trainer:
+    """All ways side by side, after two rounds."""
+    trainer = Trainer([SPEC], [make_learner(way) for way in WAYS], rounds=9)
+    trainer.rounds_done = 2
+    return trainer
+
+
+@pytest.fixture(scope="module")
+def trainer() -> Trainer:
+    """One round of every way."""
+    trainer = make_trainer()
+    trainer.play_round()
+    return trainer
+
+
+def steps_of(trainer: Trainer, name: str) -> Transition:
+    return trainer.learners[name].buffer.get_batched_sequences().steps
+
+
+@pytest.mark.parametrize("name", ["patient", "sparse", "no_twin"])
+def test_a_learner_learns_what_it_would_learn_alone(trainer: Trainer, name: str) -> None:
+    alone = make_learner(name)
+    twins = torch.from_numpy(play(GrowthEnvironment(SPEC), Static(), episode=2).reward)
+    earned = iter(twins)
+
+    def remember(result):  # type: ignore[no-untyped-def]
+        alone.remember(result.reward, result.terminated, next(earned))
+
+    play(GrowthEnvironment(SPEC), alone, episode=2, on_step=remember)
+    alone.agent.update(alone.buffer)
+    stored = alone.buffer.get_batched_sequences().steps.actions
+    torch.testing.assert_close(steps_of(trainer, name).actions, stored, rtol=0, atol=0)
+    learned = trainer.learners[name].agent.state_dict()
+    for key, tensor in alone.agent.state_dict().items():
+        torch.testing.assert_close(learned[key], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_learners_do_not_share_their_dice(trainer: Trainer) -> None:
+    """Same weights and same members, and so the same first observation, yet other choices."""
+    one, other = steps_of(trainer, "plain"), steps_of(trainer, "sparse")
+    assert torch.equal(one.observation.features[:, 0], other.observation.features[:, 0])
+    torch.testing.assert_close(one.value[:, 0], other.value[:, 0])
+    assert not torch.equal(one.actions, other.actions)
+
+
+def test_without_memory_every_step_is_a_reset(trainer: Trainer) -> None:
+    assert steps_of(trainer, "forgetful").reset.all()
+    assert steps_of(trainer, "plain").reset.sum(1).tolist() == [1, 1, 1]
+
+
+def test_without_shadow_gain_it_reads_as_unmeasured(trainer: Trainer) -> None:
+    def shadow_gain(name: str) -> torch.Tensor:
+        features = steps_of(trainer, name).observation.features[..., BASE_FEATURE_SIZE:]
+        return features.unflatten(-1, (-1, SLOT_FEATURE_SIZE))[..., column_slice("shadow_gain")]
+
+    assert (shadow_gain("no_shadow_gain") == -2).all()
+    assert any((shadow_gain(name) > -2).any() for name in WAYS if name != "no_shadow_gain")
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
+    spec, ppo = replace(SPEC, gamma=gamma), PPO.model_copy(update={"gamma": gamma})
+    paid = {}
+    for way in ("no_twin", "sparse"):
+        learner = make_learner(way, ppo, name="the same dice, so the same episode")
+        learner.reward = learner.reward.model_copy(update={"control_variate": False})
+        play(
+            GrowthEnvironment(spec),
+            learner,
+            episode=0,
+            on_step=lambda r, learner=learner: learner.remember(r.reward, r.terminated),  # type: ignore[misc]
+        )
+        paid[way] = learner.buffer.get_batched_sequences().steps.reward.T.numpy()
+    assert (paid["sparse"][:-1] == 0).all()
+    first = [returns_to_go(rewards, gamma)[0] for rewards in paid.values()]
+    np.testing.assert_allclose(*first, rtol=1e-4, atol=1e-6)
+
+
+def test_a_learner_of_every_head_judges_all_of_them(trainer: Trainer) -> None:
+    assert (steps_of(trainer, "every_head").log_prob != 0).any(dim=(0, 1)).all()
+    plain = steps_of(trainer, "plain")
+    assert (plain.log_prob[~relevance(plain.actions[..., Head.OP])] == 0).all()
+
+
+def test_a_patient_policy_differs_by_the_bias_of_its_ops_alone() -> None:
+    patient, hasty = (make_learner(way).agent.policy.state_dict() for way in ("patient", "plain"))
+    assert [name for name in hasty if not torch.equal(patient[name], hasty[name])] == ["op_head.bias"]
+    assert patient["op_head.bias"].argmax() == Op.ADVANCE
+    assert patient["op_head.bias"].argmin() == Op.PRUNE
+    torch.manual_seed(1)
+    assert torch.equal(TamiyoNet(SHAPE).op_head.bias, hasty["op_head.bias"])
+
+
+@pytest.mark.parametrize("name", ["plain", "no_twin"])
+def test_the_baseline_is_the_critic_and_the_twin_where_it_is_left_out(name: str) -> None:
+    """Whatever the baseline explains is missing from the variance of the advantages."""
+    trainer = make_trainer()
+    told = trainer.play_round()[name].summary
+    buffer = trainer.learners[name].buffer
+    buffer.compute_advantages_and_returns(gamma=1.0, lam=1.0)
+    left = buffer.advantages.double().var(correction=0)
+    twins = play(GrowthEnvironment(SPEC), Static(), episode=2).reward if name == "plain" else 0.0
+    returns = returns_to_go(steps_of(trainer, name).reward.numpy().T + twins, 1.0)
+    assert told.extra["explained_by_baseline"] == pytest.approx(1 - float(left) / returns.var(), rel=1e-3)
+
+
+def test_all_learners_are_told_beside_the_same_twins(trainer: Trainer) -> None:
+    told = [round.summary for round in trainer.play_round().values()]
+    twins = [summary.return_mean - summary.extra["above_twin"] for summary in told]
+    assert twins == pytest.approx([twins[0]] * len(WAYS))
+    assert {summary.member_epochs for summary in told} == {told[0].round * (len(WAYS) + 1) * 3 * STEPS}
+
+
+def test_deciding_and_teaching_read_nothing_back(trainer: Trainer) -> None:
+    world, blocks = trainer.environment, trainer.blocks
+    observation = world.reset(4)
+    blocks.begin(Scene(world.members, world.num_slots, world.spec.seed, world.device, 4))
+    masks = world.masks()
+    with Waits() as deciding:
+        actions = blocks.decide(observation, masks, 0)
+    result = world.step(actions)
+    spans = blocks.spans(world.num_members)
+    assert list(spans) == [TWINS, *WAYS]
+    with Waits() as teaching:
+        trainer.teach(result, spans)
+    assert deciding.found + teaching.found == []

@@ -1,0 +1,75 @@
+"""From settings to what runs: tasks of one's own, several in turn, and a controller as it was trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.builders import load_tasks, make_agent, make_environment, make_specs
+from esper.config import load_config
+from esper.foundation.errors import UserError
+from esper.tasks import Task, load_task
+from esper.tasks.variants import permuted_labels
+from tests.tiny import TINY
+
+
+def mine(seed: int) -> Task:
+    """A task of one's own."""
+    return load_task("spirals", seed)
+
+
+def several(seed: int) -> list[Task]:
+    """Tasks of one shape, for members to share."""
+    return [permuted_labels(load_task("spirals"), seed + k) for k in range(3)]
+
+
+def wrong(seed: int) -> int:
+    return seed
+
+
+def test_a_function_of_ones_own_makes_the_task() -> None:
+    config = load_config(overrides=[*TINY, "task=tests.test_builders:mine", "task_seed=3", "host.width=5"])
+    (spec,) = make_specs(config)
+    assert torch.equal(spec.task.train.inputs, load_task("spirals", 3).train.inputs)
+    assert spec.task.host.options["width"] == 5
+    assert spec.variants == ()
+
+
+def test_several_tasks_of_one_shape_are_dealt_and_several_names_take_turns() -> None:
+    config = load_config(overrides=[*TINY, "task=spirals + tests.test_builders:several"])
+    one, other = make_specs(config)
+    assert one.task.name == "spirals"
+    assert len(other.variants) == 3
+    with pytest.raises(UserError, match="several take turns in 'esper train' alone"):
+        make_environment(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("spirls", "MODULE:FUNCTION"),
+        ("nowhere.at_all:mine", "could not be called"),
+        ("tests.test_builders:nothing", "could not be called"),
+        ("tests.test_builders:wrong", "returned int"),
+    ],
+)
+def test_what_is_no_task_is_refused_with_a_sentence(name: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        load_tasks(name)
+
+
+def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside_the_caller.py").write_text("from tests.test_builders import mine\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))  # restored afterwards
+    assert load_tasks("beside_the_caller:mine")[0].name == "spirals"
+
+
+def test_the_first_weights_follow_from_the_seed_and_patience_is_reached_by_set() -> None:
+    plain, patient = (
+        make_agent(load_config(overrides=[*TINY, f"learner.patience={p}"])).policy.state_dict()
+        for p in (0, 1)
+    )
+    assert [name for name in plain if not torch.equal(plain[name], patient[name])] == ["op_head.bias"]
