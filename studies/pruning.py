@@ -81,7 +81,7 @@ def prune_from_big(setting: Setting, task: Task, members: Tensor, target: int, h
     population, train = world.population, world.member_data([task.train])
     validation = world.member_data([task.validation])
     masks, dense = Masks.full(population.bodies, len(members)), world.host_parameters
-    batches, curve = [0], [world.rows.accuracy]
+    batches, curve = [0], [world.rows.signals.accuracy]
     looks = {round(k * short.steps / setting.steps) for k in range(1, setting.steps + 1)}
     for epoch in range(short.steps):
         population.train_epoch(world.slots, train, Clock(EVALUATION_EPISODE, epoch, short.steps))

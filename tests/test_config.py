@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.config import RunConfig, load_config, preset_names
+from esper.config import RunConfig, load_config, preset_names, saved_config
 from esper.foundation.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
@@ -193,3 +193,12 @@ def test_merging_onto_nothing_and_nothing_onto_it(data: dict[str, object]) -> No
 def test_an_override_reads_what_yaml_writes(value: object) -> None:
     written = yaml.safe_dump(value).split("\n")[0]
     assert parse_override(f"a.b={written}") == {"a": {"b": value}}
+
+
+def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
+    saved = RunConfig().model_dump(mode="json")
+    saved["ppo"]["kl_stop"] = 1.5
+    saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}
+    assert saved_config(saved) == RunConfig()
+    with pytest.raises(UserError, match=r"ppo\.kl_stop is not a setting"):  # but nobody may set them now
+        load_config(overrides=["ppo.kl_stop=1.5"])

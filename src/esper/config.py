@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +93,21 @@ def preset_names() -> list[str]:
     """The configurations that ship with esper."""
     folder = resources.files("esper") / "presets"
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
+
+
+# Settings of earlier versions that nothing reads any more. A run that was saved with them still opens.
+RETIRED = {"episode": ("plateau_points", "stable_share", "stable_epochs"), "ppo": ("kl_stop",)}
+
+
+def saved_config(data: Mapping[str, Any]) -> RunConfig:
+    """Settings as a run folder or a checkpoint holds them; raises UserError where they do not fit."""
+    kept = {
+        key: {k: v for k, v in value.items() if k not in RETIRED.get(key, ())}
+        if isinstance(value, dict)
+        else value
+        for key, value in data.items()
+    }
+    return build(RunConfig, kept)
 
 
 def read_preset(name: str) -> dict[str, Any]:

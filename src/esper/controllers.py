@@ -10,8 +10,7 @@ from pathlib import Path
 import torch
 
 from esper.builders import LEARNER, agent_schema, make_agent
-from esper.config import RunConfig
-from esper.foundation.config_files import build
+from esper.config import RunConfig, saved_config
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
@@ -129,7 +128,7 @@ def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = 
             f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
         )
     try:
-        return build(RunConfig, {key: config[key] for key in only or config if key in config})
+        return saved_config({key: config[key] for key in only or config if key in config})
     except UserError as error:
         raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
 

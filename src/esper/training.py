@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 
 from esper.builders import LEARNER, agent_schema, make_trainer
-from esper.config import RunConfig
+from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config
-from esper.foundation.config_files import build, dump, parse_yaml
+from esper.foundation.config_files import dump, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
@@ -122,6 +122,6 @@ def read_config(folder: RunFolder) -> RunConfig:
     if not isinstance(data, dict):
         raise UserError(f"{where} is damaged: it holds no settings")
     try:
-        return build(RunConfig, data)
+        return saved_config(data)
     except UserError as error:
         raise UserError(f"{where} was written by another version of esper, or is damaged: {error}") from None

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
+from esper.population.objectives import Objective, accuracy, cross_entropy
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import Governor, Watch, grown_since, judge
@@ -180,6 +181,31 @@ def test_a_rollback_keeps_a_seed_that_did_not_move() -> None:
             assert not torch.equal(value[per_member:], good[name][per_member:])
 
 
+def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds_alone() -> None:
+    """A fossil from long ago and a suspect seed: the first panic ends the seed, the others nothing."""
+    fossil = SlotRecord(
+        stage=Stage.FOSSILIZED, blueprint=Blueprint.MLP_SMALL, alpha=1.0, alpha_target=1.0, age=9
+    )
+    environment = make_environment(members=(0, 1), steps=10)
+    environment.reset(0, SlotStates.from_records([[fossil, None, None][: environment.num_slots]] * 2))
+    second = {Head.SLOT: 1}
+    act(environment, PLANT | second)
+    act(environment, {Head.OP: Op.ADVANCE} | second)
+    act(environment, {Head.OP: Op.ADVANCE} | second, poisoned=True)
+    stages, first = environment.slots.stage[0].clone(), environment.population.hosts.weights[0].clone()
+    assert stages[:2].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
+    for _ in range(2):
+        result = act(environment, {}, poisoned=True)
+        assert result.panicked.tolist() == [True, False]
+        assert not result.rolled_back.any()
+        assert torch.equal(environment.slots.stage[0], stages)  # the seed that was ended does not come back
+        assert torch.equal(environment.population.hosts.weights[0], first)
+        bodies = environment.population.seeds.weights.view(2, environment.num_slots, -1)
+        assert (bodies[0, 0] != 0).any()
+        assert (bodies[0, 1] == 0).all()
+    environment.slots.check()
+
+
 def test_snapshots_may_be_rarer_and_then_more_is_undone() -> None:
     environment = make_environment(members=(0, 1), steps=10, governor=GovernorConfig(snapshot_every=4))
     environment.reset(0)
@@ -187,6 +213,28 @@ def test_snapshots_may_be_rarer_and_then_more_is_undone() -> None:
     act(environment, {})
     act(environment, {}, poisoned=True)
     assert torch.equal(environment.population.hosts.weights[0], first[0])
+
+
+@pytest.mark.parametrize(
+    ("objective", "collapses"),
+    [
+        ("classification", True),
+        (Objective(cross_entropy, accuracy), True),
+        (
+            Objective(lambda outputs, targets: cross_entropy(outputs, targets), accuracy),
+            False,
+        ),  # chance unknown
+    ],
+)
+def test_a_collapse_is_seen_wherever_the_loss_is_a_cross_entropy(
+    objective: str | Objective, collapses: bool
+) -> None:
+    environment = make_environment(members=(0, 1), steps=4, objective=objective)
+    environment.reset(0)
+    governor = environment._governor
+    governor.watch = replace(governor.watch, learned=torch.tensor([True, False]))
+    environment.population.hosts.weights[0] = 0.0  # every class alike
+    assert act(environment, {}).panicked.tolist() == [collapses, False]
 
 
 def test_without_a_governor_nothing_is_undone() -> None:
@@ -227,9 +275,10 @@ def test_rows_under_suspicion_are_never_kept() -> None:
     panics = []
     for weight, loss in ((1.0, 3.0), (2.0, 3.0), (3.0, 3.0), (4.0, 50.0), (5.0, 50.0)):
         population.hosts.weights.fill_(weight)
-        measured = replace(rows, loss=torch.tensor([loss, 3.0]))
+        signals = rows.signals.update(torch.tensor([loss, 3.0]), rows.signals.accuracy)
+        measured = replace(rows, signals=signals)
         after, panicked, _ = governor.review(measured, torch.ones(2))
         panics.append(panicked.tolist())
     assert panics == [[False, False]] * 4 + [[True, False]]
     assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]
-    assert after.loss.tolist() == [3.0, 3.0]
+    assert after.signals.loss.tolist() == [3.0, 3.0]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
+from esper.simic.agent.optimiser import VetoAdam
 
 
 @settings(deadline=None, max_examples=30)
@@ -75,3 +76,24 @@ def test_a_new_scale_leaves_what_the_value_head_says(scale: float) -> None:
         normaliser.update_returns(returns, torch.ones(4, 7, dtype=torch.bool), head)
         torch.testing.assert_close(normaliser.denormalise(head(memory)), before, atol=1e-4 * scale, rtol=1e-4)
     assert normaliser.count == 4 * 4 * 7
+
+
+def test_the_value_heads_moments_change_units_with_it() -> None:
+    """Adam's moments after a change of units are those that the same errors give in the new units."""
+    torch.manual_seed(0)
+    normaliser, head = ValueNormaliser(), nn.Linear(6, 1)
+    memory, returns = torch.randn(32, 6), 3 + 5 * torch.randn(32, 1)
+
+    def moments_of_one_step() -> VetoAdam:
+        adam = VetoAdam(head, learning_rate=1e-12, epsilon=1e-8)
+        adam.zero_grad()
+        (head(memory) - normaliser.normalise(returns)).square().mean().backward()
+        adam.step(vetoed=torch.tensor(False))
+        return adam
+
+    adam = moments_of_one_step()
+    factor = normaliser.update_returns(returns, torch.ones(32, 1, dtype=torch.bool), head)
+    assert factor < 0.5
+    adam.rescale(head, factor)
+    for name, wanted in moments_of_one_step().state_dict().items():
+        torch.testing.assert_close(adam.state_dict()[name], wanted, rtol=1e-4, atol=1e-6)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from esper.simic.agent.losses import approximate_kl, head_weights
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.policy.flat import FlatMasks, padded_choices
 from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared, transition
@@ -164,6 +165,39 @@ def test_trap_26_the_early_stop_acts_before_the_step_that_it_would_veto() -> Non
     reference = make_agent(learning_rate=0.03, target_kl=None, epochs=1, minibatches=1)
     reference.update(collect(reference, members=8, steps=8).buffer)
     torch.testing.assert_close(parameters(agent), parameters(reference), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("minibatches", [1, 3, 4, 7])
+@pytest.mark.parametrize("members", [4, 9])
+def test_as_many_minibatches_are_made_as_were_asked_for(members: int, minibatches: int) -> None:
+    agent = make_agent(minibatches=minibatches, epochs=2, target_kl=None)
+    parts = min(minibatches, members)
+    made = [members if rows is None else len(rows) for rows in agent._minibatches(members)]
+    assert len(made) == 2 * parts
+    assert sum(made) == 2 * members
+    assert max(made) - min(made) <= 1
+    metrics = agent.update(collect(agent, members=members, steps=3).buffer)
+    assert metrics.epochs_done == 2
+
+
+def kl_after_an_update(**config: object) -> tuple[float, bool]:
+    """How far an eager learner moves away from the policy that acted, and whether it was stopped."""
+    agent = make_agent(learning_rate=0.02, epochs=10, minibatches=1, **config)
+    buffer = collect(agent, members=16, steps=8).buffer
+    stopped = agent.update(buffer).stopped_early
+    batch = buffer.get_batched_sequences()
+    with torch.no_grad():
+        output = evaluate(agent, batch)
+    kl, _ = approximate_kl(output.log_prob - batch.steps.log_prob, head_weights(output, batch))
+    return kl.item(), stopped
+
+
+def test_the_kl_limit_holds_the_step_of_an_update() -> None:
+    free, never = kl_after_an_update(target_kl=None)
+    held, stopped = kl_after_an_update(target_kl=0.02)
+    assert (never, stopped) == (False, True)
+    assert free > 0.05
+    assert 0.02 < held < 0.03  # the step that crossed the limit was the last one
 
 
 def test_trap_26_leaving_the_loop_and_running_no_ops_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

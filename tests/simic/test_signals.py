@@ -1,4 +1,4 @@
-"""Histories, plateaus and evidence against one member at a time, in plain Python."""
+"""Histories and evidence against one member at a time, in plain Python."""
 
 from __future__ import annotations
 
@@ -14,35 +14,10 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import SeedGradients
 from esper.population.population import TrainMetrics, ValidationMetrics
-from esper.simic.config import EpisodeConfig
 from esper.simic.signals import Signals, update_evidence
 
-CONFIG = EpisodeConfig()
 NAN = math.nan
 numbers = st.one_of(st.floats(0, 1, width=32), st.just(NAN), st.just(math.inf))
-
-
-class SlowSignals:
-    """One member, one number at a time."""
-
-    def __init__(self) -> None:
-        self.losses: list[float] = []
-        self.accuracies: list[float] = []
-        self.best, self.plateau, self.calm, self.stable = NAN, 0, 0, False
-
-    def update(self, loss: float, accuracy: float) -> None:
-        bar = self.best + CONFIG.plateau_points / 100.0
-        if not math.isfinite(self.best) or accuracy >= bar:
-            self.best, self.plateau = accuracy, 0
-        else:
-            self.plateau += 1
-        before = self.losses[-1] if self.losses else NAN
-        known = math.isfinite(before) and math.isfinite(loss)
-        rushing = before - loss >= CONFIG.stable_share * abs(before)
-        self.calm = self.calm + 1 if known and not rushing else 0
-        self.stable = self.stable or self.calm >= CONFIG.stable_epochs
-        self.losses.append(loss)
-        self.accuracies.append(accuracy)
 
 
 def padded(history: list[float]) -> list[float]:
@@ -51,29 +26,23 @@ def padded(history: list[float]) -> list[float]:
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.tuples(numbers, numbers), min_size=3, max_size=3), min_size=1, max_size=10))
-def test_signals_equal_the_slow_ones(course: list[list[tuple[float, float]]]) -> None:
-    """Three members side by side; what one of them measures leaves the others alone."""
+def test_what_one_member_measures_leaves_the_others_histories_alone(
+    course: list[list[tuple[float, float]]],
+) -> None:
     signals = Signals.blank(3, torch.device("cpu"))
-    slow = [SlowSignals() for _ in range(3)]
     for epoch in course:
-        loss, accuracy = torch.tensor(epoch, dtype=torch.float64).unbind(1)
-        signals = signals.update(loss, accuracy, CONFIG)
-        for member, (a, b) in zip(slow, epoch, strict=True):
-            member.update(a, b)
-    assert signals.plateau.tolist() == [m.plateau for m in slow]
-    assert signals.calm.tolist() == [m.calm for m in slow]
-    assert signals.stable.tolist() == [m.stable for m in slow]
-    torch.testing.assert_close(
-        signals.loss_history.double(),
-        torch.tensor([padded(m.losses) for m in slow], dtype=torch.float64),
-        equal_nan=True,
-    )
+        signals = signals.update(*torch.tensor(epoch).unbind(1))
+    for member in range(3):
+        losses, accuracies = zip(*(epoch[member] for epoch in course), strict=True)
+        for history, values in ((signals.loss_history, losses), (signals.accuracy_history, accuracies)):
+            torch.testing.assert_close(history[member], torch.tensor(padded(list(values))), equal_nan=True)
+    torch.testing.assert_close(signals.loss, signals.loss_history[:, -1], equal_nan=True)
 
 
 def test_histories_keep_the_last_five_oldest_first() -> None:
     signals = Signals.blank(1, torch.device("cpu"))
     for k in range(7):
-        signals = signals.update(torch.tensor([float(k)]), torch.tensor([k / 10]), CONFIG)
+        signals = signals.update(torch.tensor([float(k)]), torch.tensor([k / 10]))
     assert signals.loss_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
 
 

@@ -59,6 +59,12 @@ def test_a_summary_counts_what_was_planted_by_blueprint() -> None:
     assert all(name.startswith("planted/") and value > 0 for name, value in counted.items())
 
 
+def test_a_fresh_critic_explains_nothing_and_misleads_nobody() -> None:
+    """Rewards are hundredths here; a critic whose values begin around 1 would explain less than nothing."""
+    result = make_trainer(rounds=1, steps=8).play_round()["agent"]
+    assert result.summary.explained_variance == pytest.approx(0, abs=0.1)
+
+
 def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
     def trainer() -> Trainer:
         return make_trainer(rounds=3, steps=5, twins=True, minibatches=2)

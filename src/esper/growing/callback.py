@@ -106,9 +106,7 @@ class Grower:
         gradients = self._live.gradients(host_norm, self._host_parameters)
         training = TrainMetrics(validation.loss, shadow_loss, torch.tensor([host_norm]), gradients)
         self._evidence = update_evidence(self._evidence, self.states, training, validation)
-        self._signals = self._signals.update(
-            validation.loss, validation.accuracy, self.settings.episode(self.epochs)
-        )
+        self._signals = self._signals.update(validation.loss, validation.accuracy)
         self.epoch += 1
         return self._decide(validation)
 

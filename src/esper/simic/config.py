@@ -19,13 +19,6 @@ class EpisodeConfig(Config):
         ge=1,
         description="steps between measurements of what each seed is worth; the last step always measures",
     )
-    plateau_points: float = Field(
-        default=0.5, ge=0, description="an epoch gains less than this many points on the best: no progress"
-    )
-    stable_share: float = Field(
-        default=0.03, ge=0, description="an epoch lowers the loss by less than this share: a calm one"
-    )
-    stable_epochs: int = Field(default=3, ge=1, description="calm epochs in a row that make a host stable")
 
 
 class RewardConfig(Config):
@@ -69,7 +62,7 @@ class GovernorConfig(Config):
     """When a member is taken back to its last good rows, and what that costs."""
 
     enabled: bool = Field(default=True, description="whether anything is ever rolled back")
-    penalty: float = Field(default=1.0, ge=0, description="taken from the reward of the step that did it")
+    penalty: float = Field(default=0.1, ge=0, description="taken from the reward of the step that did it")
     window: int = Field(default=20, ge=2, description="losses that a spike is judged against")
     window_min: int = Field(default=10, ge=2, description="losses needed before anything is a spike")
     spike_loss: float = Field(default=12.0, ge=0, description="a spike is above this loss")

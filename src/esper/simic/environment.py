@@ -46,7 +46,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, build_host
-from esper.population.objectives import Objective
+from esper.population.objectives import Objective, cross_entropy
 from esper.population.population import Population, TrainMetrics, ValidationMetrics
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import ForwardCosts, Work
@@ -122,7 +122,7 @@ class GrowthEnvironment:
         self._train = self.member_data([t.train for t in self.tasks])
         self._validation = self.member_data([t.validation for t in self.tasks])
         self._costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
-        chance_is_known = spec.objective == "classification"  # else no loss counts as a collapse
+        chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
         self.reset(0)
 
@@ -153,9 +153,7 @@ class GrowthEnvironment:
         self.rows = MemberRows(
             slots=slots,
             evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
-            signals=blank.update(measured.loss, measured.accuracy, self.spec.episode),
-            loss=measured.loss,
-            accuracy=measured.accuracy,
+            signals=blank.update(measured.loss, measured.accuracy),
         )
         self.parameters = self.population.parameter_counts(slots)  # [N] int64
         self._governor = Governor(self.spec.governor, self.population, self.rows, self._chance_loss)
@@ -190,9 +188,9 @@ class GrowthEnvironment:
         """What a controller is shown now."""
         rows = self.rows
         return Observation(
-            progress=torch.full_like(rows.loss, self.clock / self.steps),
-            val_loss=rows.loss,
-            val_accuracy=rows.accuracy,
+            progress=torch.full_like(rows.signals.loss, self.clock / self.steps),
+            val_loss=rows.signals.loss,
+            val_accuracy=rows.signals.accuracy,
             loss_history=rows.signals.loss_history,
             accuracy_history=rows.signals.accuracy_history,
             parameter_ratio=self.parameters / self.host_parameters,
@@ -211,9 +209,7 @@ class GrowthEnvironment:
         rows = MemberRows(
             slots=ticked.states,
             evidence=update_evidence(evidence, ticked.states, training, validation),
-            signals=self.rows.signals.update(validation.loss, validation.accuracy, self.spec.episode),
-            loss=validation.loss,
-            accuracy=validation.accuracy,
+            signals=self.rows.signals.update(validation.loss, validation.accuracy),
         )
         self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
         self.parameters = self.population.parameter_counts(self.slots)
@@ -306,4 +302,4 @@ class GrowthEnvironment:
         return REWARDS[self.spec.reward.mode](at) - self.spec.governor.penalty * panicked
 
     def _potential(self) -> Tensor:
-        return potential(self.rows.accuracy, self.parameters / self.host_parameters, self.spec.reward)
+        return potential(self.rows.signals.accuracy, self.parameters / self.host_parameters, self.spec.reward)

@@ -31,8 +31,6 @@ class MemberRows:
     slots: SlotStates
     evidence: SlotEvidence
     signals: Signals
-    loss: Tensor  # [N] of the latest validation
-    accuracy: Tensor  # [N] of the latest validation, 0..1
 
 
 @dataclass(frozen=True)
@@ -112,10 +110,13 @@ class Governor:
         if not self.config.enabled:
             nobody = torch.zeros_like(self.watch.learned)
             return rows, nobody, torch.zeros_like(rows.slots.enabled)
-        verdict = judge(self.watch, training_loss, rows.loss, self.chance_loss, self.config)
+        verdict = judge(self.watch, training_loss, rows.signals.loss, self.chance_loss, self.config)
         self.watch = verdict.watch
         self._ticks += 1
         rows, pruned = self._roll_back(rows, verdict.panicked)
+        # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
+        self._rows = choose(verdict.panicked, rows, self._rows)
+        self._ticks = self._ticks.masked_fill(verdict.panicked, 0)
         self._reviews += 1
         if self._reviews % self.config.snapshot_every == 0:
             self._keep(rows, verdict.good)
@@ -132,13 +133,11 @@ class Governor:
         slots = force_prune(undone, suspects)
         # Births are counted on: the next seed is another draw, not the one that just failed.
         self.population.restore({**self._bodies, "births": self.population.births}, panicked)
-        self.population.prune(suspects)
+        self.population.prune(panicked.unsqueeze(1) & ~holds_seed(slots))  # a snapshot may hold ended seeds
         after = MemberRows(
             slots=slots,
             evidence=choose(panicked, self._rows.evidence, rows.evidence).forget(suspects),
             signals=choose(panicked, self._rows.signals, rows.signals),
-            loss=choose(panicked, self._rows.loss, rows.loss),
-            accuracy=choose(panicked, self._rows.accuracy, rows.accuracy),
         )
         return after, suspects
 

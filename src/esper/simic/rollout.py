@@ -46,7 +46,6 @@ class EpisodeRecord:
     parameters: Ints  # [T + 1, N]
     potential: Floats  # [T + 1, N] Φ
     spent: Doubles  # [T + 1, N] training FLOPs since the episode began
-    plateau: Ints  # [T + 1, N]
     seen_stage: Ints  # [T + 1, N, S]
     seen_blueprint: Ints  # [T + 1, N, S]
     seen_style: Ints  # [T + 1, N, S]
@@ -169,12 +168,11 @@ def play(
 def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
     rows = environment.rows
     return {
-        "accuracy": rows.accuracy,
-        "loss": rows.loss,
+        "accuracy": rows.signals.accuracy,
+        "loss": rows.signals.loss,
         "parameters": environment.parameters,
         "potential": environment.potential,
         "spent": environment.flops,
-        "plateau": rows.signals.plateau,
         "seen_stage": rows.slots.stage,
         "seen_blueprint": rows.slots.blueprint,
         "seen_style": rows.slots.style,

@@ -12,7 +12,6 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.population import TrainMetrics, ValidationMetrics
-from esper.simic.config import EpisodeConfig
 from esper.tamiyo.policy.observation import HISTORY_LENGTH
 
 VELOCITY_KEPT = 0.7  # of the moving average of a contribution's change; the rest is the latest change
@@ -20,36 +19,30 @@ VELOCITY_KEPT = 0.7  # of the moving average of a contribution's change; the res
 
 @dataclass(frozen=True)
 class Signals:
-    """The course of validation, for N members."""
+    """The latest validations of N members."""
 
     loss_history: Tensor  # [N, 5] oldest first, NaN = not yet
     accuracy_history: Tensor  # [N, 5]
-    best_accuracy: Tensor  # [N] the bar that the next epoch has to clear; NaN before the first
-    plateau: Tensor  # [N] int64: epochs in a row that did not clear it
-    calm: Tensor  # [N] int64: epochs in a row in which the loss hardly fell
-    stable: Tensor  # [N] bool: there have been enough calm epochs; stays so
+
+    @property
+    def loss(self) -> Tensor:
+        """Of the latest validation.  # [N]"""
+        return self.loss_history[:, -1]
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Of the latest validation, 0..1.  # [N]"""
+        return self.accuracy_history[:, -1]
 
     @staticmethod
     def blank(num_members: int, device: torch.device) -> Signals:
+        """Before the first validation."""
         unknown = torch.full((num_members, HISTORY_LENGTH), math.nan, device=device)
-        none = torch.zeros(num_members, dtype=torch.long, device=device)
-        return Signals(unknown, unknown, unknown[:, 0], none, none, none.bool())
+        return Signals(unknown, unknown)
 
-    def update(self, loss: Tensor, accuracy: Tensor, config: EpisodeConfig) -> Signals:
-        """After another validation.  # loss, accuracy [N]"""
-        known = self.best_accuracy.isfinite()
-        improved = accuracy >= self.best_accuracy + config.plateau_points / 100.0
-        latest = self.loss_history[:, -1]
-        rushing = (latest - loss) >= config.stable_share * latest.abs()
-        calm = torch.where(latest.isfinite() & loss.isfinite() & ~rushing, self.calm + 1, 0)
-        return Signals(
-            loss_history=_shifted(self.loss_history, loss),
-            accuracy_history=_shifted(self.accuracy_history, accuracy),
-            best_accuracy=torch.where(improved | ~known, accuracy, self.best_accuracy),
-            plateau=torch.where(known & ~improved, self.plateau + 1, 0),
-            calm=calm,
-            stable=self.stable | (calm >= config.stable_epochs),
-        )
+    def update(self, loss: Tensor, accuracy: Tensor) -> Signals:
+        """After another validation: the newest value comes last and the oldest is dropped.  # both [N]"""
+        return Signals(_shifted(self.loss_history, loss), _shifted(self.accuracy_history, accuracy))
 
 
 def _shifted(history: Tensor, value: Tensor) -> Tensor:

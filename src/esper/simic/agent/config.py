@@ -24,10 +24,10 @@ class PPOConfig(Config):
         default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
     )
     target_kl: float | None = Field(
-        default=0.015, gt=0, description="KL per step to aim at; none never stops early"
-    )
-    kl_stop: float = Field(
-        default=1.5, gt=0, description="stop learning from a rollout at this multiple of target_kl"
+        default=0.02,
+        gt=0,
+        description="an update stops once it is this far from the policy that acted (KL per decision); "
+        "none never stops",
     )
     entropy_start: float = Field(default=0.05, ge=0, description="entropy coefficient of the first update")
     entropy_end: float = Field(

@@ -63,13 +63,16 @@ class ValueNormaliser(RunningNormaliser):
         super().__init__(size=1, epsilon=epsilon)
 
     @torch.no_grad()
-    def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> None:
+    def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> Tensor:
         """Take in a rollout's returns and rewrite the last layer of V: denormalise(V) stays what it was.
 
-        returns, valid [N, T]
+        Gives the factor by which that layer's gradients shrink with the change of units.
+        # returns, valid [N, T] → [1]
         """
         old_mean, old_scale = self.mean.float().clone(), self.scale()
         self.update(returns.unsqueeze(-1), valid)
         scale = self.scale()
-        value_head.weight.mul_(old_scale / scale)
+        factor = old_scale / scale
+        value_head.weight.mul_(factor)
         value_head.bias.mul_(old_scale).add_(old_mean - self.mean.float()).div_(scale)
+        return factor

@@ -35,6 +35,14 @@ class VetoAdam:
         self._adam.found_inf = vetoed.float()  # type: ignore[attr-defined]
         self._adam.step()
 
+    @torch.no_grad()
+    def rescale(self, module: nn.Module, factor: Tensor) -> None:
+        """Moments of a module as if its gradients so far had been `factor` times as large.  # factor [1]"""
+        for parameter in module.parameters():
+            moments = self._adam.state[parameter]
+            moments["exp_avg"].mul_(factor)
+            moments["exp_avg_sq"].mul_(factor.square())
+
     def state_dict(self) -> dict[str, Tensor]:
         return {
             f"{name}.{moment}": self._adam.state[parameter][moment]

@@ -109,7 +109,7 @@ class PPOAgent:
             self.entropy_coefficient,
             per_reader=config.head_average == "readers",
         )
-        limit = float("inf") if config.target_kl is None else config.kl_stop * config.target_kl
+        limit = float("inf") if config.target_kl is None else config.target_kl
 
         tally = Tally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
@@ -197,7 +197,8 @@ class PPOAgent:
         advantages = torch.where(learned, rollout.advantages, 0.0)
         variance = explained_variance(steps.value, returns, learned)
         if self.config.normalise_values:
-            self.value_normaliser.update_returns(returns, learned, self.policy.value_head)
+            head = self.policy.value_head
+            self.optimiser.rescale(head, self.value_normaliser.update_returns(returns, learned, head))
         batch = replace(
             rollout,
             steps=replace(
@@ -220,7 +221,9 @@ class PPOAgent:
                 yield None
                 continue
             draw = self.updates * self.config.epochs + epoch
-            yield from random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)[0].chunk(parts)
+            yield from random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)[0].tensor_split(
+                parts
+            )
 
     def _parts(self, num_members: int) -> int:
         return min(self.config.minibatches, num_members)

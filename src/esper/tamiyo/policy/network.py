@@ -68,7 +68,7 @@ class TamiyoNet(Policy):
         self.detail_encoder = nn.Sequential(linear(2 * width + embedding, width), nn.SiLU())
         self.detail_heads = linear(width, len(DETAIL_HEADS) * DETAIL_CHOICES, gain=0.01)
         self.value_encoder = nn.Sequential(linear(width, width), nn.SiLU())
-        self.value_head = linear(width, 1, gain=1.0)
+        self.value_head = linear(width, 1, gain=0.01)  # V begins as a constant
 
     def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
         return torch.zeros(num_rows, self.core.state_size, device=on)
