@@ -19,6 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks import loop, population
 from benchmarks.lines import read_results
+from docs import report_picture
 from esper.commands.play import ScriptedPlayer, play
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
@@ -54,7 +55,8 @@ def stages_of(reel: FilmReel) -> bytes:
 
 
 def bytes_of(paths: Iterable[Path]) -> Callable[[], bytes]:
-    return lambda: b"".join(path.read_bytes() for path in sorted(paths))
+    files = sorted(paths)
+    return lambda: b"".join(path.read_bytes() for path in files)
 
 
 def from_lines(module: object, file: Path) -> Drawing:
@@ -76,6 +78,9 @@ def of_study(draw: Callable[..., None]) -> Drawing:
 PICTURES: dict[str, Drawing] = {
     "lifecycle.png": Drawing(
         lambda path: save_png(film_strips(told_stories()), path), lambda: stages_of(told_stories())
+    ),
+    "report.png": Drawing(
+        report_picture.draw, bytes_of(report_picture.DEMO / name for name in report_picture.FILES)
     ),
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),

@@ -35,7 +35,7 @@ def nested(path: str, value: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_trap_43_a_wrong_type_names_key_value_and_what_is_allowed(key: object) -> None:
+def test_a_wrong_type_names_key_value_and_what_is_allowed(key: object) -> None:
     wrong = next(values for kind, values in WRONG_TYPE.items() if key.allowed.startswith(kind))  # type: ignore[attr-defined]
     for value in wrong:
         if value is None and "null" in key.allowed:  # type: ignore[attr-defined]
@@ -51,14 +51,14 @@ def test_trap_43_a_wrong_type_names_key_value_and_what_is_allowed(key: object) -
 @pytest.mark.parametrize(
     "key", [k for k in KEYS if "at least" in k.allowed or "above" in k.allowed], ids=lambda k: k.path
 )
-def test_trap_43_out_of_range_names_key_value_and_bounds(key: object) -> None:
+def test_out_of_range_names_key_value_and_bounds(key: object) -> None:
     with pytest.raises(UserError) as caught:
         build(RunConfig, nested(key.path, -7))  # type: ignore[attr-defined]
     assert f"{key.path} is -7; allowed is {key.allowed}" in str(caught.value)  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_trap_43_an_unknown_key_is_refused_with_the_nearest_one(key: object) -> None:
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: object) -> None:
     path = key.path + "x"  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="is not a setting") as caught:
         build(RunConfig, nested(path, 1))

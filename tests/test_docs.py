@@ -128,17 +128,13 @@ def snippets_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
 
 
-def test_a_task_of_ones_own_is_known_to_every_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_task_of_ones_own_is_named_by_module_and_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from esper.tasks import registry
-
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
-    names: dict[str, object] = {"__name__": "moons"}
-    exec(compile(snippets_of("extend.md")[0], "moons.py", "exec"), names)
-    assert cli.run(["tasks"]) == 0
-    assert "moons" in capsys.readouterr().out
-    assert cli.run(["train", "--task", "moons", "--out", str(tmp_path / "run"), "--quiet", *sets()]) == 0
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "moons.py").write_text(snippets_of("extend.md")[0])
+    assert cli.run(["train", "--task", "moons:moons", "--out", "run", "--quiet", *sets()]) == 0
 
 
 def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -211,7 +211,7 @@ def live_environment(episode: int, empty: bool = False) -> GrowthEnvironment:
     return environment
 
 
-def test_trap_41_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_a_fresh_process(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_a_fresh_process(tmp_path: Path) -> None:
     environment = live_environment(episode=2)
     wait = Actions.wait(len(STAGES))
     environment.step(wait)
@@ -227,7 +227,7 @@ def test_trap_41_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_a_fresh_proc
         assert torch.equal(mine.nan_to_num(-7.0), theirs[name].nan_to_num(-7.0)), name
 
 
-def test_trap_41_a_checkpoint_of_empty_slots_clears_live_ones(tmp_path: Path) -> None:
+def test_a_checkpoint_of_empty_slots_clears_live_ones(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "c", live_environment(episode=2, empty=True).state_dict(), {}, "test")
     environment = live_environment(episode=2)
     assert bool((environment.population.seeds.weights != 0).any())

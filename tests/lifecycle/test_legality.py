@@ -39,7 +39,7 @@ def executes(records: list[SlotRecord | None], op: Op, slot: int) -> bool:
 
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 64), st.integers(1, 25))
-def test_trap_01_wait_is_legal_in_every_state(rng_seed: int, members: int, slots: int) -> None:
+def test_wait_is_legal_in_every_state(rng_seed: int, members: int, slots: int) -> None:
     states = random_states(np.random.default_rng(rng_seed), members, slots)
     assert torch.equal(legal_slots_by_op(states, RULES)[:, Op.WAIT], states.enabled)
     outcome = apply(states, Actions.wait(members), SlotEvidence.unmeasured(members, slots), RULES, "cnn")
@@ -48,7 +48,7 @@ def test_trap_01_wait_is_legal_in_every_state(rng_seed: int, members: int, slots
     assert all(torch.equal(t, states.tensors()[n]) for n, t in outcome.states.tensors().items())
 
 
-def test_trap_01_wait_is_legal_whatever_its_other_heads_say() -> None:
+def test_wait_is_legal_whatever_its_other_heads_say() -> None:
     states = SlotStates.from_records([[SlotRecord(enabled=False), None]])
     for slot in (0, 1, -3, 99):
         action = Actions.of([{Head.OP: Op.WAIT, Head.SLOT: slot, Head.BLUEPRINT: 77}])
@@ -56,7 +56,7 @@ def test_trap_01_wait_is_legal_whatever_its_other_heads_say() -> None:
 
 
 @pytest.mark.parametrize("stage", sorted(Stage))
-def test_trap_03_germination_waits_for_seeds_being_raised(stage: Stage) -> None:
+def test_germination_waits_for_seeds_being_raised(stage: Stage) -> None:
     blocks = {Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING}
     grown = stage in {Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED}
     neighbour = SlotRecord(stage=stage, blueprint=1 if grown else -1)
@@ -66,7 +66,7 @@ def test_trap_03_germination_waits_for_seeds_being_raised(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("stage", [Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING])
-def test_trap_04_prune_needs_age_five_and_rest_and_the_executor_says_the_same(stage: Stage) -> None:
+def test_prune_needs_age_five_and_rest_and_the_executor_says_the_same(stage: Stage) -> None:
     cases = {
         (4, AlphaMode.HOLD): False,
         (5, AlphaMode.HOLD): True,
@@ -79,7 +79,7 @@ def test_trap_04_prune_needs_age_five_and_rest_and_the_executor_says_the_same(st
         assert executes(records, Op.PRUNE, 0) is expected
 
 
-def test_trap_04_the_governor_may_override_rest_but_not_age() -> None:
+def test_the_governor_may_override_rest_but_not_age() -> None:
     records = [[seed(Stage.BLENDING, age=age, alpha_mode=AlphaMode.UP)] for age in (4, 5, 5)]
     override = torch.tensor([True, True, False])
     states = SlotStates.from_records(records)
@@ -87,7 +87,7 @@ def test_trap_04_the_governor_may_override_rest_but_not_age() -> None:
     assert legal_slots_by_op(states, RULES, override)[:, Op.SET_ALPHA_TARGET, 0].tolist() == [False] * 3
 
 
-def test_trap_05_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
+def test_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
     records = [None, seed(Stage.FOSSILIZED), SlotRecord(Stage.HOLDING, 1, enabled=False)]
     for max_seeds, expected in ((0, True), (1, False), (2, False), (3, True)):
         assert legal(records, Op.GERMINATE, LifecycleConfig(max_seeds=max_seeds))[0] is expected
@@ -95,7 +95,7 @@ def test_trap_05_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
     assert legal(cooling, Op.GERMINATE, LifecycleConfig(max_seeds=1))[0], "a cooling slot holds no seed"
 
 
-def test_trap_05_disabled_slots_are_legal_for_nothing() -> None:
+def test_disabled_slots_are_legal_for_nothing() -> None:
     for stage in (Stage.BLENDING, Stage.HOLDING, Stage.TRAINING):
         records = [None, SlotRecord(stage, 1, age=9, enabled=False)]
         for op in Op:

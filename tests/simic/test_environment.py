@@ -167,7 +167,7 @@ def test_identical_seeds_give_identical_bits(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["spirals", "digits"])
-def test_trap_39_46_a_member_does_not_depend_on_how_many_there_are(name: str) -> None:
+def test_a_member_does_not_depend_on_how_many_there_are(name: str) -> None:
     few = make_environment((3, 1), 6, name)
     many = make_environment((0, 1, 2, 3, 4, 5, 6), 6, name)
     small, large = (play(environment, RandomLegal(0.8), 2) for environment in (few, many))
@@ -183,7 +183,7 @@ def test_trap_39_46_a_member_does_not_depend_on_how_many_there_are(name: str) ->
     assert (large.germinated.sum(axis=(0, 2))[rows] > 0).any()  # something grew
 
 
-def test_trap_46_the_number_of_members_changes_neither_data_nor_updates() -> None:
+def test_the_number_of_members_changes_neither_data_nor_updates() -> None:
     orders, steps = [], []
     for members in ((2,), (0, 1, 2)):
         environment = make_environment(members, 3)
@@ -195,7 +195,7 @@ def test_trap_46_the_number_of_members_changes_neither_data_nor_updates() -> Non
     assert steps == [6, 6]  # 3 epochs of 2 minibatches
 
 
-def test_trap_29_a_broken_member_changes_no_other() -> None:
+def test_a_broken_member_changes_no_other() -> None:
     sick, well = make_environment(steps=4), make_environment(steps=4)
     outcomes = []
     for environment in (sick, well):
@@ -235,7 +235,7 @@ def test_a_broken_member_goes_on_from_its_last_good_rows() -> None:
 # ---- the reward ------------------------------------------------------------------------------------------
 
 
-def test_trap_44_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
+def test_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
     record = play(make_environment(steps=6), RandomLegal(0.8), 0)
     ends = GAMMA**6 * record.potential[-1] - record.potential[0]
     np.testing.assert_allclose(record.returns, ends, atol=1e-5)
@@ -249,7 +249,7 @@ def test_sparse_rewards_come_at_the_end() -> None:
 
 
 @pytest.mark.parametrize("when", [0, 2, 4])
-def test_trap_27_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) -> None:
+def test_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) -> None:
     environment = make_environment(steps=5, governor=GovernorConfig(penalty=7.0))
     controller = Learner("agent", make_agent(), steps=5)
     observation = environment.reset(0)
@@ -291,7 +291,7 @@ save_file(environment.state_dict(), sys.argv[2])
 """
 
 
-def test_trap_41_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_path: Path) -> None:
+def test_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_path: Path) -> None:
     environment = make_environment(steps=12)
     environment.reset(3)
     for plan in (
@@ -312,7 +312,7 @@ def test_trap_41_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_
         assert torch.equal(value.nan_to_num(-7.0), after[name].nan_to_num(-7.0)), name
 
 
-def test_trap_41_a_saved_empty_slot_clears_a_live_one() -> None:
+def test_a_saved_empty_slot_clears_a_live_one() -> None:
     environment = make_environment(members=(0, 1), steps=4)
     environment.reset(0)
     empty = environment.state_dict()

@@ -92,7 +92,7 @@ def test_averaged_over_steps_the_heads_have_the_gradient_of_the_whole_action() -
 
 @pytest.mark.parametrize("per_reader", [True, False])
 @pytest.mark.parametrize("seed", range(3))
-def test_trap_18_means_run_over_relevant_steps(seed: int, per_reader: bool) -> None:
+def test_means_run_over_relevant_steps(seed: int, per_reader: bool) -> None:
     weights = replace(WEIGHTS, per_reader=per_reader)
     agent = make_agent(seed=seed)
     batch = moved_batch(agent, seed)
@@ -105,7 +105,7 @@ def test_trap_18_means_run_over_relevant_steps(seed: int, per_reader: bool) -> N
     assert terms.head_kl.tolist() == pytest.approx(head_kl, rel=1e-4, abs=1e-6)
 
 
-def test_trap_17_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
+def test_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
     agent = make_agent(recurrent=False)
     batch = moved_batch(agent)
     output = judge(agent, batch)
@@ -158,7 +158,7 @@ def test_kl_of_the_whole_action_is_the_sum_over_heads_with_the_masks_weight() ->
     assert head_kl.tolist() == pytest.approx([one, one], rel=1e-4)
 
 
-def test_trap_26_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> None:
+def test_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> None:
     agent = make_agent(recurrent=False)
     batch = prepared(agent, collect(agent).buffer)
     far = replace(

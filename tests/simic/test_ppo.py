@@ -21,7 +21,7 @@ def parameters(agent: PPOAgent) -> Tensor:
     return torch.cat([p.detach().flatten() for p in agent.policy.parameters()])
 
 
-def test_trap_17_nothing_relevant_at_all_is_a_quiet_update() -> None:
+def test_nothing_relevant_at_all_is_a_quiet_update() -> None:
     agent = make_agent()
     buffer = collect(agent).buffer
     buffer.get_batched_sequences().steps.forced.fill_(True)
@@ -32,7 +32,7 @@ def test_trap_17_nothing_relevant_at_all_is_a_quiet_update() -> None:
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_trap_20_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middle(recurrent: bool) -> None:
+def test_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middle(recurrent: bool) -> None:
     agent = make_agent(recurrent=recurrent)
     rollout = collect(agent, members=5, steps=9, reset_at=(0, 4))
     values = torch.stack([made.value for made in rollout.transitions], dim=1)
@@ -43,7 +43,7 @@ def test_trap_20_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middl
     torch.testing.assert_close(agent._in_reward_units(output.value), values, atol=1e-5, rtol=1e-4)
 
 
-def test_trap_20_a_rollout_that_continues_an_episode_starts_from_its_memory() -> None:
+def test_a_rollout_that_continues_an_episode_starts_from_its_memory() -> None:
     agent = make_agent()
     first = collect(agent, members=4, steps=3)
     state = agent.initial_state(4)
@@ -60,7 +60,7 @@ def test_trap_20_a_rollout_that_continues_an_episode_starts_from_its_memory() ->
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-def test_trap_24_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibatches: int) -> None:
+def test_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibatches: int) -> None:
     """The same rows in a tight buffer and in a long, used one teach exactly the same."""
     tight = make_agent(minibatches=minibatches, target_kl=None)
     loose = make_agent(minibatches=minibatches, target_kl=None)
@@ -75,7 +75,7 @@ def test_trap_24_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibat
     assert left.steps_learned == right.steps_learned == 20
 
 
-def test_trap_24_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
+def test_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
     clean, spoiled = make_agent(), make_agent()
     buffers = []
     for agent in (clean, spoiled):
@@ -94,7 +94,7 @@ def test_trap_24_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
     torch.testing.assert_close(parameters(clean), parameters(spoiled), atol=1e-6, rtol=1e-5)
 
 
-def test_trap_25_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_scale() -> None:
+def test_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_scale() -> None:
     agent = make_agent(epochs=1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
@@ -120,7 +120,7 @@ def test_trap_25_values_are_denormalised_before_gae_and_returns_normalised_by_th
         )
 
 
-def test_trap_25_the_normalisers_are_updated_once_per_rollout_whatever_the_epochs() -> None:
+def test_the_normalisers_are_updated_once_per_rollout_whatever_the_epochs() -> None:
     agent = make_agent(epochs=4, minibatches=3, normalise_observations=True)
     rollout = collect(agent, members=6, steps=7)
     metrics = agent.update(rollout.buffer)
@@ -132,7 +132,7 @@ def test_trap_25_the_normalisers_are_updated_once_per_rollout_whatever_the_epoch
     torch.testing.assert_close(agent.feature_normaliser.mean, features.mean((0, 1)))
 
 
-def test_trap_25_a_non_finite_row_changes_no_other_row() -> None:
+def test_a_non_finite_row_changes_no_other_row() -> None:
     """A member whose reward is not a number is left out; the rest learn as if it were not there."""
     with_it, without = make_agent(minibatches=1), make_agent(minibatches=1)
     spoiled = collect(with_it, members=5, steps=6).buffer
@@ -147,7 +147,7 @@ def test_trap_25_a_non_finite_row_changes_no_other_row() -> None:
     torch.testing.assert_close(parameters(with_it), parameters(without), atol=1e-6, rtol=1e-5)
 
 
-def test_trap_26_with_several_epochs_kl_is_not_zero_and_the_clip_acts() -> None:
+def test_with_several_epochs_kl_is_not_zero_and_the_clip_acts() -> None:
     agent = make_agent(learning_rate=0.03, target_kl=None, epochs=6, minibatches=2)
     metrics = agent.update(collect(agent, members=8, steps=8).buffer)
     assert metrics.epochs_done == 6
@@ -156,7 +156,7 @@ def test_trap_26_with_several_epochs_kl_is_not_zero_and_the_clip_acts() -> None:
     assert not metrics.stopped_early
 
 
-def test_trap_26_the_early_stop_acts_before_the_step_that_it_would_veto() -> None:
+def test_the_early_stop_acts_before_the_step_that_it_would_veto() -> None:
     agent = make_agent(learning_rate=0.03, target_kl=1e-4, epochs=5, minibatches=1)
     buffer = collect(agent, members=8, steps=8).buffer
     metrics = agent.update(buffer)
@@ -200,7 +200,7 @@ def test_the_kl_limit_holds_the_step_of_an_update() -> None:
     assert 0.02 < held < 0.03  # the step that crossed the limit was the last one
 
 
-def test_trap_26_leaving_the_loop_and_running_no_ops_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_the_loop_and_running_no_ops_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU the loop is left; on a device the remaining steps are refused. Same weights, same report."""
     config = {"learning_rate": 0.01, "target_kl": 2e-3, "epochs": 5, "minibatches": 2}
     leaves, refuses = make_agent(**config), make_agent(**config)
@@ -227,7 +227,7 @@ def test_a_non_finite_gradient_vetoes_its_step() -> None:
         assert tensor.isfinite().all()
 
 
-def test_trap_10_an_all_masked_row_raises_in_the_rollout_and_in_the_update() -> None:
+def test_an_all_masked_row_raises_in_the_rollout_and_in_the_update() -> None:
     agent = make_agent(minibatches=1, normalise_values=False)
     rollout = collect(agent, members=4, steps=3)
     made = rollout.transitions[0]
@@ -255,7 +255,7 @@ def test_an_unfinished_row_raises_in_the_update() -> None:
     agent.update(again.buffer, bootstrap_values=torch.zeros(3))
 
 
-def test_trap_44_a_potential_with_the_agents_gamma_changes_no_advantage() -> None:
+def test_a_potential_with_the_agents_gamma_changes_no_advantage() -> None:
     """r' = r + γΦ(s') − Φ(s) with V' = V − Φ gives the same advantages, and only with the agent's own γ."""
     members, steps = 5, 6
     potential = torch.randn(members, steps + 1)

@@ -74,7 +74,7 @@ def test_golden_masks_match_exactly(slots: int) -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(RNG_SEEDS, st.integers(1, 12), st.integers(1, 9), st.booleans())
-def test_trap_07_masks_equal_the_slow_reference(seed: int, members: int, slots: int, override: bool) -> None:
+def test_masks_equal_the_slow_reference(seed: int, members: int, slots: int, override: bool) -> None:
     rng = np.random.default_rng(seed)
     population, rules = random_members(rng, members, slots), random_rules(rng)
     flags = rng.random(members) < 0.5 if override else np.zeros(members, dtype=bool)
@@ -90,9 +90,7 @@ def test_trap_07_masks_equal_the_slow_reference(seed: int, members: int, slots: 
 
 @settings(deadline=None, max_examples=25)
 @given(RNG_SEEDS, st.integers(1, 512), st.integers(1, 25), st.integers(0, 3))
-def test_trap_08_the_batch_equals_each_member_alone(
-    seed: int, members: int, slots: int, max_seeds: int
-) -> None:
+def test_the_batch_equals_each_member_alone(seed: int, members: int, slots: int, max_seeds: int) -> None:
     rng = np.random.default_rng(seed)
     states = random_states(rng, members, slots)
     config = LifecycleConfig(max_seeds=max_seeds)
@@ -104,7 +102,9 @@ def test_trap_08_the_batch_equals_each_member_alone(
 
 @settings(deadline=None, max_examples=30)
 @given(RNG_SEEDS, st.integers(1, 64), st.integers(1, 25))
-def test_trap_01_and_02_wait_is_open_and_ops_are_their_rows(seed: int, members: int, slots: int) -> None:
+def test_wait_is_open_and_an_op_is_legal_where_its_row_is_not_empty(
+    seed: int, members: int, slots: int
+) -> None:
     masks = compute_batch_masks(random_states(np.random.default_rng(seed), members, slots))
     assert bool(masks.op[:, Op.WAIT].all())
     assert torch.equal(masks.op, masks.slot_by_op.any(dim=2))
@@ -120,7 +120,7 @@ def test_trap_01_and_02_wait_is_open_and_ops_are_their_rows(seed: int, members: 
     masks.check()
 
 
-def test_trap_01_to_03_hold_along_whole_episodes() -> None:
+def test_masks_obey_the_rules_along_whole_episodes() -> None:
     for seed in range(4):
         for step in episode(seed, 4, 3, steps=30):
             masks = compute_batch_masks(step.ticked.states)
@@ -159,7 +159,7 @@ def test_the_governor_may_override_rest_for_one_member() -> None:
     assert compute_action_masks(moving, governor_override=True).op[0, Op.PRUNE].item()
 
 
-def test_trap_09_wrong_sizes_and_topologies_are_errors() -> None:
+def test_wrong_sizes_and_topologies_are_errors() -> None:
     states = SlotStates.empty(2, 3)
     with pytest.raises(ValueError, match=r"the states have 3 slots and slot_config has 2 \(r0c0, r0c1\)"):
         compute_batch_masks(states, SlotConfig.grid(1, 2))
@@ -181,7 +181,7 @@ def test_trap_09_wrong_sizes_and_topologies_are_errors() -> None:
         SlotMaskState(seed_age_epochs=-1)
 
 
-def test_trap_10_an_all_masked_row_names_member_and_head() -> None:
+def test_an_all_masked_row_names_member_and_head() -> None:
     masks = compute_batch_masks(SlotStates.empty(3, 2))
     nothing = masks.style.clone()
     nothing[1] = False
