@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngInfo
 from benchmarks import loop, population
 from benchmarks.lines import read_results
 from docs import report_picture
-from esper.commands.play import ScriptedPlayer, play
+from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
 from studies import report, training_log
@@ -46,7 +46,7 @@ class Drawing:
 
 def told_stories() -> FilmReel:
     """What `esper lifecycle --seed 7` plays."""
-    return play(ScriptedPlayer(3), 3, 60, seed=7)
+    return film_episode(ScriptedPlayer(3), 3, 60, seed=7)
 
 
 def stages_of(reel: FilmReel) -> bytes:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
 from esper import __version__, cli
 
@@ -29,6 +30,38 @@ def test_help_takes_less_than_a_second_and_no_torch() -> None:
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([command, "--help"]) == 0
     assert command in capsys.readouterr().out
+
+
+def test_the_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([]) == 0
+    told = capsys.readouterr()
+    assert "Usage: esper" in told.out
+    assert told.err == ""
+
+
+@pytest.mark.parametrize(
+    "command", [name for name in typer.main.get_group(cli.app).commands if name != "config"]
+)
+def test_every_help_page_has_an_example_that_names_its_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run([command, "--help"]) == 0
+    assert f"Example: esper {command}" in capsys.readouterr().out
+
+
+def test_the_words_of_the_trade_are_explained_where_they_are_met(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert cli.run(["train", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    for word in ("A member is", "A round is", "A film"):
+        assert word in told
+    assert cli.run(["grow", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "joints, the places between two layers" in told
+    for name in ("random:0.1", "periodic:5", "scheduled:2+8+14", ":greedy"):
+        assert name in told
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,12 +103,12 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.commands import play
+    from esper.commands import made_up_episode
 
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(play, "play", broken)
+    monkeypatch.setattr(made_up_episode, "film_episode", broken)
     with pytest.raises(KeyError, match="a bug"):
         cli.run(["lifecycle"])
 

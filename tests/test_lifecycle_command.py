@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from esper import cli
-from esper.commands.play import RandomPlayer, ScriptedPlayer, play
+from esper.commands.made_up_episode import RandomPlayer, ScriptedPlayer, film_episode
 from esper.commands.stories import CAST
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import TRANSITIONS, Stage
@@ -50,7 +50,7 @@ def test_alpha_is_the_shade_of_blending_alone() -> None:
 @pytest.mark.parametrize("make", [lambda: ScriptedPlayer(len(CAST)), lambda: RandomPlayer(8, seed=3)])
 @pytest.mark.parametrize("slots", [1, 3, 5])
 def test_only_legal_moves_are_filmed(make: object, slots: int) -> None:
-    reel = play(make(), slots, 80, seed=3)  # type: ignore[operator]
+    reel = film_episode(make(), slots, 80, seed=3)  # type: ignore[operator]
     reachable = {s: TRANSITIONS[s] | {t for m in TRANSITIONS[s] for t in TRANSITIONS[m]} | {s} for s in Stage}
     for film in reel.films:
         for before, after in pairwise(film.stage):
@@ -65,7 +65,7 @@ def test_only_legal_moves_are_filmed(make: object, slots: int) -> None:
 
 
 def test_the_stories_show_every_stage_every_op_and_both_kinds_of_refusal() -> None:
-    reel = play(ScriptedPlayer(len(CAST)), 3, 80, seed=0)
+    reel = film_episode(ScriptedPlayer(len(CAST)), 3, 80, seed=0)
     shown = {stage for film in reel.films for row in film.stage for stage in row}
     assert shown == {int(stage) for stage in Stage if stage is not Stage.UNKNOWN}
     assert {op for film in reel.films for op in film.op} == {int(op) for op in Op}
@@ -76,15 +76,15 @@ def test_the_stories_show_every_stage_every_op_and_both_kinds_of_refusal() -> No
 
 
 def test_the_same_seed_plays_the_same_episode_beside_any_neighbours() -> None:
-    few = play(RandomPlayer(2, seed=5), 3, 50, seed=5)
-    many = play(RandomPlayer(6, seed=5), 3, 50, seed=5)
+    few = film_episode(RandomPlayer(2, seed=5), 3, 50, seed=5)
+    many = film_episode(RandomPlayer(6, seed=5), 3, 50, seed=5)
     assert few.films == many.films[:2]
-    assert play(RandomPlayer(2, seed=6), 3, 50, seed=6).films != few.films
+    assert film_episode(RandomPlayer(2, seed=6), 3, 50, seed=6).films != few.films
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_lanes_without_colour_say_every_step(width: int) -> None:
-    reel = play(ScriptedPlayer(1), 2, 45, seed=0)
+    reel = film_episode(ScriptedPlayer(1), 2, 45, seed=0)
     lines = drawn(reel, width, colour=False).splitlines()
     assert max(map(len, lines)) <= width
     lane = "".join(line[6:].rstrip() for line in lines if line.startswith("r0c0"))
@@ -96,7 +96,7 @@ def test_lanes_without_colour_say_every_step(width: int) -> None:
 
 
 def test_lanes_in_colour_use_the_palette() -> None:
-    text = drawn(play(ScriptedPlayer(1), 2, 45, seed=0), 100, colour=True)
+    text = drawn(film_episode(ScriptedPlayer(1), 2, 45, seed=0), 100, colour=True)
     for stage in ("GERMINATED", "TRAINING", "HOLDING", "FOSSILIZED"):
         red, green, blue = palette.rgb(palette.STAGE_COLOURS[stage])
         assert f"48;2;{red};{green};{blue}" in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -25,7 +26,7 @@ from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.live import QuietView
+from esper.telemetry.live import QuietView, stopping
 from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
@@ -171,6 +172,55 @@ def test_the_second_signal_ends_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_stop_is_answered_at_once_with_how_long_it_takes() -> None:
+    notices: list[str] = []
+    view = QuietView()
+    view.progress(1.0)
+    time.sleep(0.1)
+    view.progress(1.5)
+    assert 0 < view.round_ends_in < 1
+    with StopRequest(lambda: notices.append(stopping(view.round_ends_in))):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert notices == ["finishing the round, about 1 s; again to stop now"]
+    assert stopping(float("nan")) == "finishing the round; again to stop now"
+
+
+def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slow = sets("task=spirals", "rounds=50", "episode.steps=4000")  # a round takes longer than patience
+    process = start_esper("train", "--out", run, *slow)
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert "training on spirals" in process.stdout.readline()
+    assert re.fullmatch(
+        r"about [\d:]+ left in all, if the first steps are typical\n", process.stdout.readline()
+    )
+    process.send_signal(signal.SIGINT)
+    assert "finishing the round" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "stopped at once" in err
+    assert f"go on with: esper resume {run}" in out
+    assert "Traceback" not in err
+    assert TrainingRun.resume(run).trainer.rounds_done == 0
+
+
+@pytest.mark.parametrize("seconds", [0.1, 0.4, 1.3])
+def test_ctrl_c_while_the_command_is_being_loaded_is_no_traceback(seconds: float, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "esper", "train", "--out", tmp_path / "run", *sets()],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(seconds)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode in (-signal.SIGINT, 130)
+    assert "Traceback" not in err
 
 
 # ---- a member in the middle of its life -------------------------------------------------------------------

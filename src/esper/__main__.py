@@ -1,5 +1,15 @@
-"""`python -m esper` is `esper`, for machines where the script is not on the path."""
+"""`esper`, and `python -m esper` for machines where the script is not on the path."""
 
-from esper.cli import main
+import signal
 
-main()
+
+def main() -> None:
+    """Run the command line; Ctrl-C ends the process without a word until there is something to close."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from esper.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
@@ -21,37 +22,45 @@ from esper.commands import (
     machine,
     report,
     resume,
+    runs,
     tables,
     train,
     watch,
 )
 
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
+_COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
+    (train.train, "esper train --task digits --out runs/first"),
+    (grow.grow, "esper grow --task mnist1d --controller tamiyo --members 8"),
+    (compare.compare, "esper compare --task digits --controllers static,heuristic,runs/first"),
+    (resume.resume, "esper resume runs/first --set rounds=60"),
+    (demo.demo, "esper demo --out runs/demo"),
+    (runs.runs, "esper runs"),
+    (report.report, "esper report runs/first"),
+    (watch.watch, "esper watch runs/demo"),
+    (lifecycle.lifecycle, "esper lifecycle --random --png life.png"),
+    (tables.schema, "esper schema"),
+    (tables.blueprints, "esper blueprints --topology cnn --width 16"),
+    (tables.tasks, "esper tasks"),
+    (machine.doctor, "esper doctor"),
+)
 
 app = typer.Typer(
     name="esper",
     help="Neural networks that grow while they train, raised by a learned controller.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-app.command("train")(train.train)
-app.command("grow")(grow.grow)
-app.command("compare")(compare.compare)
-app.command("resume")(resume.resume)
-app.command("demo")(demo.demo)
-app.command("lifecycle")(lifecycle.lifecycle)
-app.command("report")(report.report)
-app.command("watch")(watch.watch)
-app.command("schema")(tables.schema)
-app.command("blueprints")(tables.blueprints)
-app.command("tasks")(tables.tasks)
-app.command("doctor")(machine.doctor)
+for _function, _example in _COMMANDS:
+    _paragraphs = (inspect.getdoc(_function) or "").split("\n\n")  # the terminal wraps them, not the source
+    _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)
+    app.command(_function.__name__, help=_help, epilog=f"Example: {_example}")(_function)
 app.add_typer(config.app, name="config")
 
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     debug: Annotated[
         bool, typer.Option("--debug", help="show the traceback of an error (or set ESPER_DEBUG)")
     ] = False,
@@ -62,12 +71,15 @@ def root(
         raise typer.Exit
     if debug:
         os.environ["ESPER_DEBUG"] = "1"
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command line and return its exit code: 0 well, 2 for bad input, which is told in one sentence.
+    """Run one command line and return its exit code.
 
-    Anything else that goes wrong is a bug and shows its traceback.
+    0: all is well; 2: bad input, told in one sentence; 130: ended with Ctrl-C. Anything else that goes wrong
+    is a bug and shows its traceback.
     """
     try:
         code = get_command(app).main(args=list(arguments), prog_name="esper", standalone_mode=False)
@@ -78,7 +90,9 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(" ".join(str(error).split()))
     except Exception as error:
         if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
-            return _complain("there is not enough memory: lower members, or population.rows_per_chunk")
+            return _complain(
+                "there is not enough memory: lower members, host.width, or population.rows_per_chunk"
+            )
         usage = getattr(error, "format_message", None)  # an option or argument that typer refused
         if usage is None:
             raise
@@ -87,12 +101,13 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(f"{usage().rstrip('.')}; see '{command} --help'")
 
 
-def _complain(sentence: str) -> int:
+def _complain(sentence: str, code: int = 2) -> int:
     print(f"esper: {sentence}", file=sys.stderr)
-    return 2
+    return code
 
 
 def main() -> None:
+    """Run the command line of this process, and end it with the exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without these letters shows a question mark
     sys.exit(run(sys.argv[1:]))

@@ -6,15 +6,16 @@ is killed at any moment goes on from the last one to the same bits as a run that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 from esper.builders import LEARNER, agent_schema, make_trainer
-from esper.config import RunConfig, saved_config
+from esper.config import RunConfig, load_config, saved_config
 from esper.controllers import checkpoint_config
-from esper.foundation.config_files import dump, parse_yaml
+from esper.foundation.config_files import dump, parse_override, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
@@ -25,8 +26,10 @@ from esper.simic.lanes import lanes_of
 from esper.simic.trainer import Round, Trainer
 from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.live import QuietView
-from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.run_folder import Kind, RunFolder
 from esper.telemetry.sinks import Sink, open_sinks
+
+MAY_CHANGE = ("rounds", "device", "telemetry")  # settings of a run that has begun; the others decide its bits
 
 
 class TrainingRun:
@@ -42,21 +45,51 @@ class TrainingRun:
         self._sinks: Sequence[Sink] = ()
 
     @classmethod
-    def start(cls, config: RunConfig, out: Path, command: Sequence[str] | None = None) -> TrainingRun:
+    def start(
+        cls,
+        config: RunConfig,
+        out: Path,
+        command: Sequence[str] | None = None,
+        kind: Kind = "train",
+        request: Mapping[str, Any] | None = None,
+    ) -> TrainingRun:
         """A new run in a new folder, which is made once everything else is known to work."""
         trainer = make_trainer(config, choose_device(config.device))
-        folder = RunFolder.create(out, config=dump(config), seed=config.seed, command=command)
+        folder = RunFolder.create(
+            out, config=dump(config), seed=config.seed, kind=kind, request=request, command=command
+        )
         return cls(config, folder, trainer)
 
     @classmethod
-    def resume(cls, path: Path, device: str | None = None, checkpoint: Path | None = None) -> TrainingRun:
-        """A run that was stopped, from its last checkpoint or from the one that is given."""
+    def resume(
+        cls,
+        path: Path,
+        device: str | None = None,
+        checkpoint: Path | None = None,
+        overrides: Sequence[str] = (),
+    ) -> TrainingRun:
+        """A run that was stopped, from its last checkpoint or from the one that is given.
+
+        `overrides` change settings of MAY_CHANGE for good: `rounds=200` extends the run. Raises UserError for
+        a folder of another kind, for any other setting, and where rounds would be lost.
+        """
         with ExitStack() as undo:
             folder = undo.enter_context(RunFolder.open(path))
-            config = read_config(folder)
+            if folder.kind not in ("train", "demo"):
+                raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
+            before = read_config(folder)
+            config = changed(before, overrides)
             run = cls(config, folder, make_trainer(config, choose_device(device or config.device)))
-            if checkpoint is not None or run.store.last.exists():  # or else it was killed in its first round
+            if checkpoint is not None or run.store.last.exists():
                 run.load(checkpoint or run.store.last)
+            else:
+                folder.check_unbegun()
+            if config.rounds < run.trainer.rounds_done:
+                raise UserError(
+                    f"rounds is {config.rounds}, and {run.trainer.rounds_done} are done; give at least that"
+                )
+            if config != before:
+                folder.write_config(dump(config))
             folder.truncate_after(run.trainer.rounds_done)
             undo.pop_all()  # all is well: the folder stays open
         return run
@@ -64,7 +97,7 @@ class TrainingRun:
     def load(self, path: Path) -> None:
         """Take the state of the run from a checkpoint of it."""
         checkpoint = load_checkpoint(path, agent_schema(), self.trainer.environment.device)
-        if checkpoint_config(checkpoint, path) != self.config:
+        if _fixed(checkpoint_config(checkpoint, path)) != _fixed(self.config):
             raise CheckpointError(
                 f"{path} belongs to a run with other settings than {self.folder.path / 'config.yaml'}; "
                 "give a checkpoint of this run"
@@ -113,6 +146,22 @@ class TrainingRun:
     def finished(self) -> bool:
         """Whether all rounds are done."""
         return self.trainer.rounds_done >= self.trainer.rounds
+
+
+def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+    """The settings of a run that has begun with others of MAY_CHANGE; UserError names any that may not."""
+    for override in overrides:
+        (name,) = parse_override(override)
+        if name in RunConfig.model_fields and name not in MAY_CHANGE:
+            raise UserError(
+                f"--set is {override!r}: a run that has begun keeps its {name}; what may change is "
+                f"{', '.join(MAY_CHANGE)}: start a new run with 'esper train'"
+            )
+    return load_config(overrides=overrides, base=config)
+
+
+def _fixed(config: RunConfig) -> dict[str, Any]:
+    return config.model_dump(exclude=set(MAY_CHANGE))
 
 
 def read_config(folder: RunFolder) -> RunConfig:

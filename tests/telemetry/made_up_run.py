@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.commands.play import ScriptedPlayer, play
+from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.events import Event
 from esper.telemetry.run_folder import RunFolder
@@ -25,7 +25,7 @@ def made_up_run(path: Path, rounds: int = 24) -> RunFolder:
     for number in range(1, rounds + 1):
         folder.append_events(_events(number, draw))
         folder.append_metrics(_summary(number, rounds, draw))
-    reel = play(ScriptedPlayer(3), num_slots=3, steps=40, seed=7)
+    reel = film_episode(ScriptedPlayer(3), num_slots=3, steps=40, seed=7)
     folder.write_film(reel)
     controllers = [_controller(name, gain, size, draw) for name, gain, size in _CONTROLLERS]
     folder.write_results(Comparison("digits", "cnn(width=4)", controllers, paired_differences(controllers)))

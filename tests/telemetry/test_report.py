@@ -171,6 +171,7 @@ def test_the_ledger_counts_fates() -> None:
         ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, False, "The return fell"),
         ([0.0, 0.5] * 8, False, "did not clearly rise"),
         ([float("nan")] * 20, False, "too few"),
+        ([0.1], False, "1 round is too few"),
     ],
 )
 def test_the_verdict_is_honest(returns: list[float], rose: bool, says: str) -> None:

@@ -157,6 +157,50 @@ def test_a_folder_in_use_is_never_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
+@pytest.mark.parametrize(
+    "left",
+    [
+        [],
+        ["checkpoints/"],
+        ["checkpoints/", ".lock", ".versions.json.77.tmp"],
+        ["checkpoints/", ".lock", "versions.json"],
+        ["checkpoints/", ".lock", "versions.json", "command.txt", ".config.yaml.77.tmp"],
+    ],
+)
+def test_a_run_that_was_killed_before_it_began_blocks_nothing(tmp_path: Path, left: list[str]) -> None:
+    make(tmp_path / "whole").close()
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in left:
+        if name.endswith("/"):
+            (run / name).mkdir()
+        else:
+            source = tmp_path / "whole" / name
+            (run / name).write_bytes(source.read_bytes() if source.exists() else b"half")
+    with make(run) as folder:
+        assert folder.config_text() == "seed: 3\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["command.txt", "config.yaml", "versions.json", "checkpoints/a", "notes.tmp"]
+)
+def test_a_file_of_somebody_else_is_never_taken_for_a_beginning(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / name).write_text("{}")
+    with pytest.raises(UserError, match="exists and is not an empty folder; choose another folder"):
+        make(run)
+    assert (run / name).read_text() == "{}"
+
+
+def test_a_folder_is_in_use_while_it_is_open(tmp_path: Path) -> None:
+    with make(tmp_path / "run") as folder:
+        assert folder.in_use
+        assert RunFolder.read(tmp_path / "run").in_use
+    assert not folder.in_use
+    assert not RunFolder.read(tmp_path / "run").in_use
+
+
 def test_an_unwritable_place_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot create .*: a part of the path is a file"):

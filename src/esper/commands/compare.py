@@ -6,17 +6,33 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.options import ConfigFile, Overrides, Preset, check_range, console
-from esper.commands.running import Out, Quiet, TaskName, new_folder, say, settle
+from esper.commands.options import (
+    CONTROLLER_HELP,
+    ConfigFile,
+    Device,
+    JsonResult,
+    Out,
+    Overrides,
+    Preset,
+    Quiet,
+    TaskName,
+    check_range,
+    console,
+    print_line,
+)
+from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
+    from esper.config import RunConfig
+    from esper.telemetry.run_folder import RunFolder
     from esper.telemetry.schema import Comparison, FilmReel
 
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
 NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
 CONTROLLERS = "static,random,heuristic,final:heuristic"
+USUAL_MEMBERS = 16
 
 
 def compare(
@@ -25,57 +41,96 @@ def compare(
         typer.Option(
             "--controllers",
             "-C",
-            help="names, run folders, checkpoints, or final:NAME (the network that NAME ended with, trained "
-            "from the start), with commas between them; the first one is the baseline",
+            help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
+            "final:NAME trains from the start the network that NAME ended with",
         ),
     ] = CONTROLLERS,
     members: Annotated[
-        int, typer.Option("--members", "-n", help="networks under each controller and seed")
-    ] = 16,
+        int | None,
+        typer.Option(
+            "--members", "-n", help=f"networks under each controller and seed; usually {USUAL_MEMBERS}"
+        ),
+    ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="how often all of it is repeated")] = 1,
     config: ConfigFile = None,
     preset: Preset = None,
     overrides: Overrides = None,
     task: TaskName = None,
     out: Out = None,
+    device: Device = None,
     quiet: Quiet = False,
+    as_json: JsonResult = False,
 ) -> None:
-    """Compare controllers: same initial weights, same data order, same members, and a test split that
-    nothing else reads. Settings are those of the first run folder among the controllers, if there is one.
+    """Compare controllers on the same networks, and say which differences are larger than chance.
+
+    Every controller gets the same members (networks), with the same first weights and the same order of the
+    data; what is compared is accuracy on a test split that nothing else reads. Settings are those of the
+    first run folder among the controllers, if there is one.
     """
-    check_range("--members", members, 1, 1_000_000)
+    if members is not None:
+        check_range("--members", members, 1, 1_000_000)
     check_range("--seeds", seeds, 1, 10_000)
-    from esper.comparing import Contest, LineUp
+    from esper.comparing import LineUp
     from esper.foundation.config_files import dump
-    from esper.telemetry.report import write_report
     from esper.telemetry.run_folder import RunFolder
 
+    names = LineUp.parse(controllers).controllers.values()
+    settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
+    contest = _contest(settings, controllers, seeds)
+    with RunFolder.create(
+        out or new_folder("compare", settings.task),
+        kind="compare",
+        request={"controllers": controllers, "seeds": seeds},
+        config=dump(settings),
+        seed=settings.seed,
+    ) as folder:
+        _finish(contest, folder, quiet, as_json)
+
+
+def compare_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    """Do an interrupted comparison again in its folder, as it was asked for."""
+    from esper.telemetry.run_folder import RunFolder
+    from esper.training import read_config
+
+    contest = _contest(read_config(folder), requested(folder, "controllers"), requested(folder, "seeds"))
+    with RunFolder.open(folder.path) as opened:
+        _finish(contest, opened, quiet, as_json)
+
+
+def _contest(settings: RunConfig, controllers: str, seeds: int) -> Contest:
+    from esper.comparing import Contest, LineUp
+
     line_up = LineUp.parse(controllers)
-    names = line_up.controllers.values()
-    settings = settle(config, preset, overrides, task, controllers=names, members=members)
-    contest = Contest(settings, line_up.load(settings), line_up.finals, seeds)
-    folder = RunFolder.create(
-        out or new_folder("compare", settings.task), config=dump(settings), seed=settings.seed
-    )
-    with folder:
-        comparison, reel = hold(contest, quiet)
-        folder.write_results(comparison)
-        folder.write_film(reel)
-        page = write_report(folder)
-    show(comparison)
-    say(f"wrote {page}")
+    return Contest(settings, line_up.load(settings), line_up.finals, seeds)
 
 
-def hold(contest: Contest, quiet: bool = False) -> tuple[Comparison, FilmReel]:
+def _finish(contest: Contest, folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    """Run a contest, and leave its results in a folder and on the screen."""
+    from esper.telemetry.report import write_report
+    from esper.telemetry.schema import plain, to_json
+
+    with interruption_told(folder):
+        comparison, reel = run_contest(contest, quiet)
+    folder.write_film(reel)
+    folder.write_results(comparison)
+    page = write_report(folder)
+    if as_json:
+        print(to_json({"folder": str(folder.path), "report": str(page), **plain(comparison)}))
+    else:
+        print_comparison(comparison)
+        print_line(f"wrote {page}")
+
+
+def run_contest(contest: Contest, quiet: bool = False) -> tuple[Comparison, FilmReel]:
     """Run a contest and show how far it is."""
     from esper.commands.progress import StepProgress
 
-    with StepProgress(contest.steps, quiet) as progress:
-        return contest.run(lambda environment: progress.advance("comparing"))
+    with StepProgress(contest.steps, "comparing", quiet) as progress:
+        return contest.run(lambda environment: progress.advance())
 
 
-def show(comparison: Comparison) -> None:
-    """Means with 95 % intervals, and paired differences to the first controller, as a table."""
+def print_comparison(comparison: Comparison) -> None:
+    """Print means with 95 % intervals, and paired differences to the first controller, as a table."""
     from rich.table import Table
 
     from esper.foundation.statistics import mean_interval
@@ -104,7 +159,8 @@ def show(comparison: Comparison) -> None:
         }
         table.add_row(result.name, *[cells[title] for title in titles])
     members = len(comparison.controllers[0].members)
-    say(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
-    say(f"Δ is the difference to {baseline}, member by member; accuracy in points.\n")
+    print_line(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
+    print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
+    print_line("Φ is accuracy less a price on parameters: what a controller is paid for.\n")
     screen.print(table)
     screen.print()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from esper.commands.options import ConfigFile, Overrides, Preset, console
+from esper.commands.options import ConfigFile, Overrides, Preset, console, plural
 
 app = typer.Typer(no_args_is_help=True, help="Look at a configuration, or check one.")
 
@@ -51,8 +51,9 @@ def presets() -> None:
 
     for name in preset_names():
         resolved = load_config(preset=name)
-        steps = resolved.episode.steps
-        print(f"{name:12} {resolved.members} members, {resolved.rounds} rounds of {steps} steps")
+        steps = plural(resolved.episode.steps, "step")
+        members, rounds = plural(resolved.members, "member"), plural(resolved.rounds, "round")
+        print(f"{name:12} {members}, {rounds} of {steps}")
 
 
 def _explain(values: dict[str, Any]) -> None:

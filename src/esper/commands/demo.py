@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.options import Overrides
-from esper.commands.running import Out, carry_through, new_folder, say
+from esper.commands.options import Out, Overrides, check_range, print_line
+from esper.commands.running import carry_through, interruption_told, new_folder
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
     from esper.telemetry.schema import Comparison
     from esper.training import TrainingRun
 
+USUAL_MEMBERS = 24
 CONTROLS = ("static", "random", "heuristic")
 BEFORE, LEARNED = "untrained", "tamiyo"
 
@@ -23,29 +23,39 @@ def demo(
     out: Out = None,
     members: Annotated[
         int, typer.Option("--members", "-n", help="fresh networks under each controller")
-    ] = 24,
+    ] = USUAL_MEMBERS,
     overrides: Overrides = None,
 ) -> None:
-    """Train a controller on an embedded task, compare it with controls on fresh networks, write a report."""
-    begun = time.monotonic()
-    from esper.commands.compare import hold, show
+    """Train a controller on small images, compare it with controls on fresh networks, and write a report.
+
+    The first line says about how long it will take. Ctrl-C is safe: 'esper resume' completes the demo.
+    """
+    check_range("--members", members, 1, 1_000_000)
     from esper.config import load_config
-    from esper.telemetry.report import write_report
     from esper.training import TrainingRun
 
     settings = load_config(preset="demo", overrides=overrides or [])
-    run = TrainingRun.start(settings, out or new_folder("demo", settings.task))
+    path = out or new_folder("demo", settings.task)
+    run = TrainingRun.start(settings, path, kind="demo", request={"members": members})
     code = carry_through(run, report=False)
     if code:
         raise typer.Exit(code)
-    comparison, _ = hold(_contest(run, members))
-    run.folder.write_results(comparison)
-    page = write_report(run.folder)
-    show(comparison)
-    say(verdict(comparison))
-    seconds = time.monotonic() - begun
-    say(f"\nThe report with all pictures: {page}")
-    say(f"The whole took {seconds // 60:.0f} min {seconds % 60:.0f} s.")
+    complete(run, members)
+
+
+def complete(run: TrainingRun, members: int) -> None:
+    """Compare what a demo trained with its controls, and say what came of it."""
+    from esper.commands.compare import print_comparison, run_contest
+    from esper.telemetry.report import write_report
+
+    with run.folder.reopened():
+        with interruption_told(run.folder):
+            comparison, _ = run_contest(_contest(run, members))
+        run.folder.write_results(comparison)
+        page = write_report(run.folder)
+    print_comparison(comparison)
+    print_line(verdict(comparison))
+    print_line(f"\nThe report with all pictures: {page}")
 
 
 def _contest(run: TrainingRun, members: int) -> Contest:

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.options import ConfigFile, Overrides, Preset, check_range
-from esper.commands.running import Device, Out, Quiet, TaskName, new_folder, say, settle
+from esper.commands.options import (
+    CONTROLLER_HELP,
+    ConfigFile,
+    Device,
+    JsonResult,
+    Out,
+    Overrides,
+    Preset,
+    Quiet,
+    TaskName,
+    check_range,
+    print_line,
+)
+from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
+
+if TYPE_CHECKING:
+    from esper.config import RunConfig
+    from esper.simic.environment import GrowthEnvironment
+    from esper.tamiyo.controllers import Controller
+    from esper.telemetry.run_folder import RunFolder
+
+USUAL_MEMBERS = 8
+BASELINE = "static"
 
 
 def grow(
     controller: Annotated[
-        str,
-        typer.Option(
-            "--controller",
-            "-C",
-            help="tamiyo, heuristic, random, periodic, scheduled, static, a run folder or a checkpoint",
-        ),
+        str, typer.Option("--controller", "-C", help=f"who decides what grows: {CONTROLLER_HELP}")
     ] = "heuristic",
-    members: Annotated[int, typer.Option("--members", "-n", help="networks to grow; the best is kept")] = 8,
+    members: Annotated[
+        int | None,
+        typer.Option("--members", "-n", help=f"networks to grow; the best is kept; usually {USUAL_MEMBERS}"),
+    ] = None,
     config: ConfigFile = None,
     preset: Preset = None,
     overrides: Overrides = None,
@@ -27,39 +47,95 @@ def grow(
     out: Out = None,
     device: Device = None,
     quiet: Quiet = False,
+    as_json: JsonResult = False,
 ) -> None:
-    """Grow networks and write the one that is best on the validation split, with a film of how it grew."""
-    check_range("--members", members, 1, 1_000_000)
-    settings = settle(config, preset, overrides, task, device, [controller], members)
-    from esper.builders import make_environment
-    from esper.commands.progress import StepProgress
-    from esper.controllers import load_controller
+    """Grow networks on a task, and write the one that is best on the validation split.
+
+    Seeds are planted at the joints, the places between two layers of a network, and stay if they help. The
+    same networks are trained without any growth beside them, so that the report says what growth was worth.
+    It writes network.pt2, which torch alone can run, and a film of how the network grew.
+    """
+    if members is not None:
+        check_range("--members", members, 1, 1_000_000)
+    settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)
     from esper.foundation.config_files import dump
-    from esper.foundation.devices import choose_device, cpu_threads
+    from esper.telemetry.run_folder import RunFolder
+
+    growth = _prepare(settings, controller)
+    with RunFolder.create(
+        out or new_folder("grow", settings.task),
+        kind="grow",
+        request={"controller": controller},
+        config=dump(settings),
+        seed=settings.seed,
+    ) as folder:
+        _finish(growth, folder, quiet, as_json)
+
+
+def grow_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    """Do an interrupted growth again in its folder, as it was asked for."""
+    from esper.telemetry.run_folder import RunFolder
+    from esper.training import read_config
+
+    growth = _prepare(read_config(folder), requested(folder, "controller"))
+    with RunFolder.open(folder.path) as opened:
+        _finish(growth, opened, quiet, as_json)
+
+
+@dataclass(frozen=True)
+class _Growth:
+    """All that a growth needs, known to work before anything is written."""
+
+    settings: RunConfig
+    controllers: dict[str, Controller]  # the baseline first, whose networks are in no file, then who grows
+    environment: GrowthEnvironment
+
+
+def _prepare(settings: RunConfig, controller: str) -> _Growth:
+    from esper.builders import make_environment
+    from esper.controllers import load_controller
+    from esper.foundation.devices import choose_device
+
+    device = choose_device(settings.device)
+    names = dict.fromkeys((BASELINE, controller))
+    controllers = {name: load_controller(name, settings.lifecycle.gates, device) for name in names}
+    return _Growth(settings, controllers, make_environment(settings))
+
+
+def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    """Grow the networks, and leave the best and the story of it in a folder."""
+    from esper.commands.progress import StepProgress
+    from esper.foundation.devices import cpu_threads
     from esper.grown_network import GrownMember
-    from esper.simic.compare import as_comparison, run_controller
+    from esper.simic.compare import as_comparison, compare
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel
     from esper.simic.lanes import lanes_of
     from esper.telemetry.pictures import film_strips, save_png
     from esper.telemetry.report import write_report
-    from esper.telemetry.run_folder import RunFolder
+    from esper.telemetry.schema import plain, to_json
 
-    chosen = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
-    environment = make_environment(settings)
-    folder = RunFolder.create(
-        out or new_folder("grow", settings.task), config=dump(settings), seed=settings.seed
-    )
-    with folder, cpu_threads(settings.threads), StepProgress(environment.steps, quiet) as progress:
-        run = run_controller(environment, controller, chosen, on_step=lambda _: progress.advance("growing"))
-        best = GrownMember.best(environment, run)
+    environment, settings = growth.environment, growth.settings
+    steps = environment.steps * len(growth.controllers)
+    with (
+        interruption_told(folder),
+        cpu_threads(settings.threads),
+        StepProgress(steps, "growing", quiet) as progress,
+    ):
+        played = compare(environment, growth.controllers, on_step=lambda _: progress.advance())
+        runs = list(played)  # the environment ends as the last one left it
+        best = GrownMember.best(environment, runs[-1])
         best.save(folder.path)
-        reel = film_reel(run.record, settings.telemetry.film_members or 1)
-        folder.write_film(reel)
-        folder.lanes.write(lanes_of(run.record, environment, 0))
-        folder.append_events(episode_events(run.record, 0))
-        folder.write_results(as_comparison(environment, [run]))
-        save_png(film_strips(reel), folder.path / "film.png")
-        page = write_report(folder)
-    say(best.describe().split("\n```")[0])
-    say(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")
+    reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)
+    folder.write_film(reel)
+    folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
+    folder.append_events(episode_events(runs[-1].record, 0))
+    comparison = as_comparison(environment, runs)
+    folder.write_results(comparison)
+    save_png(film_strips(reel), folder.path / "film.png")
+    page = write_report(folder)
+    if as_json:
+        print(to_json({"folder": str(folder.path), "report": str(page), **plain(comparison)}))
+        return
+    print_line(best.describe().split("\n```")[0])
+    print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")

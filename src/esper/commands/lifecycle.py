@@ -36,10 +36,10 @@ def lifecycle(
     """Play an episode with the real rules and made-up evidence, and draw the life of every slot."""
     for name, value, most in (("--members", members, 64), ("--slots", slots, 25), ("--steps", steps, 1000)):
         check_range(name, value, 1, most)
-    from esper.commands.play import RandomPlayer, ScriptedPlayer, play
+    from esper.commands.made_up_episode import RandomPlayer, ScriptedPlayer, film_episode
 
     player = ScriptedPlayer(members) if scripted else RandomPlayer(members, seed)
-    reel = play(player, slots, steps, seed)
+    reel = film_episode(player, slots, steps, seed)
     _draw(reel)
     if png is not None:
         from esper.telemetry.pictures import film_strips, save_png

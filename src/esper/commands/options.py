@@ -11,18 +11,37 @@ from rich.console import Console
 
 from esper.foundation.errors import UserError
 
+CONTROLLER_HELP = (
+    "static (never grows), heuristic, random or random:0.1 (how often it plants), periodic or periodic:5 "
+    "(a seed every 5 steps), scheduled or scheduled:2+8+14 (a seed at these steps), tamiyo (the trained one "
+    "that ships with esper), a run folder or a checkpoint; ':greedy' after a trained one takes its likeliest "
+    "choices"
+)
+
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="settings that ship with esper: see 'esper config presets'"),
 ]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable")
+    list[str] | None,
+    typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config show'"),
 ]
 Seed = Annotated[int, typer.Option(help="every random number derives from it")]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
+]
+TaskName = Annotated[
+    str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
+JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, for machines")]
+JsonResult = Annotated[bool, typer.Option("--json", help="the result as one JSON object on stdout")]
 
 
 def check_range(name: str, value: int, least: int, most: int) -> None:
+    """Raise UserError unless least ≤ value ≤ most; `name` is the option as it is typed."""
     if not least <= value <= most:
         raise UserError(f"{name} is {value}; allowed are {least} to {most}")
 
@@ -31,3 +50,13 @@ def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
     """The terminal, or plain text where there is none."""
     file = sys.stdout if stream == "stdout" else sys.stderr
     return Console(file=file, highlight=False)
+
+
+def plural(count: int, word: str) -> str:
+    """'1 round', '2 rounds'."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def print_line(text: str, for_machines: bool = False) -> None:
+    """Print a line of plain text at once; on stderr where stdout is kept for machines."""
+    print(text, file=sys.stderr if for_machines else sys.stdout, flush=True)

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.running import Device, JsonLines, Quiet, carry_through, say
+from esper.commands.demo import USUAL_MEMBERS, complete
+from esper.commands.options import Device, JsonLines, Overrides, Quiet, plural, print_line
+from esper.commands.running import carry_through
+
+if TYPE_CHECKING:
+    from esper.telemetry.run_folder import RunFolder
+
+FROM_THE_START = ("compare", "grow")  # kinds that keep nothing until they are done
 
 
 def resume(
@@ -15,16 +22,61 @@ def resume(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="an older checkpoint of the run; by default its last")
     ] = None,
+    overrides: Overrides = None,
     device: Device = None,
     quiet: Quiet = False,
     json_lines: JsonLines = False,
 ) -> None:
-    """Continue a training run from its last checkpoint. What came after it is lived again."""
+    """Go on with a run that was stopped, or extend one with --set rounds=N.
+
+    A training run continues from its last checkpoint, to the same bits as if it had never been stopped; what
+    came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
+    until it is done, and begins again as it was asked for.
+    """
+    from esper.telemetry.consistency import complaints
+    from esper.telemetry.run_folder import RunFolder
+
+    folder = RunFolder.read(run)
+    for complaint in complaints(folder):
+        print_line(f"note: {complaint}", for_machines=True)
+    if folder.kind in FROM_THE_START:
+        _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
+        _again(folder, quiet, json_lines)
+        return
     from esper.training import TrainingRun
 
-    continued = TrainingRun.resume(run, device, checkpoint)
+    continued = TrainingRun.resume(run, device, checkpoint, overrides or [])
+    continued.folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
+    unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
     if not (quiet or json_lines):
-        told = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
-        say(f"{run}: {done} of {rounds} rounds are done, {told}")
-    raise typer.Exit(carry_through(continued, quiet, json_lines))
+        left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
+        print_line(f"{run}: {done} of {plural(rounds, 'round')} are done, {left}")
+    code = carry_through(continued, quiet, json_lines, report=not unfinished_demo)
+    if unfinished_demo and code == 0:
+        complete(continued, int(folder.request.get("members", USUAL_MEMBERS)))
+    raise typer.Exit(code)
+
+
+def _again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
+    """Do a comparison or a growth again in its own folder, unless it is finished."""
+    from esper.commands import compare, grow
+
+    if folder.results() is not None:
+        print_line(
+            f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json
+        )
+        return
+    again = compare.compare_again if folder.kind == "compare" else grow.grow_again
+    again(folder, quiet, as_json)
+
+
+def _refuse_options(folder: RunFolder, given: dict[str, object]) -> None:
+    from esper.foundation.errors import UserError
+
+    for name, value in given.items():
+        if value:
+            raise UserError(
+                f"{name} is for runs that train, and {folder.path} holds one of 'esper {folder.kind}'; leave "
+                f"it out, or begin anew in another folder with: {folder.command_text()}"
+            )

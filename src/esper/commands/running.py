@@ -1,33 +1,27 @@
-"""What the commands that run something share: options, settings, folder, last words."""
+"""What the commands that run something share: settings, folder, the course of a training run."""
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from esper.commands.options import console
+from esper.commands.options import console, plural, print_line
+from esper.foundation.errors import UserError
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
+    from esper.telemetry.run_folder import RunFolder
     from esper.training import TrainingRun
 
-Out = Annotated[
-    Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
-]
-TaskName = Annotated[
-    str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
-]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
-JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, for machines")]
+INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 
 
-def settle(
+def resolve_settings(
     config: Path | None,
     preset: str | None,
     overrides: Sequence[str] | None,
@@ -35,13 +29,19 @@ def settle(
     device: str | None = None,
     controllers: Iterable[str] = (),
     members: int | None = None,
+    usual_members: int | None = None,
 ) -> RunConfig:
     """The settings of a run: defaults, preset, file, options, --set, in that order.
 
     Where nothing else is named, those of the first run folder among the controllers stand for the defaults.
+    `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
     """
-    from esper.config import load_config, preset_names
+    from esper.config import load_config, preset_names, read_preset
+    from esper.foundation.config_files import read_yaml
 
+    if members is None and usual_members is not None:
+        written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
+        members = None if "members" in written else usual_members
     if task is not None and preset is None and config is None and task in preset_names():
         preset = task
     named = {"task": task, "device": device, "members": members}
@@ -51,9 +51,7 @@ def settle(
 
 
 def _trained_with(controllers: Iterable[str]) -> RunConfig | None:
-    from esper.controllers import GREEDY
-
-    folders = (name.removesuffix(GREEDY) for name in controllers)
+    folders = (name.removesuffix(":greedy") for name in controllers)
     folder = next((name for name in folders if Path(name, "config.yaml").is_file()), None)
     if folder is None:
         return None
@@ -70,42 +68,60 @@ def new_folder(kind: str, task: str) -> Path:
     return next((path for path in names if not path.exists()), base)
 
 
+def requested(folder: RunFolder, name: str) -> Any:
+    """What was asked for when a run began, to do it again; UserError where the folder does not say."""
+    if name not in folder.request:
+        raise UserError(
+            f"{folder.path} does not say which {name} it was begun with, and cannot go on; begin anew in "
+            f"another folder with: {folder.command_text()}"
+        )
+    return folder.request[name]
+
+
+@contextmanager
+def interruption_told(folder: RunFolder) -> Iterator[None]:
+    """Where Ctrl-C ends what is inside, say how to go on, and end the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_line(f"stopped; begin it again with: esper resume {folder.path}", for_machines=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def carry_through(
     run: TrainingRun, quiet: bool = False, json_lines: bool = False, report: bool = True
 ) -> int:
     """Play a training run to its end, or to the end of the round in which a stop is asked for.
 
-    Returns the exit code: 0, or that of the signal.
+    Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps.
     """
     from esper.foundation.interrupts import StopRequest
-    from esper.telemetry.live import open_view
+    from esper.telemetry.live import open_view, stopping
     from esper.telemetry.report import course, write_report
 
     config, trainer = run.config, run.trainer
     screen = console()
-    title = (
-        f"{config.task}: {config.members} members, {config.episode.steps} steps, {trainer.environment.device}"
-    )
-    if not (quiet or json_lines or screen.is_terminal):
-        say(f"training on {title}, {config.rounds} rounds, in {run.folder.path}")
-    with run.folder, StopRequest() as stop:
-        with open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines) as view:
-            run.run(view, stop)
-        page = write_report(run.folder) if report or stop.requested else None
-    stream = sys.stderr if json_lines else sys.stdout
+    device = trainer.environment.device
+    title = f"{config.task}: {config.members} members, {config.episode.steps} steps, {device}"
+    page = None
+    view = open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines)
+    with run.folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:
+        if not (quiet or json_lines or screen.is_terminal):
+            print_line(f"training on {title}, {plural(config.rounds, 'round')}, in {run.folder.path}")
+        try:
+            with view:
+                run.run(view, stop)
+            page = write_report(run.folder) if report or stop.requested else None
+        except KeyboardInterrupt:
+            print_line("stopped at once: the round in flight is not kept", for_machines=True)
     if not run.finished:
-        say(
+        print_line(
             f"stopped after round {trainer.rounds_done} of {trainer.rounds}; "
             f"go on with: esper resume {run.folder.path}",
-            stream,
+            json_lines,
         )
-    if not quiet:
-        say(course(run.folder.metrics()), stream)
+    if not quiet and trainer.rounds_done:
+        print_line(course(run.folder.metrics()), json_lines)
     if page is not None:
-        say(f"wrote {page}", stream)
+        print_line(f"wrote {page}", json_lines)
     return stop.exit_code
-
-
-def say(text: str, stream: object = None) -> None:
-    """A line of plain text, at once."""
-    print(text, file=stream or sys.stdout, flush=True)  # type: ignore[arg-type]

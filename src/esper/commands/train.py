@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from esper.commands.options import ConfigFile, Overrides, Preset
-from esper.commands.running import Device, JsonLines, Out, Quiet, TaskName, carry_through, new_folder, settle
+from esper.commands.options import ConfigFile, Device, JsonLines, Out, Overrides, Preset, Quiet, TaskName
+from esper.commands.running import carry_through, new_folder, resolve_settings
 
 
 def train(
@@ -18,12 +18,14 @@ def train(
     quiet: Quiet = False,
     json_lines: JsonLines = False,
 ) -> None:
-    """Train a controller: all members live an episode, Tamiyo learns from it, and so on for every round.
+    """Train a controller that decides when and where networks grow.
 
-    Ctrl-C ends the run after the round in flight; a second one ends it at once. Either way, and after a
-    crash too, 'esper resume' goes on where it stopped.
+    A member is one small network that trains and grows. A round is one training of all members, from first
+    weights to last, after which the controller learns from what came of it. A film, in the report, shows what
+    happened in the slots of a few members. Ctrl-C ends the run after the round in flight, a second one at
+    once; either way, and after a crash too, 'esper resume' goes on where it stopped.
     """
-    settings = settle(config, preset, overrides, task, device)
+    settings = resolve_settings(config, preset, overrides, task, device)
     from esper.training import TrainingRun
 
     run = TrainingRun.start(settings, out or new_folder("train", settings.task))

@@ -25,7 +25,7 @@ def watch(
     """Show runs on a page of this machine: live, or replayed, several at once.
 
     The page follows the folders while they are written and changes nothing in them. It is served on
-    127.0.0.1 alone and loads nothing from elsewhere. Example: esper watch runs/demo
+    127.0.0.1 alone and loads nothing from elsewhere.
     """
     from esper.watch.library import Library
 

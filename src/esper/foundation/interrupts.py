@@ -4,19 +4,40 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 
-class StopRequest:
-    """While it is entered, SIGINT and SIGTERM set `signal` instead of ending the process."""
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """While it is entered, SIGINT raises KeyboardInterrupt, so that what was opened is closed in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
-    def __init__(self) -> None:
+
+class StopRequest:
+    """While it is entered, SIGINT and SIGTERM set `signal` instead of ending the process.
+
+    `notify` is called at once with the first one, from inside the handler: it must be quick and must not
+    write through a buffered stream. The second one raises KeyboardInterrupt.
+    """
+
+    def __init__(self, notify: Callable[[], None] | None = None) -> None:
         self.signal: signal.Signals | None = None
+        self._notify = notify
         self._before: dict[signal.Signals, Any] = {}
 
     @property
     def requested(self) -> bool:
+        """Whether a signal came."""
         return self.signal is not None
 
     @property
@@ -40,3 +61,5 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.signal = signal.Signals(number)
+        if self._notify is not None:
+            self._notify()

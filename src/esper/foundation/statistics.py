@@ -42,9 +42,8 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> Verd
     finite = [value for value in returns if math.isfinite(value)]
     quarter = len(finite) // 4
     if quarter < 2:
-        return Verdict(
-            False, f"{len(finite)} rounds are too few to say whether the return rose; run at least 8."
-        )
+        few = f"{len(finite)} round is" if len(finite) == 1 else f"{len(finite)} rounds are"
+        return Verdict(False, f"{few} too few to say whether the return rose; run at least 8.")
     change, half = trend(finite)
     first, last = float(np.mean(finite[:quarter])), float(np.mean(finite[-quarter:]))
     course = (

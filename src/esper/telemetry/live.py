@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -25,14 +27,38 @@ _BAR = 24  # columns of a full bar of op shares
 _HISTORY = 40  # rounds in the sparkline
 _STRIPS = 2  # members whose slots are shown
 _ANOMALIES = 3  # the latest ones
+_ESTIMATE_AFTER = 2.0  # seconds of steps
 _SHORTEST_SCREEN = 24  # lines; below that the strips are left out
 
 
 class QuietView:
-    """Shows nothing; the other views are this one with something to say."""
+    """Shows nothing but notices; the other views are this one with something to say."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None  # (clock, rounds done) when progress was first told
+        self._latest = (math.nan, math.nan)
 
     def progress(self, rounds_done: float) -> None:
         """How far the run is, in rounds: 3.5 is half-way through the fourth."""
+        self._latest = (time.monotonic(), rounds_done)
+        self._first = self._first or self._latest
+
+    @property
+    def seconds_per_round(self) -> float:
+        """The pace since progress was first told; NaN until it was told twice."""
+        if self._first is None or self._latest[1] <= self._first[1]:
+            return math.nan
+        return (self._latest[0] - self._first[0]) / (self._latest[1] - self._first[1])
+
+    @property
+    def round_ends_in(self) -> float:
+        """Seconds until the round in flight is over; NaN while nobody can know."""
+        rest = 1 - self._latest[1] % 1
+        return rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
+
+    def notice(self, text: str) -> None:
+        """Tell the person something now. Safe inside a signal handler: no buffered stream is touched."""
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
         """A round is over; `reel` shows what happened in some members' slots."""
@@ -53,6 +79,7 @@ class JsonView(QuietView):
     """One JSON object per round, the line that metrics.jsonl gets."""
 
     def __init__(self, console: Console) -> None:
+        super().__init__()
         self._console = console
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
@@ -61,25 +88,38 @@ class JsonView(QuietView):
 
 
 class PlainView(QuietView):
-    """One line per round, for logs and pipes."""
+    """One line per round, for logs and pipes, and an estimate of the whole as soon as there is one."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, rounds: int) -> None:
+        super().__init__()
         self._console = console
+        self._rounds: int | None = rounds
+
+    def progress(self, rounds_done: float) -> None:
+        super().progress(rounds_done)
+        if self._rounds is not None and self._first and time.monotonic() - self._first[0] >= _ESTIMATE_AFTER:
+            left = self.seconds_per_round * (self._rounds - rounds_done)
+            self._rounds = None  # once is enough: every round tells what is left
+            self._print(f"about {duration(left)} left in all, if the first steps are typical")
+
+    def _print(self, text: str) -> None:
+        self._console.file.write(f"{text}\n")
+        self._console.file.flush()
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
         lines = [plain_line(summary), *(f"  ! {anomaly}" for anomaly in summary.anomalies)]
-        self._console.file.write("\n".join(lines) + "\n")
-        self._console.file.flush()
+        self._print("\n".join(lines))
 
 
 class LiveView(QuietView):
     """The whole picture, redrawn in place."""
 
     def __init__(self, console: Console, title: str, rounds: int) -> None:
+        super().__init__()
         self._console = console
         self._title = title
         self._rounds = rounds
-        self._begun = time.monotonic()
+        self._notices: list[RenderableType] = []
         self._returns: deque[float] = deque(maxlen=_HISTORY)
         self._anomalies: deque[str] = deque(maxlen=_ANOMALIES)
         self._bar = ProgressBar(total=rounds, completed=0, complete_style=STAGE_COLOURS["HOLDING"])
@@ -88,9 +128,10 @@ class LiveView(QuietView):
         self._live.start()
 
     def progress(self, rounds_done: float) -> None:
+        super().progress(rounds_done)
         self._bar.completed = rounds_done
-        if not self._returns and rounds_done > 0:
-            left = (time.monotonic() - self._begun) / rounds_done * (self._rounds - rounds_done)
+        left = self.seconds_per_round * (self._rounds - rounds_done)
+        if not self._returns and math.isfinite(left):
             self._body = [Text(f"the first round is under way, about {duration(left)} left in all", MUTED)]
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
@@ -104,11 +145,16 @@ class LiveView(QuietView):
             self._body += [Text(), *(Text(f"! {told}", "bold red") for told in self._anomalies)]
         self._live.refresh()
 
+    def notice(self, text: str) -> None:
+        self._notices = [Text(), Text(text, "bold")]  # the next redraw, in a quarter of a second, shows it
+
     def close(self) -> None:
         self._live.stop()
 
     def _draw(self) -> RenderableType:
-        return Panel(Group(self._bar, Text(), *self._body), title=self._title, title_align="left")
+        return Panel(
+            Group(self._bar, Text(), *self._body, *self._notices), title=self._title, title_align="left"
+        )
 
     def _figures(self, summary: RoundSummary) -> Table:
         table = Table.grid(padding=(0, 3))
@@ -138,7 +184,7 @@ def open_view(
         return JsonView(console)
     if quiet:
         return QuietView()
-    return LiveView(console, title, rounds) if console.is_terminal else PlainView(console)
+    return LiveView(console, title, rounds) if console.is_terminal else PlainView(console, rounds)
 
 
 def plain_line(summary: RoundSummary) -> str:
@@ -169,6 +215,12 @@ def interval(mean: float, half: float, form: str) -> str:
     if not math.isfinite(half):
         return _number(mean, form)
     return f"{_number(mean, form)} ± {_number(half, form.lstrip('+'))}"
+
+
+def stopping(seconds: float) -> str:
+    """What is said to somebody who asked for a stop; `seconds` to the end of the round, NaN if unknown."""
+    about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
+    return f"finishing the round{about}; again to stop now"
 
 
 def duration(seconds: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from esper.foundation.statistics import learning_verdict, mean_interval
 from esper.telemetry import charts
+from esper.telemetry.consistency import complaints
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
 from esper.telemetry.live import duration, interval
@@ -42,7 +43,8 @@ def render_report(folder: RunFolder) -> str:
         _section("Summary", "" if results and not rounds else _cards(rounds) + _verdict(rounds)),
         _section("Results", _results_table(results) + _differences_table(results)),
         _section("Pictures", "".join(_figure(picture) for picture in _pictures(folder, rounds, results))),
-        _section("Anomalies", _anomalies(rounds)),
+        _section("Anomalies", _list(f"round {r.round}: {text}" for r in rounds for text in r.anomalies)),
+        _section("What does not fit together in the files", _list(complaints(folder))),
         _section("How it was made", _origins(folder)),
     ]
     return PAGE.substitute(title=escape(f"Esper: {folder.path.name}"), body="".join(sections))
@@ -210,9 +212,9 @@ def _differences_table(results: Comparison | None) -> str:
     return _table(("controller", "against", "quantity", "paired difference", "pairs"), rows)
 
 
-def _anomalies(rounds: Sequence[RoundSummary]) -> str:
-    told = [f"<li>round {r.round}: {escape(text)}</li>" for r in rounds for text in r.anomalies]
-    return f"<ul>{''.join(told)}</ul>" if told else ""
+def _list(sentences: Iterable[str]) -> str:
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f"<ul>{items}</ul>" if items else ""
 
 
 def _origins(folder: RunFolder) -> str:

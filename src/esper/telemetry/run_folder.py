@@ -1,8 +1,8 @@
 """The folder that a run leaves behind, and the only door to the files in it.
 
-    config.yaml     the configuration as resolved
-    versions.json   what made the run: esper, python, packages, platform, seed
-    command.txt     the command line, ready to be pasted
+    versions.json   what made the run: its kind, what was asked for, esper, python, packages, platform, seed
+    command.txt     the command lines, the first and each that resumed it, ready to be pasted
+    config.yaml     the configuration as resolved; written last, so that a folder without it never began
     metrics.jsonl   one line per round (`schema.RoundSummary`)
     events.jsonl    one line per event (`events.Event`)
     film.json       the slots of a few members over time (`schema.FilmReel`)
@@ -18,14 +18,16 @@ truth, and `truncate_after` takes the rest back to it.
 from __future__ import annotations
 
 import json
-import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
+
+from filelock import FileLock, Timeout
 
 from esper.foundation.errors import UserError
 from esper.telemetry.events import Event
@@ -36,6 +38,9 @@ from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, from_json
 
 FORMAT = "esper-run"
 FORMAT_VERSION = 1
+Kind = Literal["train", "compare", "grow", "demo"]
+KINDS: tuple[str, ...] = get_args(Kind)
+_BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
 _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn", "matplotlib")
 
 
@@ -59,7 +64,7 @@ class RunFolder:
         self.metrics_file = JsonLines(path / "metrics.jsonl")
         self.events_file = JsonLines(path / "events.jsonl")
         self.lanes = LanesFolder(path / "lanes")
-        self._lock: int | None = None
+        self._lock = FileLock(path / ".lock")
 
     @classmethod
     def create(
@@ -68,52 +73,52 @@ class RunFolder:
         *,
         config: str,
         seed: int,
+        kind: Kind = "train",
+        request: Mapping[str, Any] | None = None,
         command: Sequence[str] | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> RunFolder:
-        """A new run. `config` is the resolved YAML; `command` and `versions` default to this process's."""
+        """Begin a run in a folder that does not exist or holds nothing, and lock it for this process.
+
+        `config` is the resolved YAML, `request` what was asked for beside it, so that an interrupted run can
+        be done again; `command` and `versions` default to this process's. Raises UserError where the folder
+        is in use or cannot be written to.
+        """
         path = Path(path)
         with disk_errors("create", path):
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
-                raise UserError(
-                    f"{path} exists and is not an empty folder; choose another folder, "
-                    f"or continue a run with 'esper resume {path}'"
-                )
-            (path / "checkpoints").mkdir(parents=True)
+            if not _vacant(path):
+                raise UserError(_occupied(path))
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         about = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
+            "kind": kind,
+            "request": dict(request or {}),
             "seed": seed,
             "versions": dict(versions if versions is not None else installed_versions()),
         }
-        write_atomically(path / "config.yaml", config.encode())
-        write_atomically(path / "command.txt", (shlex.join(command or sys.argv) + "\n").encode())
-        write_atomically(path / "versions.json", json.dumps(about, indent=2).encode() + b"\n")
         folder = cls(path, about)
         folder._acquire()
+        write_atomically(path / "versions.json", json.dumps(about, indent=2).encode() + b"\n")
+        write_atomically(path / "command.txt", (shlex.join(command or sys.argv) + "\n").encode())
+        folder.write_config(config)
         return folder
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
-        """An existing run, to look at: nothing in it is changed."""
+        """An existing run, to look at: nothing in it is changed. Raises UserError for any other folder."""
         path = Path(path)
         if not path.is_dir():
-            raise UserError(f"there is no run folder at {path}; give the folder that 'esper train' wrote")
-        marker = path / "versions.json"
-        if not marker.is_file():
-            raise UserError(
-                f"{path} is not a run folder: it has no versions.json; give one that 'esper train' wrote"
-            )
-        about = _load_json(marker)
-        if (
-            not isinstance(about, dict)
-            or about.get("format") != FORMAT
-            or not isinstance(about.get("seed"), int)
-        ):
+            raise UserError(f"there is no run folder at {path}; give a folder that esper wrote")
+        if not (path / "versions.json").is_file():
+            raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
+        about = _load_json(path / "versions.json")
+        if not _is_marker(about):
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
-        if about.get("format_version") != FORMAT_VERSION:
+        if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
+            told = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
             raise UserError(
-                f"{path} has run format {about.get('format_version')!r}; this esper reads {FORMAT_VERSION}: "
+                f"{path} has run format {told}; this esper reads {FORMAT_VERSION}: "
                 "use the version of esper that wrote it"
             )
         return cls(path, about)
@@ -131,15 +136,45 @@ class RunFolder:
 
     def close(self) -> None:
         """Let another process write here; the end of the process does the same."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
+
+    def reopened(self) -> RunFolder:
+        """This folder, locked again after `close`."""
+        self._acquire()
+        return self
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def kind(self) -> str:
+        """What made the run: one of KINDS. A folder that does not say is what its first command line says."""
+        if "kind" in self.about:
+            return str(self.about["kind"])
+        return next((word for word in self.command_text().split() if word in KINDS), "train")
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What was asked for beside the configuration, as given to `create`; nothing in older folders."""
+        return dict(self.about.get("request", {}))
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is writing here now, this one included."""
+        if self._lock.is_locked:
+            return True
+        if not (self.path / ".lock").exists():
+            return False
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # a folder that may only be read
+            return False
 
     @property
     def seed(self) -> int:
@@ -158,6 +193,15 @@ class RunFolder:
 
     def command_text(self) -> str:
         return self._read_text("command.txt").strip()
+
+    def write_config(self, text: str) -> None:
+        """Replace config.yaml."""
+        write_atomically(self.path / "config.yaml", text.encode())
+
+    def add_command(self, command: Sequence[str] | None = None) -> None:
+        """Note the command line that goes on with the run; by default this process's."""
+        lines = f"{self.command_text()}\n{shlex.join(command or sys.argv)}\n"
+        write_atomically(self.path / "command.txt", lines.encode())
 
     def append_metrics(self, summary: RoundSummary) -> None:
         self.metrics_file.append([summary])
@@ -178,6 +222,16 @@ class RunFolder:
         self.metrics_file.truncate_after(last_round)
         self.events_file.truncate_after(last_round)
         self.lanes.truncate_after(last_round)
+
+    def check_unbegun(self) -> None:
+        """Raise UserError if going on without a checkpoint would erase more than a first round in flight."""
+        rounds = [line["round"] for file in (self.metrics_file, self.events_file) for line in file]
+        if max(rounds, default=0) > 1 or self.report_path.exists() or (self.path / "results.json").exists():
+            raise UserError(
+                f"{self.path} holds finished rounds, and {self.checkpoints_path / 'last.safetensors'} is "
+                "missing: to go on would erase them; give a checkpoint with --checkpoint, or start anew with "
+                f"'esper train --config {self.path / 'config.yaml'}'"
+            )
 
     def write_film(self, reel: FilmReel) -> None:
         write_atomically(self.path / "film.json", to_json(reel).encode() + b"\n")
@@ -204,21 +258,46 @@ class RunFolder:
 
     def _acquire(self) -> None:
         """One writer per run. The lock lives with the process, so that a killed one leaves none behind."""
-        if os.name != "posix":
-            return
-        import fcntl
+        with disk_errors("write", self.path / ".lock"):
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise UserError(
+                    f"another process is writing to {self.path}; wait for it, or stop it first"
+                ) from None
+            except NotImplementedError:
+                raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
 
-        path = self.path / ".lock"
-        with disk_errors("write", path):
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise UserError(
-                f"another process is writing to {self.path}; wait for it, or stop it first"
-            ) from None
-        self._lock = handle
+
+def _vacant(path: Path) -> bool:
+    """Whether a new run may begin here: nothing is here, or a run that was killed before it began."""
+    if not path.exists():
+        return True
+    if not path.is_dir():
+        return False
+    names = {item.name for item in path.iterdir() if not re.fullmatch(r"\..*\.tmp", item.name)}
+    if not names <= _BEGINNING or any((path / "checkpoints").glob("*")):
+        return False
+    if names & {"versions.json", "command.txt"}:
+        return (path / "versions.json").is_file() and _is_marker(_load_json(path / "versions.json"))
+    return True
+
+
+def _occupied(path: Path) -> str:
+    """Why no run may begin in a folder, and what to do instead."""
+    try:
+        kind = RunFolder.read(path).kind
+    except UserError:
+        return f"{path} exists and is not an empty folder; choose another folder"
+    return (
+        f"{path} exists and is not an empty folder: it holds a run of 'esper {kind}'; choose another folder, "
+        f"or go on with that run: 'esper resume {path}'"
+    )
+
+
+def _is_marker(about: Any) -> bool:
+    """Whether the content of a versions.json is esper's own."""
+    return isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
 
 
 def _load_json(path: Path) -> Any:

@@ -146,7 +146,7 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     return (below <= uniform.unsqueeze(1) * below[:, -1:]).sum(dim=1)
 
 
-def play(player: Player, num_slots: int, steps: int, seed: int) -> FilmReel:
+def film_episode(player: Player, num_slots: int, steps: int, seed: int) -> FilmReel:
     """Let the player decide for `steps` steps: train, decide, apply, film, tick."""
     num_members = len(player.titles)
     slot_config = SlotConfig.grid(1, num_slots)

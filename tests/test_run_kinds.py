@@ -1,0 +1,228 @@
+"""A run folder knows what made it: each kind goes on in its own way, and none is erased by another."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from esper import cli
+from esper.config import load_config
+from esper.foundation.config_files import dump
+from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
+from esper.telemetry.live import QuietView
+from esper.telemetry.run_folder import Kind, RunFolder
+from esper.training import TrainingRun
+from tests.tiny import TINY, sets
+
+SETTINGS = load_config(overrides=[*TINY, "task=spirals", "members=2"])
+REQUESTS: dict[Kind, dict[str, object]] = {
+    "compare": {"controllers": "static,random:0.5", "seeds": 1},
+    "grow": {"controller": "heuristic"},
+}
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports take longer than the runs, and have tests of their own."""
+
+    def write(folder: RunFolder) -> Path:
+        folder.report_path.write_text("a report")
+        return folder.report_path
+
+    monkeypatch.setattr("esper.telemetry.report.write_report", write)
+
+
+def interrupted(path: Path, kind: Kind) -> Path:
+    """What a comparison or a growth leaves behind if it is killed before its end."""
+    RunFolder.create(
+        path, config=dump(SETTINGS), seed=0, kind=kind, request=REQUESTS[kind], command=["esper", kind]
+    ).close()
+    return path
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_an_interrupted_comparison_is_done_again_as_it_was_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, whole = interrupted(tmp_path / "again", "compare"), tmp_path / "whole"
+    assert cli.run(["resume", str(path)]) == 0
+    arguments = ["-C", "static,random:0.5", "-n", "2", "--task", "spirals", "--out", str(whole), *sets()]
+    assert cli.run(["compare", *arguments, "--set", "members=2"]) == 0
+    for name in ("results.json", "film.json"):
+        assert (path / name).read_bytes() == (whole / name).read_bytes()
+    assert not (path / "metrics.jsonl").exists(), "nothing was trained"
+    capsys.readouterr()
+    before = files(path)
+    assert cli.run(["resume", str(path)]) == 0
+    assert "is finished" in capsys.readouterr().out
+    assert files(path) == before
+
+
+def test_an_interrupted_growth_is_done_again(tmp_path: Path) -> None:
+    path = interrupted(tmp_path / "grown", "grow")
+    assert cli.run(["resume", str(path), "--quiet"]) == 0
+    assert (path / "network.pt2").is_file()
+    results = RunFolder.read(path).results()
+    assert results is not None
+    assert [r.name for r in results.controllers] == ["static", "heuristic"], "growth beside no growth"
+    assert not (path / "metrics.jsonl").exists(), "nothing was trained"
+
+
+@pytest.mark.parametrize("kind", ["compare", "grow"])
+def test_nothing_is_trained_in_a_folder_of_another_kind(
+    tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = interrupted(tmp_path / "run", kind)
+    before = files(path)
+    with pytest.raises(UserError, match=f"holds a run of 'esper {kind}', which trains nothing"):
+        TrainingRun.resume(path)
+    assert cli.run(["resume", str(path), "--set", "rounds=9"]) == 2
+    assert "--set is for runs that train" in capsys.readouterr().err
+    assert cli.run(["train", "--out", str(path), *sets("task=spirals")]) == 2
+    assert f"holds a run of 'esper {kind}'; choose another folder" in capsys.readouterr().err
+    assert files(path) == before
+
+
+def test_a_folder_that_does_not_name_its_kind_is_what_its_command_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = interrupted(tmp_path / "old", "compare")
+    about = json.loads((path / "versions.json").read_text())
+    del about["kind"], about["request"]
+    (path / "versions.json").write_text(json.dumps(about))
+    (path / "command.txt").write_text(".venv/bin/esper compare -C static,random\n")
+    assert RunFolder.read(path).kind == "compare"
+    before = files(path)
+    assert cli.run(["resume", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "begin anew in another folder with: .venv/bin/esper compare -C static,random" in told
+    assert files(path) == before
+    (path / "command.txt").write_text("my_script.py\n")
+    assert RunFolder.read(path).kind == "train"
+
+
+def test_an_interrupted_demo_is_completed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "demo"
+    config = SETTINGS.model_copy(update={"rounds": 1})
+    run = TrainingRun.start(config, path, kind="demo", request={"members": 3})
+    with run.folder:
+        run.run(QuietView(), StopRequest())
+    assert cli.run(["resume", str(path), "--quiet"]) == 0
+    results = RunFolder.read(path).results()
+    assert results is not None
+    assert [len(r.members) for r in results.controllers] == [3] * 5
+    assert "Tamiyo is" in capsys.readouterr().out
+    before = (path / "results.json").read_bytes()
+    assert cli.run(["resume", str(path)]) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert (path / "results.json").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("kinds") / "trained"
+    run = TrainingRun.start(SETTINGS, path)
+    with run.folder:
+        run.run(QuietView(), StopRequest())
+    return path
+
+
+def test_a_run_without_its_checkpoints_is_not_begun_again(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(trained, tmp_path / "run"))
+    shutil.rmtree(path / "checkpoints")
+    before = files(path)
+    assert cli.run(["resume", str(path)]) == 2
+    told = capsys.readouterr().err
+    assert "to go on would erase them" in told
+    assert f"'esper train --config {path / 'config.yaml'}'" in told
+    assert files(path) == before
+
+
+def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
+    trained: Path, tmp_path: Path
+) -> None:
+    longer, path = tmp_path / "longer", Path(shutil.copytree(trained, tmp_path / "run"))
+    run = TrainingRun.start(SETTINGS.model_copy(update={"rounds": 3}), longer)
+    with run.folder:
+        run.run(QuietView(), StopRequest())
+    assert cli.run(["resume", str(path), "--quiet", "--set", "rounds=3"]) == 0
+    for name in ("events.jsonl", "film.json", "config.yaml"):
+        assert (path / name).read_bytes() == (longer / name).read_bytes(), name
+    assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
+    assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rounds=1", "rounds is 1, and 2 are done; give at least that"),
+        ("members=5", "a run that has begun keeps its members; what may change is rounds, device, telemetry"),
+        ("ppo.gamma=0.5", "a run that has begun keeps its ppo"),
+        ("round=9", "round is not a setting; did you mean 'rounds'?"),
+    ],
+)
+def test_other_settings_of_a_run_that_has_begun_stay(
+    trained: Path, override: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(trained)
+    assert cli.run(["resume", str(trained), "--set", override]) == 2
+    assert says in capsys.readouterr().err
+    assert files(trained) == before
+
+
+def test_a_file_says_how_many_members_are_compared_and_grown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(dump(SETTINGS.model_copy(update={"members": 3})))
+    arguments = ["compare", "-C", "static", "-c", str(file), "-o", str(tmp_path / "compared"), "--json"]
+    assert cli.run([*arguments, "--device", "cpu", "--quiet"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["folder"] == str(tmp_path / "compared")
+    assert [len(c["members"]) for c in told["controllers"]] == [3]
+    arguments = ["grow", "-C", "random:0.9", "-c", str(file), "-o", str(tmp_path / "grown"), "--json", "-q"]
+    assert cli.run(arguments) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [len(c["members"]) for c in told["controllers"]] == [3, 3]
+    assert cli.run([*arguments, "-n", "2", "-o", str(tmp_path / "fewer")]) == 0
+    assert [len(c["members"]) for c in json.loads(capsys.readouterr().out)["controllers"]] == [2, 2]
+
+
+def test_runs_are_listed_with_kind_task_state_and_figures(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(trained, tmp_path / "a-trained")
+    with RunFolder.open(shutil.copytree(trained, tmp_path / "b-running")):
+        (tmp_path / "b-running" / "config.yaml").write_text("rounds: 9\ntask: spirals\n")
+        interrupted(tmp_path / "c-compared", "compare")
+        (tmp_path / "d-damaged").mkdir()
+        (tmp_path / "d-damaged" / "versions.json").write_text("{")
+        (tmp_path / "notes").mkdir()
+        assert cli.run(["runs", str(tmp_path), "--json"]) == 0
+        lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        assert [(line["kind"], line["task"]) for line in lines] == [
+            ("train", "spirals"),
+            ("train", "spirals"),
+            ("compare", "spirals"),
+            ("", ""),
+        ]
+        states = [line["state"] for line in lines]
+        assert states[:3] == ["finished", "running in round 3 of 9", "stopped"]
+        assert "is not JSON" in states[3]
+        assert 0 <= lines[0]["figures"]["validation %"] <= 100
+    assert cli.run(["runs", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "a-trained" in shown
+    assert "stopped in round 3 of 9" in shown
+    assert cli.run(["runs", str(tmp_path / "notes")]) == 0
+    assert "there are no runs" in capsys.readouterr().out
+    assert cli.run(["runs", str(tmp_path / "nowhere")]) == 2
