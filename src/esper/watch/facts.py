@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from esper.foundation.errors import UserError
+from esper.foundation.statistics import mean_interval
+from esper.telemetry.differences import COMPARED
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import plain
+from esper.telemetry.schema import Comparison, plain
 from esper.watch.library import file_of
 
 _SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "lanes")
@@ -53,11 +55,22 @@ def facts(run: Path) -> dict[str, Any]:
         "command": tried(folder.command_text),
         "config": config or {},
         "film": plain(tried(lambda: file_of(run, "film.json") and folder.film())),
-        "results": plain(tried(lambda: file_of(run, "results.json") and folder.results())),
+        "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
         "network": _text(run, "network.md"),
         "lanes": folder.lanes.rounds(),
         "problems": problems,
     }
+
+
+def _results(results: Comparison | None) -> dict[str, Any] | None:
+    """A comparison as JSON, with the mean and the interval of every quantity of every controller."""
+    if results is None:
+        return None
+    told: dict[str, Any] = plain(results)
+    for entry, controller in zip(told["controllers"], results.controllers, strict=True):
+        pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
+        entry["figures"] = plain({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
+    return told
 
 
 def settings_of(path: Path) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 
 import uvicorn
 
@@ -43,4 +44,5 @@ def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -
     )
     server = uvicorn.Server(config)
     ready(f"http://{ADDRESS}:{door.getsockname()[1]}/")
-    server.run(sockets=[door])
+    with suppress(KeyboardInterrupt):  # the way to end it
+        server.run(sockets=[door])

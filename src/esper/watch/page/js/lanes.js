@@ -1,0 +1,160 @@
+// The slots of every member in one round, from the bytes of its file or from a film.
+
+const KINDS = { U8: Uint8Array, I16: Int16Array, I32: Int32Array, F32: Float32Array };
+const MOST_BYTES = 96 * 1024 * 1024; // of rounds that stay in memory
+const NO_BLUEPRINT = 255;
+const UNMEASURED = -32768;
+
+const cache = new Map(); // key → {lanes} or {waiting}
+
+// The lanes of a round if they are here; else null, and `arrived` is called once they are.
+export function lanesOf(run, round, arrived) {
+  if (!run?.facts || round === null) return null;
+  const key = `${run.name}\n${round}\n${run.facts.lanes.includes(round) ? "" : run.version}`;
+  const held = cache.get(key);
+  if (held) {
+    cache.delete(key);
+    cache.set(key, held); // the latest used is the last to go
+    return held.lanes ?? null;
+  }
+  if (!run.facts.lanes.includes(round)) {
+    const lanes = fromFilm(run.facts.film);
+    if (lanes) keep(key, lanes);
+    return lanes;
+  }
+  cache.set(key, { waiting: true });
+  const words = new URLSearchParams({ run: run.name, round });
+  fetch(`api/lanes?${words}`)
+    .then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(new Error(answer.statusText))))
+    .then((buffer) => keep(key, parse(buffer)))
+    .catch((error) => {
+      console.warn(`round ${round} of ${run.name} cannot be shown:`, error.message);
+      cache.set(key, { lanes: null });
+    })
+    .finally(() => arrived());
+  return null;
+}
+
+// A run that goes back and on writes a round anew.
+export function forgetLanes(name) {
+  for (const key of cache.keys()) if (key.startsWith(`${name}\n`)) cache.delete(key);
+}
+
+function keep(key, lanes) {
+  cache.set(key, { lanes });
+  let bytes = 0;
+  for (const [other, held] of [...cache].reverse()) {
+    bytes += held.lanes?.bytes ?? 0;
+    if (bytes > MOST_BYTES && other !== key) cache.delete(other);
+  }
+}
+
+export function parse(buffer) {
+  const view = new DataView(buffer);
+  const length = Number(view.getBigUint64(0, true));
+  if (length > buffer.byteLength - 8) throw new Error("the lanes are damaged");
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
+  const about = JSON.parse(header.__metadata__.lanes);
+  const columns = {};
+  for (const [name, about_it] of Object.entries(header)) {
+    if (name === "__metadata__") continue;
+    const { dtype, data_offsets: [from, to] } = about_it;
+    const [Kind, start] = [KINDS[dtype], 8 + length + from];
+    const size = (to - from) / Kind.BYTES_PER_ELEMENT;
+    columns[name] =
+      start % Kind.BYTES_PER_ELEMENT ? new Kind(buffer.slice(start, 8 + length + to)) : new Kind(buffer, start, size);
+  }
+  const [T, N, S] = header.stage.shape;
+  return new Lanes(about, columns, { T, N, S }, buffer.byteLength);
+}
+
+// A few filmed members, where a folder has nothing more.
+function fromFilm(reel) {
+  const films = reel?.films ?? [];
+  if (!films.length) return null;
+  const [N, S] = [films.length, films[0].slots.length];
+  const T = Math.max(...films.map((film) => film.op.length));
+  const columns = blank(T, N, S);
+  films.forEach((film, n) => {
+    columns.members[n] = film.member;
+    for (let t = 0; t < T; t++) {
+      const u = Math.min(t, film.op.length - 1);
+      for (let s = 0; s < S; s++) {
+        const i = (t * N + n) * S + s;
+        columns.stage[i] = film.stage[u]?.[s] ?? 0;
+        columns.alpha[i] = Math.round(255 * (film.alpha[u]?.[s] ?? 0));
+        columns.blueprint[i] = (film.blueprint[u]?.[s] ?? -1) < 0 ? NO_BLUEPRINT : film.blueprint[u][s];
+      }
+      columns.op[t * N + n] = film.op[u];
+      columns.op_slot[t * N + n] = film.op_slot[u];
+      columns.succeeded[t * N + n] = film.succeeded[u] ? 1 : 0;
+      columns.accuracy[(t + 1) * N + n] = film.accuracy?.[u] ?? NaN;
+      columns.parameters[(t + 1) * N + n] = film.parameter_ratio?.[u] ?? NaN;
+    }
+    columns.accuracy[n] = NaN;
+    columns.parameters[n] = 1;
+    columns.returns[n] = film.accuracy?.at(-1) ?? NaN;
+  });
+  const about = { ...reel, slots: films[0].slots, parts: [], titles: films.map((film) => film.title) };
+  return new Lanes(about, columns, { T, N, S }, T * N * (S + 1) * 8);
+}
+
+function blank(T, N, S) {
+  const bytes = (size) => new Uint8Array(size);
+  return {
+    members: new Int32Array(N), returns: new Float32Array(N), stage: bytes(T * N * S), alpha: bytes(T * N * S),
+    blueprint: bytes(T * N * S), contribution: new Int16Array(T * N * S).fill(UNMEASURED), op: bytes(T * N),
+    op_slot: bytes(T * N), succeeded: bytes(T * N), rolled_back: bytes(T * N), accuracy: new Float32Array((T + 1) * N),
+    parameters: new Float32Array((T + 1) * N), spent: new Float32Array((T + 1) * N).fill(NaN),
+    seed_parameters: new Int32Array(0),
+  };
+}
+
+class Lanes {
+  constructor(about, columns, { T, N, S }, bytes) {
+    Object.assign(this, about, { columns, T, N, S, bytes });
+    this.blueprints = Object.keys(this.blueprint_names).length;
+  }
+
+  title(n) {
+    return this.titles?.[n] ?? `member ${this.columns.members[n]}`;
+  }
+
+  rowOf(member) {
+    return this.columns.members.indexOf(member);
+  }
+
+  stageName(t, n, s) {
+    return this.stage_names[this.columns.stage[(t * this.N + n) * this.S + s]] ?? "UNKNOWN";
+  }
+
+  // Everything about one slot at one step.
+  cell(t, n, s) {
+    const i = (t * this.N + n) * this.S + s;
+    const blueprint = this.columns.blueprint[i];
+    const points = this.columns.contribution[i];
+    return {
+      stage: this.stageName(t, n, s),
+      alpha: this.columns.alpha[i] / 255,
+      blueprint: blueprint === NO_BLUEPRINT ? null : (this.blueprint_names[blueprint] ?? `#${blueprint}`),
+      contribution: points === UNMEASURED ? NaN : points / 100,
+      parameters: blueprint === NO_BLUEPRINT ? 0 : (this.columns.seed_parameters[s * this.blueprints + blueprint] ?? NaN),
+    };
+  }
+
+  // Seeds that stayed for good in a slot up to step t, the first first: a slot may be used again.
+  chain(t, n, s) {
+    const found = [];
+    let before = null;
+    for (let u = 0; u <= t; u++) {
+      const now = this.stageName(u, n, s);
+      if (now === "FOSSILIZED" && before !== "FOSSILIZED") found.push({ step: u, ...this.cell(u, n, s) });
+      before = now;
+    }
+    return found;
+  }
+
+  at(name, t, n) {
+    return this.columns[name][t * this.N + n];
+  }
+}

@@ -1,0 +1,106 @@
+// All members, and one of them in depth: its network now, its slots over time, its accuracy against compute.
+
+import { Chart } from "./charts.js";
+import { css, seriesColour } from "./colours.js";
+import { fill, h, panel } from "./dom.js";
+import { fixed, percent, short } from "./format.js";
+import { drawNetwork } from "./network.js";
+import { state, update } from "./state.js";
+import { drawStrip } from "./strip.js";
+import { makeWallPanel, selectedRow } from "./wall_panel.js";
+
+export function makeMembers() {
+  const wall = makeWallPanel({});
+  const member = makeMember();
+  const root = h("div", { class: "view members" }, wall.root, member.root);
+  let moment = null;
+  const view = {
+    root,
+    frame: wall.frame,
+    step: (now) => view.update(now),
+    update(now) {
+      moment = now;
+      wall.update(now);
+      member.update(now, selectedRow(now) ?? wall.order()[0] ?? null);
+    },
+    // Up and down the order in which the members are shown.
+    walk(by) {
+      const order = wall.order();
+      if (!order.length || !moment?.lanes) return;
+      const place = order.indexOf(selectedRow(moment));
+      const next = place < 0 ? 0 : Math.min(Math.max(place + by, 0), order.length - 1);
+      update({ member: moment.lanes.columns.members[order[next]] });
+    },
+  };
+  return view;
+}
+
+function makeMember() {
+  const { root, body, side } = panel("Member", "", "member");
+  const title = root.querySelector("h2");
+  const figures = h("div", { class: "figures" });
+  const drawing = h("div", { class: "wide drawing", tabindex: 0 });
+  const strip = h("canvas", { class: "strip", role: "img", "aria-label": "the life of every slot" });
+  const accuracy = new Chart("Accuracy over steps", {
+    hint: "dashed: median of all members", form: (v) => fixed(v, 1), height: 150, filling: true, xName: "step",
+    onPick: (step) => update({ step: Math.max(step - 1, 0) }),
+  });
+  const compute = new Chart("Accuracy against compute", {
+    hint: "training FLOPs since the episode began", form: (v) => fixed(v, 1), height: 150, filling: true, xName: "FLOPs",
+  });
+  compute.xForm = short;
+  body.append(figures, drawing, strip, h("div", { class: "pair" }, accuracy.root, compute.root));
+  return {
+    root,
+    update(moment, n) {
+      const { lanes, t } = moment;
+      if (!lanes || n === null) {
+        title.textContent = "Member";
+        fill(figures, h("p", { class: "empty" }, "choose a member on the wall"));
+        fill(drawing);
+        return;
+      }
+      title.textContent = lanes.title(n).replace(/^m/, "M");
+      fill(side, state.member === null ? h("span", { class: "hint" }, "the first of this order") : null);
+      fill(figures, figuresOf(lanes, n, t));
+      fill(drawing, drawNetwork(lanes, n, t));
+      drawStrip(strip, lanes, n, t);
+      const lines = courses(lanes, n, seriesColour(Math.max(moment.runs.indexOf(moment.focus), 0)));
+      accuracy.update({ ...lines.steps, mark: t + 1 });
+      compute.update({ ...lines.compute, mark: lanes.at("spent", t + 1, n) });
+    },
+  };
+}
+
+function figuresOf(lanes, n, t) {
+  const figure = (name, value) => h("div", {}, h("span", {}, name), h("b", {}, value));
+  const ratio = lanes.at("parameters", t + 1, n) / lanes.at("parameters", 0, n);
+  return [
+    figure("accuracy", percent(lanes.at("accuracy", t + 1, n))),
+    figure("at the beginning", percent(lanes.at("accuracy", 0, n))),
+    figure("parameters", `× ${fixed(ratio, 2)}`),
+    figure("compute", `${short(lanes.at("spent", t + 1, n))}FLOP`.replace(" FLOP", "FLOP")),
+    figure("return", fixed(lanes.columns.returns[n], 3, true)),
+  ];
+}
+
+function courses(lanes, n, colour) {
+  const steps = [...Array(lanes.T + 1).keys()];
+  const mine = (name, u) => lanes.at(name, u, n);
+  const median = steps.map((u) => middle(lanes, u));
+  const y = steps.map((u) => 100 * mine("accuracy", u));
+  const line = { name: "this member", colour, y };
+  const others = { name: "median", colour: css("--muted"), y: median, dash: [4, 4], width: 1.2 };
+  const spent = steps.map((u) => mine("spent", u));
+  const known = spent.every((value, u) => Number.isFinite(value) && (u === 0 || value > spent[u - 1]));
+  return { steps: { x: steps, lines: [line, others] }, compute: { x: known ? spent : [], lines: [{ ...line, name: "" }] } };
+}
+
+function middle(lanes, u) {
+  lanes.medians ??= new Map();
+  if (!lanes.medians.has(u)) {
+    const row = lanes.columns.accuracy.slice(u * lanes.N, (u + 1) * lanes.N).sort();
+    lanes.medians.set(u, 100 * row[row.length >> 1]);
+  }
+  return lanes.medians.get(u);
+}

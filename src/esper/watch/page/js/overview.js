@@ -1,0 +1,82 @@
+// The first view: figures, curves with intervals, and all members at once.
+
+import { makeCards } from "./cards.js";
+import { aligned, Chart } from "./charts.js";
+import { seriesColour } from "./colours.js";
+import { resultPictures } from "./compare.js";
+import { fill, h } from "./dom.js";
+import { finite, fixed } from "./format.js";
+import { focusRun, update } from "./state.js";
+import { makeWallPanel } from "./wall_panel.js";
+
+const pickRound = (round) => update({ round });
+const CURVES = [
+  { title: "Return", hint: "mean over members, 95 % interval", form: (v) => fixed(v, 3),
+    pick: (r) => [r.return_mean, r.return_ci], twin: (r) => [r.extra.above_twin, r.extra.above_twin_ci] },
+  { title: "Accuracy", hint: "validation, per cent", form: (v) => fixed(v, 1),
+    pick: (r) => [100 * r.accuracy_mean, 100 * r.accuracy_ci] },
+  { title: "Parameters", hint: "times the host's own", form: (v) => fixed(v, 2),
+    pick: (r) => [r.parameter_ratio_mean, r.parameter_ratio_ci] },
+];
+
+export function makeOverview() {
+  const cards = makeCards();
+  const charts = CURVES.map(({ title, hint, form, pick, twin }, i) => ({
+    pick, twin, chart: new Chart(title, { hint, form, sync: "rounds", onPick: pickRound, height: i ? 150 : 200, filling: true }),
+  }));
+  const wall = makeWallPanel({ compact: true });
+  const results = makeResults();
+  const root = h("div", { class: "view overview" }, cards.root,
+    h("div", { class: "columns" },
+      h("div", { class: "curves" }, charts[0].chart.root,
+        h("div", { class: "pair" }, charts[1].chart.root, charts[2].chart.root)),
+      results.root, wall.root));
+  return {
+    root,
+    frame: wall.frame,
+    step: wall.update,
+    update(moment) {
+      cards.update(moment);
+      const mark = moment.record && !moment.live ? moment.record.round : null;
+      const runs = moment.runs.filter((run) => run.rounds.length);
+      root.classList.toggle("quiet", !runs.length);
+      results.update(moment.focus);
+      for (const { chart, pick, twin } of charts) chart.update({ ...curves(runs, moment.runs, pick, twin), mark });
+      wall.update(moment);
+    },
+  };
+}
+
+// A folder without rounds has results instead of curves.
+function makeResults() {
+  const root = h("div", { class: "outcome" });
+  let drawn = "";
+  return {
+    root,
+    update(focus) {
+      const shown = focus && !focus.rounds.length && focus.facts?.results?.controllers?.length;
+      const key = shown ? focus.name + focus.version + document.documentElement.dataset.theme : "";
+      if (key !== drawn) fill(root, shown && resultPictures(focus));
+      root.hidden = !shown;
+      drawn = key;
+    },
+  };
+}
+
+// One line with its interval for each run, and what lies above ungrown twins, dashed, for the run in focus.
+export function curves(runs, all, pick, twin) {
+  const { x, columns } = aligned(runs, pick);
+  const alone = runs.length === 1;
+  const lines = runs.map((run, i) => line(columns[i], alone ? "mean" : run.name, seriesColour(all.indexOf(run))));
+  const focus = runs.find((run) => run.name === focusRun()) ?? runs[0];
+  if (twin && alone && focus?.rounds.some((record) => finite(twin(record)[0]))) {
+    const extra = aligned([focus], twin).columns[0];
+    lines.push({ ...line(extra, "above ungrown twins", seriesColour(2)), dash: [5, 4] });
+  }
+  return { x, lines };
+}
+
+function line({ y, low, high, sure }, name, colour) {
+  return sure ? { name, colour, y, low, high } : { name, colour, y };
+}
+

@@ -1,0 +1,61 @@
+// The life of one member's slots, large: one lane per slot, ops as letters over the steps.
+
+import { css, opColour, opGlyph, shaded, stageColour } from "./colours.js";
+
+const LANE = 22;
+const HEAD = 20;
+const LEFT = 46;
+
+export function drawStrip(canvas, lanes, n, step) {
+  const scale = Math.min(devicePixelRatio || 1, 2);
+  const width = canvas.clientWidth;
+  const height = HEAD + lanes.S * LANE + 4;
+  canvas.style.height = `${height}px`;
+  canvas.width = Math.round(width * scale);
+  canvas.height = Math.round(height * scale);
+  const context = canvas.getContext("2d");
+  context.scale(scale, scale);
+  const cell = (width - LEFT - 4) / lanes.T;
+  const edge = (t) => LEFT + t * cell;
+  const colours = Object.fromEntries(Object.values(lanes.stage_names).map((name) => [name, stageColour(name)]));
+  context.textBaseline = "middle";
+  for (let s = 0; s < lanes.S; s++) {
+    const y = HEAD + s * LANE;
+    context.globalAlpha = 1;
+    context.fillStyle = css("--muted");
+    context.font = `11px ${css("--font")}`;
+    context.textAlign = "right";
+    context.fillText(lanes.slots[s], LEFT - 8, y + LANE / 2 - 1);
+    for (let t = 0; t < lanes.T; t++) {
+      const name = lanes.stageName(t, n, s);
+      const alpha = lanes.columns.alpha[(t * lanes.N + n) * lanes.S + s] / 255;
+      context.globalAlpha = t <= step ? 1 : 0.22;
+      context.fillStyle = shaded(name, colours[name] ?? "#888888", alpha);
+      context.fillRect(edge(t), y, cell + 0.5, LANE - 3);
+    }
+  }
+  context.globalAlpha = 1;
+  drawOps(context, lanes, n, edge, cell);
+  context.fillStyle = css("--ink");
+  context.fillRect(edge(step + 1) - 1, HEAD - 4, 1.5, lanes.S * LANE + 4);
+}
+
+function drawOps(context, lanes, n, edge, cell) {
+  context.textAlign = "center";
+  context.font = `600 10px ${css("--font")}`;
+  for (let t = 0; t < lanes.T; t++) {
+    const name = lanes.op_names[lanes.at("op", t, n)];
+    const x = edge(t) + cell / 2;
+    if (lanes.at("rolled_back", t, n)) {
+      context.fillStyle = css("--bad");
+      context.fillText("↺", x, 9);
+    } else if (name && opGlyph(name).trim()) {
+      const well = lanes.at("succeeded", t, n);
+      context.fillStyle = opColour(name);
+      context.globalAlpha = well ? 1 : 0.45;
+      context.fillText(opGlyph(name), x, 9);
+      if (!well) context.fillRect(x - 5, 8.5, 10, 1);
+      context.globalAlpha = 1;
+    }
+  }
+}

@@ -1,0 +1,128 @@
+// The wall of members with its legend, its order and its choice.
+
+import { shaded, stageColour, stageMeaning } from "./colours.js";
+import { fill, h, panel, swatch } from "./dom.js";
+import { fixed, percent, words } from "./format.js";
+import { state, update } from "./state.js";
+import { chosen, SORTS, Wall } from "./wall.js";
+
+export function makeWallPanel({ compact = false }) {
+  const { root, body, side } = panel("Members", "", "wall");
+  const hint = root.querySelector("header .hint") ?? root.querySelector("header").insertBefore(h("span", { class: "hint" }), side);
+  const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": "all members" });
+  const legend = h("div", { class: "legend" });
+  const tip = h("div", { class: "tip", hidden: true });
+  const empty = h("p", { class: "empty", hidden: true });
+  const controls = makeControls();
+  side.append(controls.root);
+  body.append(canvas, empty, legend, tip);
+  const held = { key: "", order: [], moment: null };
+  const wall = new Wall(canvas, {
+    onPick(row) {
+      if (row === null || !held.moment?.lanes) return;
+      update({ member: held.moment.lanes.columns.members[row], view: compact ? "members" : state.view });
+    },
+    onHover: (row, event) => point(tip, wall, row, event, held.moment),
+  });
+  const view = {
+    root, wall,
+    order: () => held.order,
+    frame(step) {
+      if (held.moment?.lanes) wall.show(held.moment.lanes, held.order, step, selectedRow(held.moment));
+    },
+    update(moment) {
+      held.moment = moment;
+      const { lanes, focus } = moment;
+      empty.hidden = Boolean(lanes);
+      canvas.hidden = !lanes;
+      if (!lanes) {
+        empty.textContent = focus?.facts && moment.shown === null ? "this folder keeps no members" : "…";
+        fill(legend);
+        hint.textContent = "";
+        return;
+      }
+      const moving = state.filter.startsWith("now:") ? moment.t : "";
+      const key = [focus.name, moment.shown, focus.version, state.sort, state.filter, moving].join("\n");
+      if (key !== held.key || held.lanes !== lanes) {
+        Object.assign(held, { key, lanes, order: chosen(lanes, state.sort, state.filter, moment.step) });
+      }
+      const some = held.order.length === lanes.N ? "" : `${held.order.length.toLocaleString("en")} of `;
+      hint.textContent = `${some}${lanes.N.toLocaleString("en")} in round ${lanes.round}, step ${moment.t + 1}`;
+      canvas.setAttribute("aria-label", `${some}${lanes.N} members, ${lanes.T} steps, ${lanes.S} slots each`);
+      controls.update(lanes);
+      drawLegend(legend, lanes, moment.t);
+      view.frame(moment.step);
+    },
+  };
+  new ResizeObserver(() => view.frame(held.moment?.step ?? 0)).observe(canvas);
+  return view;
+}
+
+export function selectedRow({ lanes }) {
+  if (state.member === null || !lanes) return null;
+  const row = lanes.rowOf(state.member);
+  return row < 0 ? null : row;
+}
+
+function makeControls() {
+  const sort = h("select", { "aria-label": "order of the members", title: "order" });
+  fill(sort, Object.entries(SORTS).map(([key, { name }]) => h("option", { value: key }, `by ${name}`)));
+  const filter = h("select", { "aria-label": "which members", title: "which members (/)", id: "filter" });
+  sort.addEventListener("change", () => update({ sort: sort.value }));
+  filter.addEventListener("change", () => update({ filter: filter.value }));
+  let known = null;
+  return {
+    root: h("div", { class: "controls" }, sort, filter),
+    update(lanes) {
+      const options = [
+        ["", "all members"], ["rolled back", "rolled back"], ["refused", "refused by a gate"],
+        ...Object.values(lanes.stage_names).map((name) => [`now:${name}`, `now ${words(name)}`]),
+        ...planted(lanes).map((name) => [`ever:${name}`, `planted ${words(name)}`]),
+        ...Object.values(lanes.op_names).slice(1).map((name) => [`op:${name}`, `asked to ${words(name)}`]),
+      ];
+      if (!options.some(([value]) => value === state.filter)) options.push([state.filter, state.filter]);
+      const key = JSON.stringify(options);
+      if (key !== known) fill(filter, options.map(([value, name]) => h("option", { value }, name)));
+      known = key;
+      sort.value = state.sort;
+      filter.value = state.filter;
+    },
+  };
+}
+
+function planted(lanes) {
+  lanes.planted ??= [...new Set(lanes.columns.blueprint)].filter((b) => b !== 255).sort((a, b) => a - b)
+    .map((b) => lanes.blueprint_names[b]).filter(Boolean);
+  return lanes.planted;
+}
+
+// How many slots are in each stage at this step.
+function drawLegend(root, lanes, t) {
+  const counts = {};
+  const size = lanes.N * lanes.S;
+  for (const stage of lanes.columns.stage.subarray(t * size, (t + 1) * size)) counts[stage] = (counts[stage] ?? 0) + 1;
+  const entries = Object.entries(lanes.stage_names).filter(([, name]) => name !== "UNKNOWN");
+  fill(root, entries.map(([value, name]) =>
+    h("span", { title: stageMeaning(name), class: counts[value] ? "" : "none" }, stageMark(name), words(name),
+      h("b", {}, percent((counts[value] ?? 0) / size, 0)))));
+}
+
+function stageMark(name) {
+  const colour = stageColour(name);
+  if (shaded(name, colour, 0) === colour) return swatch(colour);
+  return swatch(`linear-gradient(90deg, ${shaded(name, colour, 0)}, ${colour})`);
+}
+
+function point(tip, wall, row, event, moment) {
+  tip.hidden = row === null || !moment?.lanes;
+  if (tip.hidden) return;
+  const { title, accuracy, slots } = wall.describe(row, moment.step);
+  fill(tip, h("b", {}, title), ` ${accuracy}`, slots.map((slot, s) =>
+    h("div", {}, swatch(stageColour(slot.stage)), `${moment.lanes.slots[s]} ${words(slot.stage)} `,
+      slot.blueprint && h("em", {}, words(slot.blueprint)), slot.stage === "BLENDING" && ` α ${fixed(slot.alpha, 2)}`)));
+  const box = wall.canvas.parentElement.getBoundingClientRect();
+  const [x, y] = [event.clientX - box.left, event.clientY - box.top];
+  tip.style.left = `${Math.min(x + 14, box.width - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.min(y + 14, box.height - tip.offsetHeight - 8)}px`;
+}
+
