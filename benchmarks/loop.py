@@ -114,7 +114,7 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         batch_size=BATCH,
         batches_per_epoch=4,
         validation_samples=2 * BATCH,
-        rows_per_chunk=args.chunk,
+        rows_per_chunk=args.chunk or num_members,
         precision=args.precision,
     )
     spec = EnvironmentSpec(
@@ -275,7 +275,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="decision steps in an episode")
     parser.add_argument("--rounds", type=int, default=1, help="timed episodes, after one that warms up")
     parser.add_argument(
-        "--chunk", type=int, default=1024, help="members that go through the network together"
+        "--chunk", type=positive, help="members that go through the network together; by default all"
     )
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--device", type=existing_device, default="auto")

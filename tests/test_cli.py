@@ -26,6 +26,15 @@ def test_help_takes_less_than_a_second_and_no_torch() -> None:
     assert spent < 1.0, "CPU seconds: the wall clock of a shared machine is noise"
 
 
+@pytest.mark.parametrize("command", ["train", "grow", "compare", "demo", "config show", "runs"])
+def test_a_typo_is_answered_before_torch_is_loaded(command: str) -> None:
+    typo = ["nowhere"] if command == "runs" else ["--set", "ppo.gama=1"]
+    arguments = [*command.split(), *typo]
+    probe = f"import sys; from esper.cli import run; print(run({arguments!r}), 'torch' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["2", "False"], told.stderr
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run([command, "--help"]) == 0

@@ -18,13 +18,17 @@ from esper.simic.agent.config import PPOConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig, LearnerConfig, RewardConfig, lifecycle_for
 from esper.tamiyo.policy.config import TamiyoNetConfig
 
+LARGEST_SEED = 2**53 - 1  # every file format keeps it exactly
+
 
 class HostConfig(Config):
     """The network that seeds grow in. What is null is as the task has it."""
 
     preset: Literal["cnn", "mlp", "gpt"] | None = Field(default=None, description="the kind of network")
-    width: int | None = Field(default=None, ge=1, description="channels or features at every joint")
-    depth: int | None = Field(default=None, ge=1, description="segments, and as many slots")
+    width: int | None = Field(
+        default=None, ge=1, le=65_536, description="channels or features at every joint"
+    )
+    depth: int | None = Field(default=None, ge=1, le=1_000, description="segments, and as many slots")
     kernel: int | None = Field(default=None, ge=1, description="cnn: width of a convolution")
     first_stride: int | None = Field(default=None, ge=1, description="cnn: stride of the first segment")
     stride: int | None = Field(default=None, ge=1, description="cnn: stride of the other segments")
@@ -60,16 +64,20 @@ class TelemetryConfig(Config):
 class RunConfig(Config):
     """Everything that decides what a run does. On a CPU it decides every bit of it."""
 
-    seed: int = Field(default=0, ge=0, description="every random number derives from it and a member's id")
+    seed: int = Field(
+        default=0, ge=0, le=LARGEST_SEED, description="every random number derives from it and a member's id"
+    )
     device: str = Field(default="auto", description="auto, cpu, cuda, cuda:1, ...")
     task: str = Field(
         default="digits",
         description="the data set: see 'esper tasks', or MODULE:FUNCTION for one of your own; several with a "
         "+ between them take turns in training",
     )
-    task_seed: int = Field(default=0, ge=0, description="decides the splits, or the data that are generated")
+    task_seed: int = Field(
+        default=0, ge=0, le=LARGEST_SEED, description="decides the splits, or the data that are generated"
+    )
     host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
-    members: int = Field(default=16, ge=1, description="networks that train at once")
+    members: int = Field(default=16, ge=1, le=1_000_000, description="networks that train at once")
     rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
     threads: int = Field(
         default=1, ge=0, description="of a CPU: one is best for small populations; 0 leaves it to torch"

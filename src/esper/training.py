@@ -116,7 +116,10 @@ class TrainingRun:
             view.progress(begun + next(ticks) / steps)
 
         self._sinks = open_sinks(
-            self.config.telemetry.sinks, self.folder, self.config.model_dump(mode="json")
+            self.config.telemetry.sinks,
+            self.folder,
+            self.config.model_dump(mode="json"),
+            self.trainer.rounds_done,
         )
         with ExitStack() as after, cpu_threads(self.config.threads):
             for sink in self._sinks:

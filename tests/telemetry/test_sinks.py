@@ -82,3 +82,41 @@ def test_sinks_get_every_finite_number(folder: RunFolder, monkeypatch: pytest.Mo
         assert "kl" not in {name for name, _, _ in recorder.curves}
         assert recorder.closed
     assert made[1].options["config"] == {"seed": 1}
+
+
+def test_a_run_that_goes_on_is_the_same_run_of_weights_and_biases(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Recorder] = []
+
+    def make(**options: object) -> Recorder:
+        made.append(Recorder(**options))
+        return made[-1]
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=make))
+    for done in (0, 3):
+        open_sinks(["wandb"], folder, {}, done)
+    assert made[0].options["id"] == made[1].options["id"]
+    assert made[1].options["resume"] == "allow"
+
+
+def test_no_step_is_drawn_twice_after_a_run_went_back(folder: RunFolder) -> None:
+    reader = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator", reason="reads what tensorboard would show"
+    )
+    for done, rounds in (
+        (0, range(1, 5)),
+        (2, range(3, 7)),
+    ):  # the second time from round 2
+        _, sink = open_sinks(["tensorboard"], folder, {}, done)
+        for number in rounds:
+            value = number + 10.0 * done
+            sink.write(
+                RoundSummary(
+                    round=number, rounds=6, members=1, member_epochs=3, seconds=1.0, return_mean=value
+                )
+            )
+        sink.close()
+    curves = reader.EventAccumulator(str(folder.path / "tensorboard")).Reload()
+    points = [(point.step, point.value) for point in curves.Scalars("return_mean")]
+    assert points == [(1, 1.0), (2, 2.0), (3, 23.0), (4, 24.0), (5, 25.0), (6, 26.0)]

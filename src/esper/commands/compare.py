@@ -70,12 +70,11 @@ def compare(
     if members is not None:
         check_range("--members", members, 1, 1_000_000)
     check_range("--seeds", seeds, 1, 10_000)
-    from esper.comparing import LineUp
+    names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
+    settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
     from esper.foundation.config_files import dump
     from esper.telemetry.run_folder import RunFolder
 
-    names = LineUp.parse(controllers).controllers.values()
-    settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
     contest = _contest(settings, controllers, seeds)
     with RunFolder.create(
         out or new_folder("compare", settings.task),

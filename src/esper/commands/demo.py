@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from esper.commands.options import Out, Overrides, check_range, print_line
-from esper.commands.running import carry_through, interruption_told, new_folder
+from esper.commands.running import carry_through, interruption_told, new_folder, resolve_settings
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
@@ -31,10 +31,9 @@ def demo(
     The first line says about how long it will take. Ctrl-C is safe: 'esper resume' completes the demo.
     """
     check_range("--members", members, 1, 1_000_000)
-    from esper.config import load_config
+    settings = resolve_settings(None, "demo", overrides)
     from esper.training import TrainingRun
 
-    settings = load_config(preset="demo", overrides=overrides or [])
     path = out or new_folder("demo", settings.task)
     run = TrainingRun.start(settings, path, kind="demo", request={"members": members})
     code = carry_through(run, report=False)

@@ -36,6 +36,7 @@ def lifecycle(
     """Play an episode with the real rules and made-up evidence, and draw the life of every slot."""
     for name, value, most in (("--members", members, 64), ("--slots", slots, 25), ("--steps", steps, 1000)):
         check_range(name, value, 1, most)
+    check_range("--seed", seed, 0, 2**53 - 1)
     from esper.commands.made_up_episode import RandomPlayer, ScriptedPlayer, film_episode
 
     player = ScriptedPlayer(members) if scripted else RandomPlayer(members, seed)

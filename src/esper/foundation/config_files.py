@@ -159,7 +159,11 @@ def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None)
 
 def allowed(field: FieldInfo) -> str:
     """What a field takes, in words."""
-    bounds = [f"{word} {limit:g}" for item in field.metadata for word, limit in _limits(item)]
+    bounds = [
+        f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        for item in field.metadata
+        for word, limit in _limits(item)
+    ]
     return " ".join([_kind(field.annotation), " and ".join(bounds)]).strip()
 
 

@@ -34,7 +34,7 @@ def list_runs(folder: Path) -> list[RunLine]:
     A folder that cannot be read is listed with the reason as its state; UserError if there is no folder.
     """
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; give one that holds runs")
+        raise UserError(f"there is no folder {folder}; begin a run with 'esper train', or say where runs are")
     places = [folder] if (folder / "versions.json").exists() else sorted(folder.iterdir())
     return [describe(place) for place in places if (place / "versions.json").is_file()]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from esper.foundation.errors import UserError
+from esper.telemetry.files import write_atomically
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import RoundSummary
 
@@ -34,11 +36,13 @@ class JsonlSink:
 
 
 class TensorBoardSink:
-    """Event files under `path`, one curve per number."""
+    """Event files under `path`, one curve per number; rounds after `rounds_done` are drawn anew."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rounds_done: int) -> None:
         _require("tensorboard", "tensorboard")
-        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(log_dir=str(path))
+        self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(
+            log_dir=str(path), purge_step=rounds_done + 1
+        )
 
     def write(self, summary: RoundSummary) -> None:
         for name, value in summary.scalars().items():
@@ -49,10 +53,16 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run that keeps its files under `path`."""
+    """A Weights & Biases run that keeps its files under `path`, the same one whenever the run goes on."""
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        self._run: Any = _require("wandb", "wandb").init(project="esper", dir=str(path), config=dict(config))
+        wandb = _require("wandb", "wandb")
+        known = path / "wandb-id.txt"
+        if not known.exists():
+            write_atomically(known, uuid.uuid4().hex[:12].encode())
+        self._run: Any = wandb.init(
+            project="esper", dir=str(path), config=dict(config), id=known.read_text(), resume="allow"
+        )
 
     def write(self, summary: RoundSummary) -> None:
         self._run.log(summary.scalars(), step=summary.round)
@@ -61,19 +71,25 @@ class WandbSink:
         self._run.finish()
 
 
-_SINKS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Sink]] = {
-    "tensorboard": lambda folder, config: TensorBoardSink(folder.path / "tensorboard"),
-    "wandb": lambda folder, config: WandbSink(folder.path, config),
+_SINKS: dict[str, Callable[[RunFolder, Mapping[str, Any], int], Sink]] = {
+    "tensorboard": lambda folder, config, done: TensorBoardSink(folder.path / "tensorboard", done),
+    "wandb": lambda folder, config, done: WandbSink(folder.path, config),
 }
 SINK_NAMES = tuple(_SINKS)
 
 
-def open_sinks(names: Sequence[str], folder: RunFolder, config: Mapping[str, Any]) -> list[Sink]:
-    """metrics.jsonl and the named sinks; `config` is the resolved configuration, for sinks that show it."""
+def open_sinks(
+    names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], rounds_done: int = 0
+) -> list[Sink]:
+    """metrics.jsonl and the named sinks, for a run that goes on after `rounds_done` rounds.
+
+    `config` is the resolved configuration, for sinks that show it. Raises UserError for an unknown name and
+    for a package that is not installed.
+    """
     unknown = [name for name in names if name not in _SINKS]
     if unknown:
         raise UserError(f"sink is {unknown[0]!r}; allowed are {', '.join(SINK_NAMES)}")
-    return [JsonlSink(folder), *(_SINKS[name](folder, config) for name in names)]
+    return [JsonlSink(folder), *(_SINKS[name](folder, config, rounds_done) for name in names)]
 
 
 def _require(module: str, sink: str) -> Any:
