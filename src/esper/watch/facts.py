@@ -20,6 +20,7 @@ from esper.watch.library import file_of
 _SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "lanes")
 _BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
 _QUIET = 120.0  # seconds without a new line after which an unfinished run no longer counts as running
+_FIRST = 1800.0  # the same before its first round, of which nobody knows how long it takes
 
 
 def signature(run: Path) -> str:
@@ -50,7 +51,7 @@ def facts(run: Path) -> dict[str, Any]:
     folder = folder or RunFolder(run, about)
     config = tried(lambda: settings_of(file_of(run, "config.yaml")))
     return {
-        "kind": about.get("kind") or _kind(run),
+        "kind": tried(lambda: folder.kind),
         "about": about,
         "command": tried(folder.command_text),
         "config": config or {},
@@ -97,9 +98,10 @@ def state(run: Path, last: Mapping[str, Any] | None) -> str:
     if (run / "results.json").exists() if last is None else last.get("round", 0) >= last.get("rounds", 0):
         return "finished"
     newest = max(_touched(run / name) for name in ("metrics.jsonl", "events.jsonl", "versions.json"))
-    pace = (last or {}).get("seconds") or 0.0
-    rounds = max((last or {}).get("round") or 1, 1)
-    return "running" if time.time() - newest < max(_QUIET, 5 * pace / rounds) else "stopped"
+    patience = _FIRST
+    if last is not None:
+        patience = max(_QUIET, 5 * (last.get("seconds") or 0.0) / max(last.get("round") or 1, 1))
+    return "running" if time.time() - newest < patience else "stopped"
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -130,11 +132,6 @@ def _touched(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def _kind(run: Path) -> str:
-    marks = {"network.md": "grow", "metrics.jsonl": "train", "results.json": "compare"}
-    return next((kind for name, kind in marks.items() if (run / name).exists()), "train")
 
 
 def _text(run: Path, name: str) -> str | None:
