@@ -148,3 +148,22 @@ def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.
     assert sum(p.numel() for p in seed.parameters()) == registry.parameter_count(
         Blueprint.CONV_LIGHT, "cnn", 4, 2
     )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    modules = re.findall(r"python -m ((?:benchmarks|studies|docs)\.\w+)", text)
+    assert [name for name in modules if not (ROOT / (name.replace(".", "/") + ".py")).exists()] == []
+    files = re.findall(r"`((?:tests|benchmarks|studies|examples|docs|src)/[\w./-]+\.\w+)`", text)
+    assert [name for name in files if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_that_a_page_gives_to_a_script_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8").replace("\n", " ")
+    calls = re.findall(r"python -m (benchmarks|studies)\.(\w+)((?: [^`#|]*?)?)(?=`|#|\||  )", text)
+    for folder, name, options in calls:
+        source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).glob("*.py"))
+        for option in re.findall(r" (--[a-z-]+)", options):
+            assert f'"{option}"' in source, f"{folder}.{name} has no option {option}"

@@ -9,16 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hot_paths import find_works
 from docs import make_pictures
 from esper.lifecycle.actions import Blueprint
 from esper.tasks import task_names
 from studies import report
+from tests.operations import count_operations
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERFORMANCE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
 STUDY = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs/study_tables.md").read_text(encoding="utf-8")
+FINDINGS = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
 REPRODUCE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
 MEASURED = ROOT / "benchmarks/results"
 NUMBERS = {"nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "thirteen": 13, "fourteen": 14}
@@ -142,3 +145,25 @@ def test_counts_in_words_are_right(page: str) -> None:
     counts = {"data sets": len(task_names()), "blueprints": len(Blueprint)}
     for word, thing in re.findall(r"\b(\w+) (data sets|blueprints)\b", text):
         assert NUMBERS.get(word, counts[thing]) == counts[thing], f"{word} {thing}"
+
+
+@pytest.mark.parametrize(
+    ("work", "sentence"),
+    [
+        ("masks", r"The masks are (\d+) operations"),
+        (
+            "features",
+            r"(\d+) operations and \d+ allocations for any number of members and slots; a",
+        ),
+        ("kl", r"their KL is (\d+) operations"),
+        ("gae", r"\| numba \|.*\| (\d+) \|"),
+        ("buffer", r"by the mask\. (\d+) operations for any number of members"),
+        ("buffer_ragged", r"any number of members, (\d+) with a mask"),
+    ],
+)
+def test_operation_counts_of_the_findings_are_those_of_today(work: str, sentence: str) -> None:
+    told = re.search(sentence, FINDINGS)
+    assert told is not None
+    case = find_works()[work].prepare(16, 3)
+    case.ours()  # the first call makes small tables
+    assert count_operations(case.ours) <= int(told[1]) <= 1.1 * count_operations(case.ours)
