@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.simic.compare import EVALUATION_EPISODE
+from esper.comparing import EVALUATION_EPISODE, prices_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.tamiyo.controllers import Static
 from esper.tasks.task import HostSpec, Task
-from studies.records import Arm, arm_of, play_and_test, rounded, significant, worth
+from studies.finals import train_fixed, training_alone
+from studies.records import Arm, arm_of, rounded, significant, worth
 from studies.setting import Setting, tidy, ungrown, with_host
 
 WIDTHS = (4, 5, 6, 8, 12)
@@ -33,9 +34,7 @@ def static_widths(setting: Setting, task: Task, members: Tensor, host_parameters
     own = task.host.options["width"]
     for width in sorted({*widths_for(task.host), 2 * own}):
         if width != own:
-            world = GrowthEnvironment(ungrown(setting.spec(with_host(task, width=width), members)))
-            played = play_and_test(world, Static())
-            del world
+            played = train_fixed(setting, with_host(task, width=width), members)
             tidy()
             yield replace(arm_of(f"static width {width}", played, host_parameters), growth=None)
 
@@ -69,7 +68,7 @@ def random_search(setting: Setting, task: Task, members: Tensor, host_parameters
     test = np.array([tests[k][row[m]] for m, k in chosen.items()])
     validation = [candidates[k].record.accuracy[-1, row[m]] for m, k in chosen.items()]
     parameters = np.array([candidates[k].record.host_parameters for k in chosen.values()])
-    flops = np.array([sum(c.record.flops[c.rows[m]] for c in mine.values()) for m, mine in tried.items()])
+    flops = np.array([sum(spent_on(c) for c in mine.values()) for mine in tried.values()])
     return Arm(
         name="random search over sizes",
         test_accuracy=rounded(test),
@@ -81,6 +80,12 @@ def random_search(setting: Setting, task: Task, members: Tensor, host_parameters
         curve=rounded([float(np.mean(validation))]),
         spent=significant(flops.mean(keepdims=True)),
     )
+
+
+def spent_on(candidate: Candidate) -> float:
+    """FLOPs of one member's try: its training, and the validation that it is judged by."""
+    price = prices_of(candidate.world)
+    return float(training_alone(candidate.world)[-1, 0] + price.validation[0])
 
 
 def draw(member: int, sizes: int, seed: int) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from esper.builders import make_agent
 from esper.controllers import PRETRAINED, load_controller
 from esper.foundation.errors import UserError
 from esper.simic.learner import LearnedController
-from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.controllers import Controller, Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from studies.ablations import CHANGES
 from studies.setting import GATES
@@ -25,6 +25,7 @@ ABLATED = ("scheduled", f"{MAIN}-0")  # who also lives under every change of the
 SCRIPTED: dict[str, Callable[[], Controller]] = {
     "static": Static,
     "heuristic": lambda: Heuristic(gates=GATES),
+    "habit": lambda: Habit(gates=GATES),
     "periodic": lambda: Periodic(gates=GATES),
     "scheduled": lambda: Scheduled(gates=GATES),
 }

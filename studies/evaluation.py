@@ -1,14 +1,15 @@
 """All arms on one held-out task: a few programs, each of which trains every network that it can at once.
 
     arms       every controller, trained or scripted, and the ablations of the lifecycle: one program
-    finals     the networks that controllers ended with, from the start, for as many steps
-    equal      the same for as many FLOPs as growth spent
+    finals     the networks that controllers ended with, from the start, for as many minibatches
+    equal      the same for as many FLOPs as growth spent; so the host, and the best of several hosts
     frontier   static hosts of other widths, one program each
     search     a random search over sizes at the same number of steps
     pruning    a host of twice the width, pruned to the size of the grown networks
 
 What has been found is written after every program, beside what other programs found before under the same
-settings. finals, equal and pruning need what arms played, so that they run with it.
+settings. finals, equal and pruning need what arms played, so that they run with it. A network that never
+changes is charged for its training, and for no validation but the one that chooses the best of several.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from studies.alternatives import random_search, static_widths
 from studies.arms import ABLATED, entrants, policies
 from studies.calibration import calibrate, other_members
 from studies.command_line import positive
-from studies.finals import equal_budget, final_slots, prices, train_from_the_start
+from studies.finals import final_slots, train_fixed, training_alone
 from studies.held_out import HELD_OUT, held_out_task
 from studies.pruning import prune_from_big
 from studies.records import Arm, Calibration, Evaluation, Played, arm_of, play_and_test
@@ -44,6 +45,7 @@ FIRST_MEMBER = 5000
 CALIBRATION_MEMBERS = 64  # at most
 CHUNKS = {"text": 512, "mnist5000": 2048}  # members that go through the network together; others: 4096
 LEAST_CHUNK = 128
+RESTARTS = 8  # hosts that share the compute of one
 QUICK_TASKS = ("spirals", "digits", "mnist1d")
 QUICK_MEMBERS = 6
 
@@ -94,8 +96,10 @@ def arms(course: Course) -> Iterator[Arm]:
             changed[entrant.change][course.spans[name]] = True
     world = AblatedEnvironment(course.setting.spec(course.task, ids), changed)
     course.played = play_and_test(world, blocks)
+    alone = replace(course.played, spent=training_alone(world))
     for name, span in course.spans.items():
-        yield arm_of(name, course.played, course.host_parameters, span)
+        played = alone if name == "static" else course.played
+        yield arm_of(name, played, course.host_parameters, span)
 
 
 def _told(matched: Calibration) -> str:
@@ -106,25 +110,31 @@ def _told(matched: Calibration) -> str:
 
 
 def finals(course: Course) -> Iterator[Arm]:
-    yield from _from_the_start(course, course.setting, [*course.seeds, "heuristic"], "static-final of {}")
+    """What controllers ended with, from the start, for as many minibatches."""
+    names = [*course.seeds, "heuristic"]
+    slots = final_slots(course.controllers(), [course.spans[name] for name in names])
+    played = train_fixed(course.setting, course.task, course.members.repeat(len(names)), slots)
+    yield from _fixed_arms(course, played, names, "static-final of {}")
 
 
 def equal(course: Course) -> Iterator[Arm]:
-    """As `finals`, with as many steps as cost what growth spent, on the mean over members and seeds."""
+    """Networks that never change, for as many FLOPs as growth spent on the mean over members and seeds:
+    what it ended with, the bare host, and the best of several hosts on validation data."""
     played, seeds = course.controllers(), course.seeds
     spans = [course.spans[name] for name in seeds]
-    slots = final_slots(played, spans)
-    spec = course.setting.spec(course.task, course.members.repeat(len(seeds)))
-    price = prices(AblatedEnvironment(spec, {}), course.task, slots)
-    spent = float(np.mean([played.spent[-1, span] for span in spans]))
-    setting = equal_budget(spent, float(price.batch.mean()), float(price.validation.mean()), course.setting)
-    yield from _from_the_start(course, setting, seeds, "static-final of {}, equal FLOPs")
+    budget = float(np.mean([played.spent[-1, span] for span in spans]))
+    ids, slots = course.members.repeat(len(seeds)), final_slots(played, spans)
+    finals = train_fixed(course.setting, course.task, ids, slots, budget)
+    yield from _fixed_arms(course, finals, seeds, "static-final of {}, equal FLOPs")
+    tidy()
+    for name, restarts in {"static, equal FLOPs": 1, f"best of {RESTARTS}, equal FLOPs": RESTARTS}.items():
+        hosts = train_fixed(course.setting, course.task, course.members, None, budget, restarts)
+        yield from _fixed_arms(course, hosts, [name], "{}")
 
 
-def _from_the_start(course: Course, setting: Setting, names: list[str], title: str) -> Iterator[Arm]:
-    slots = final_slots(course.controllers(), [course.spans[name] for name in names])
-    ids = course.members.repeat(len(names))
-    played, n = train_from_the_start(setting, course.task, slots, ids), len(course.members)
+def _fixed_arms(course: Course, played: Played, names: list[str], title: str) -> Iterator[Arm]:
+    """One arm for every block of the members."""
+    n = len(course.members)
     for k, name in enumerate(names):
         arm = arm_of(title.format(name), played, course.host_parameters, slice(k * n, (k + 1) * n))
         yield replace(arm, growth=None)

@@ -13,14 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.comparing import EVALUATION_EPISODE, prices_of
 from esper.population.bodies import Bodies
 from esper.population.data import Clock
 from esper.population.optimiser import RowWeights
-from esper.simic.compare import EVALUATION_EPISODE
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import evaluate_test
 from esper.tasks.task import Task
-from studies.finals import prices
 from studies.records import Arm, rounded, significant, worth
 from studies.setting import Setting, ungrown, with_host
 
@@ -91,8 +90,7 @@ def prune_from_big(setting: Setting, task: Task, members: Tensor, target: int, h
         if epoch + 1 in looks:
             batches.append((epoch + 1) * EVERY)
             curve.append(population.validate(world.slots, validation, ablate=False).accuracy)
-    price = prices(world, wide, world.slots)
-    spent = np.stack([b * price.batch + k * price.validation for k, b in enumerate(batches)])  # [K, N]
+    spent = np.array(batches)[:, None] * prices_of(world).batch  # [K, N]
     test, parameters = evaluate_test(world).accuracy, masks.kept.sum(dim=1).cpu().numpy()
     accuracy = torch.stack(curve).cpu().numpy()
     return Arm(

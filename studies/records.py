@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.comparing import EVALUATION_EPISODE
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.simic.compare import EVALUATION_EPISODE
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rewards import potential
 from esper.simic.rollout import Doubles, EpisodeRecord, Floats, evaluate_test, play

@@ -44,6 +44,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (tables.schema, "esper schema"),
     (tables.blueprints, "esper blueprints --topology cnn --width 16"),
     (tables.tasks, "esper tasks"),
+    (tables.controllers, "esper controllers"),
     (machine.doctor, "esper doctor"),
 )
 

@@ -1,61 +1,309 @@
-"""Controllers against each other on equal footing, over several seeds, and a film of each."""
+"""Arms on equal footing: controllers that grow networks, and networks that never change, at equal compute.
+
+Every arm has the same members: the same first weights, data order and random numbers, so that member i
+differs between two arms by what was done with it and by nothing else. What is reported is the test split,
+which is opened once per network, after its training.
+
+A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
+best of several hosts on validation data (`best-of:8`), or the network that a controller ended with
+(`final:NAME`). It is charged for its training and for no validation, but for the one that chooses the best.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from esper.builders import make_environment
 from esper.config import RunConfig
-from esper.controllers import CONTROLLER_NAMES, load_controller
+from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller, restarts_of
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
-from esper.simic.compare import ControllerRun, as_comparison, compare
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
+from esper.simic.costs import Prices
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.films import film, film_reel
-from esper.tamiyo.controllers import Controller
+from esper.simic.rewards import potential
+from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
+from esper.tamiyo.controllers import Controller, Static
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 
-FINAL = "final:"
+EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
+OnStep = Callable[[StepResult], None]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An arm of networks that never change."""
+
+    of: str = ""  # the controller whose final networks they are; by default the task's own host
+    restarts: int = 1  # hosts that a member trains for equal shares of the compute; validation chooses
+
+
+Arm = Controller | Fixed
+
+
+@dataclass(frozen=True)
+class ControllerRun:
+    """One arm's episode and what it reached on the test split."""
+
+    name: str
+    record: EpisodeRecord
+    test: TestResult
+    potential: Floats  # [N] Φ with the test accuracy
+    epochs: float  # trained, in epochs of a decision step
+
+    def result(self) -> ControllerResult:
+        """The figures that results.json holds, member by member."""
+        return ControllerResult(
+            name=self.name,
+            members=self.record.members.tolist(),
+            test_accuracy=self.test.accuracy.tolist(),
+            parameters=self.record.parameters[-1].tolist(),
+            member_epochs=[self.epochs] * self.record.num_members,
+            flops=self.record.flops.tolist(),
+            potential=self.potential.tolist(),
+        )
+
+
+def run_controller(
+    environment: GrowthEnvironment,
+    name: str,
+    controller: Controller,
+    initial_slots: SlotStates | None = None,
+    on_step: OnStep | None = None,
+    episode: int = EVALUATION_EPISODE,
+) -> ControllerRun:
+    """One controller through one episode, and its networks on the test split."""
+    record = play(environment, controller, episode, initial_slots, on_step)
+    test = evaluate_test(environment)
+    worth = potential(
+        torch.from_numpy(test.accuracy),
+        torch.from_numpy(record.parameter_ratio[-1]).float(),
+        environment.spec.reward,
+    )
+    return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
+
+
+# ---- networks that never change --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long a network is trained."""
+
+    steps: int
+    batches: int  # minibatches in a step
+
+
+def schedule_for(minibatches: float, like: Schedule) -> Schedule:
+    """The steps and the minibatches in a step whose product is nearest to `minibatches`.
+
+    Steps lie between those of `like` and twice as many, or there is one for each minibatch if these are few.
+    """
+    wanted = max(1, round(minibatches))
+    first = min(like.steps, wanted)
+    found = [Schedule(steps, max(1, round(wanted / steps))) for steps in range(first, 2 * first + 1)]
+    return min(found, key=lambda schedule: abs(schedule.steps * schedule.batches - wanted))
+
+
+def run_fixed(
+    environment: GrowthEnvironment,
+    name: str,
+    budget: float,
+    slots: SlotStates | None = None,
+    restarts: int = 1,
+    on_step: OnStep | None = None,
+) -> ControllerRun:
+    """Networks that never change, trained for `budget` FLOPs a member on the mean over members.
+
+    slots: the seeds that they have from the start, as `from_the_start` makes them; none by default. With
+    several restarts each has an equal share of the budget and other first weights, and a member's best one on
+    validation data counts. Only that choice is charged a validation; curves show others, which are free.
+    """
+    spec = environment.spec
+    prices = prices_of(environment, slots)
+    choosing = prices.validation if restarts > 1 else 0.0 * prices.validation  # [N]
+    minibatches = (budget / restarts - float(choosing.mean())) / float(prices.batch.mean())
+    schedule = schedule_for(minibatches, Schedule(spec.episode.steps, spec.population.batches_per_epoch))
+    episode = {"steps": schedule.steps, "measure_every": schedule.steps}
+    recipe = {"batches_per_epoch": schedule.batches}
+    if slots is None:
+        recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough
+    world = type(environment)(
+        replace(
+            spec,
+            episode=spec.episode.model_copy(update=episode),
+            population=spec.population.model_copy(update=recipe),
+        )
+    )
+    paced = _paced(on_step, restarts * schedule.steps, spec.episode.steps)
+    runs = [
+        run_controller(world, name, Static(), slots, paced, EVALUATION_EPISODE + k) for k in range(restarts)
+    ]
+    best = best_of(runs)
+    share = np.arange(schedule.steps + 1)[:, None] * (schedule.batches * prices.batch)  # [T + 1, N]
+    share[-1] += choosing
+    epochs = restarts * schedule.steps * schedule.batches / spec.population.batches_per_epoch
+    return replace(best, record=replace(best.record, spent=restarts * share), epochs=epochs)
+
+
+def prices_of(environment: GrowthEnvironment, slots: SlotStates | None = None) -> Prices:
+    """What a minibatch and a validation of networks with these seeds cost; of bare hosts by default."""
+    task, config = environment.spec.task, environment.spec.population
+    held = slots or SlotStates.empty(environment.num_members, environment.num_slots)
+    samples = min(len(task.validation), config.validation_samples)
+    return environment.costs.prices(held.to(environment.device), config.batch_size, samples)
+
+
+def _paced(on_step: OnStep | None, steps: int, ticks: int) -> OnStep:
+    """Calls `on_step` `ticks` times in all while `steps` steps pass: every arm moves a bar alike."""
+    done = count(1)
+
+    def step(result: StepResult) -> None:
+        now = next(done)
+        for _ in range(now * ticks // steps - (now - 1) * ticks // steps):
+            if on_step is not None:
+                on_step(result)
+
+    return step
+
+
+def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
+    """Every member by the run that ended with its highest validation accuracy, the first of equals."""
+    final = np.stack([run.record.accuracy[-1] for run in runs])  # [K, N]
+    which = np.nan_to_num(final, nan=-1.0).argmax(axis=0)  # [N]
+    rows = np.arange(len(which))
+    return ControllerRun(
+        name=runs[0].name,
+        record=EpisodeRecord.joined([run.record for run in runs], which),
+        test=TestResult(
+            accuracy=np.stack([run.test.accuracy for run in runs])[which, rows],
+            loss=np.stack([run.test.loss for run in runs])[which, rows],
+        ),
+        potential=np.stack([run.potential for run in runs])[which, rows],
+        epochs=sum(run.epochs for run in runs),
+    )
+
+
+def from_the_start(slots: SlotStates) -> SlotStates:
+    """The seeds that a network ended with, as fossils at full strength: the same network with no growth."""
+    kept = stage_table(HEARD_STAGES, slots.device)[slots.stage] & (slots.alpha > 0)
+    blank = SlotStates.empty(slots.num_members, slots.num_slots, slots.device)
+    full = torch.where(kept, 1.0, blank.alpha)
+    return blank.replace(
+        stage=blank.stage.masked_fill(kept, int(Stage.FOSSILIZED)),
+        blueprint=torch.where(kept, slots.blueprint, blank.blueprint),
+        style=torch.where(kept, slots.style, blank.style),
+        tempo=torch.where(kept, slots.tempo, blank.tempo),
+        alpha=full,
+        alpha_start=full,
+        alpha_target=full,
+        enabled=slots.enabled,
+    )
+
+
+# ---- all arms --------------------------------------------------------------------------------------------
+
+
+def compare(
+    environment: GrowthEnvironment, arms: Mapping[str, Arm], on_step: OnStep | None = None
+) -> list[ControllerRun]:
+    """Every arm, in the order given. Controllers run first: what they spend is what the others may.
+
+    The final networks of a controller get what it spent, on the mean over members; other networks that never
+    change get what the controller spent that spent most, or, without one, what an episode of the host costs.
+    Raises ValueError where the networks of an arm that does not run are asked for.
+    """
+    fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
+    unknown = sorted({arm.of for arm in fixed.values()} - {"", *(set(arms) - set(fixed))})
+    if unknown:
+        allowed = ", ".join(set(arms) - set(fixed)) or "none"
+        raise ValueError(
+            f"final networks of {', '.join(unknown)} are asked for; the controllers that run are {allowed}"
+        )
+    runs = {
+        name: run_controller(environment, name, arm, on_step=on_step)
+        for name, arm in arms.items()
+        if not isinstance(arm, Fixed)
+    }
+    spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
+    episode = environment.steps * environment.spec.population.batches_per_epoch
+    usual = max(spent.values(), default=episode * float(prices_of(environment).batch.mean()))
+    for name, arm in fixed.items():
+        slots = from_the_start(runs[arm.of].record.final_slots) if arm.of else None
+        budget = spent[arm.of] if arm.of else usual
+        runs[name] = run_fixed(environment, name, budget, slots, arm.restarts, on_step)
+    return [runs[name] for name in arms]
+
+
+def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> Comparison:
+    """What the report and results.json hold; differences are against the first run."""
+    task, host = environment.spec.task, environment.spec.task.host
+    options = ", ".join(f"{name}={value}" for name, value in host.options.items())
+    results = [run.result() for run in runs]
+    return Comparison(
+        task=task.name,
+        host=f"{host.preset}({options})" if environment.spec.make_host is None else "given",
+        controllers=results,
+        differences=paired_differences(results),
+    )
 
 
 @dataclass(frozen=True)
 class LineUp:
-    """Who is compared, and whose final networks are trained from the start."""
+    """Who is compared, in the order of the table; the first one is the baseline."""
 
-    controllers: Mapping[str, str]  # shown name → name or path
-    finals: tuple[str, ...]  # shown names
+    arms: Mapping[str, str]  # shown name → as it was asked for
+    controllers: Mapping[str, str]  # of these, shown name → name or path of a controller
 
     @staticmethod
     def parse(text: str) -> LineUp:
-        """'static,heuristic,final:heuristic,runs/mine': the first one is the baseline."""
+        """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms.
+
+        Raises UserError where nothing is named or something is named twice. A controller whose final networks
+        are asked for takes part too.
+        """
         asked = [part.strip() for part in text.split(",") if part.strip()]
         if not asked:
             raise UserError(
-                f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders "
-                "and final:NAME, with commas between them"
+                f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
+                f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
             )
-        names = dict.fromkeys(part.removeprefix(FINAL) for part in asked)
-        shown = {name: _shown(name) for name in names}
-        doubles = len(names) - len(set(shown.values()))
-        labels = names if doubles else shown.values()
-        controllers = dict(zip(labels, names, strict=True))
-        back = {name: label for label, name in controllers.items()}
-        finals = dict.fromkeys(back[p.removeprefix(FINAL)] for p in asked if p.startswith(FINAL))
-        return LineUp(controllers, tuple(finals))
+        twice = sorted({part for part in asked if asked.count(part) > 1})
+        if twice:
+            raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
+        named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
+        controllers = [name for name in named if not name.startswith((FINAL, BEST_OF))]
+        shown = {name: _shown(name) for name in controllers}
+        if len(set(shown.values())) < len(shown):
+            shown = {name: name for name in controllers}
+        labels = {
+            part: f"static-final of {shown[part.removeprefix(FINAL)]}" if part.startswith(FINAL) else part
+            for part in named
+        } | shown
+        back = {label: name for name, label in shown.items()}
+        return LineUp({labels[part]: part for part in named}, back)
 
-    def load(self, config: RunConfig) -> dict[str, Controller]:
-        """The controllers themselves."""
-        device = choose_device(config.device)
-        return {
-            shown: load_controller(name, config.lifecycle.gates, device)
-            for shown, name in self.controllers.items()
-        }
+    def load(self, config: RunConfig) -> dict[str, Arm]:
+        """The arms themselves; raises UserError where a controller cannot be loaded."""
+        return {label: self._arm(asked, config) for label, asked in self.arms.items()}
+
+    def _arm(self, asked: str, config: RunConfig) -> Arm:
+        if asked.startswith(FINAL):
+            name = asked.removeprefix(FINAL)
+            return Fixed(of=next(label for label, known in self.controllers.items() if known == name))
+        if asked.startswith(BEST_OF):
+            return Fixed(restarts=restarts_of(asked))
+        loaded = load_controller(asked, config.lifecycle.gates, choose_device(config.device))
+        return Fixed() if isinstance(loaded, Static) else loaded
 
 
 def _shown(name: str) -> str:
@@ -67,38 +315,31 @@ def _shown(name: str) -> str:
 
 
 class Contest:
-    """Every controller with the same `config.members` members under each of `seeds` seeds.
+    """Every arm with the same `config.members` members under each of `seeds` seeds.
 
     Seed k is config.seed + k: other initial weights, another order of the data, other random numbers. What
     can be refused is refused when the contest is made, before anything has run.
     """
 
-    def __init__(
-        self,
-        config: RunConfig,
-        controllers: Mapping[str, Controller],
-        finals: Sequence[str] = (),
-        seeds: int = 1,
-    ) -> None:
+    def __init__(self, config: RunConfig, arms: Mapping[str, Arm], seeds: int = 1) -> None:
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
-        self.config, self.controllers, self.finals, self.seeds = config, controllers, finals, seeds
+        self.config, self.arms, self.seeds = config, arms, seeds
         self._device = choose_device(config.device)
         self._first = make_environment(config, self._device)
 
     @property
     def steps(self) -> int:
-        """Decision steps of the whole contest."""
-        return self.seeds * (len(self.controllers) + len(self.finals)) * self.config.episode.steps
+        """How often `on_step` is called in the whole contest."""
+        return self.seeds * len(self.arms) * self.config.episode.steps
 
-    def run(self, on_step: Callable[[StepResult], None] | None = None) -> tuple[Comparison, FilmReel]:
-        """What every controller reached, and the same member filmed under each of them."""
+    def run(self, on_step: OnStep | None = None) -> tuple[Comparison, FilmReel]:
+        """What every arm reached, and the same member filmed under each of them."""
         results: dict[str, list[ControllerResult]] = {}
         filmed: list[ControllerRun] = []
         for k in range(self.seeds):
             with cpu_threads(self.config.threads):
-                environment = self._environment(k)
-                runs = list(compare(environment, self.controllers, self.finals, on_step=on_step))
+                runs = compare(self._environment(k), self.arms, on_step)
             filmed = filmed or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
@@ -114,24 +355,16 @@ class Contest:
 
 
 def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:
-    """One controller's results over all seeds."""
-
-    def column(name: str) -> list[float]:
-        return list(chain.from_iterable(getattr(part, name) for part in parts))
-
+    """One arm's results over all seeds."""
+    columns = ("members", "test_accuracy", "parameters", "member_epochs", "flops", "potential")
     return ControllerResult(
         name=parts[0].name,
-        members=[int(member) for member in column("members")],
-        test_accuracy=column("test_accuracy"),
-        parameters=column("parameters"),
-        member_epochs=column("member_epochs"),
-        flops=column("flops"),
-        potential=column("potential"),
+        **{name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in columns},
     )
 
 
 def _films(runs: Sequence[ControllerRun]) -> FilmReel:
-    """The same member under every controller: the one that is typical of the last."""
+    """The same member under every arm: the one that is typical of the last."""
     returns = runs[-1].record.returns
     row = int(np.argsort(np.nan_to_num(returns, nan=-np.inf), kind="stable")[len(returns) // 2])
     reel = film_reel(runs[0].record, 0)

@@ -14,7 +14,7 @@ from esper.config import RunConfig, saved_config
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
-from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.controllers import Controller, Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.tamiyo.heuristic import Heuristic
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.run_folder import RunFolder
@@ -23,6 +23,9 @@ PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"
 AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controller is made from
 GREEDY = ":greedy"
+FINAL = "final:"  # in a comparison: the network that a controller ended with, from the start
+BEST_OF = "best-of"  # in a comparison: the best of several networks that never grow
+RESTARTS = 8  # of best-of where no number is given
 
 
 @dataclass(frozen=True)
@@ -30,30 +33,75 @@ class Script:
     """How to make a scripted controller, plain or from the text after its colon."""
 
     plain: Callable[[GateConfig], Controller]
+    meaning: str
     told: Callable[[str, GateConfig], Controller] | None = None
     takes: str = ""  # what comes after the colon
 
 
 SCRIPTED: dict[str, Script] = {
-    "static": Script(lambda gates: Static()),
+    "static": Script(lambda gates: Static(), "never grows anything"),
     "random": Script(
         lambda gates: RandomLegal(),
+        "germinates at a rate where it may, and takes any other legal action otherwise",
         lambda text, gates: RandomLegal(float(text)),
         "a germination rate, as in random:0.1",
     ),
-    "heuristic": Script(lambda gates: Heuristic(gates=gates)),
+    "heuristic": Script(
+        lambda gates: Heuristic(gates=gates),
+        "germinates on a plateau, keeps what helps and prunes what hurts",
+    ),
+    "habit": Script(
+        lambda gates: Habit(gates=gates),
+        "plants the strongest seed of the host's kind in every slot as soon as it may, and looks at nothing",
+    ),
     "periodic": Script(
         lambda gates: Periodic(gates=gates),
+        "germinates every so many steps, blueprints in turn",
         lambda text, gates: Periodic(int(text), gates),
         "steps between seeds, as in periodic:5",
     ),
     "scheduled": Script(
         lambda gates: Scheduled(gates=gates),
+        "germinates at given steps, blueprints in turn",
         lambda text, gates: Scheduled([int(step) for step in text.split("+")], gates),
         "the steps of the seeds, as in scheduled:2+8+14",
     ),
 }
 CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)
+
+
+def describe() -> list[tuple[str, str]]:
+    """Everything that a controller can be called on the command line, and what each is."""
+    scripted = {
+        name: f"{script.meaning}; after a colon: {script.takes}" if script.takes else script.meaning
+        for name, script in SCRIPTED.items()
+    }
+    return [
+        (PRETRAINED, "the trained controller that ships with esper; it draws its choices"),
+        (f"{PRETRAINED}{GREEDY}", "the same, taking its likeliest choices; works for any trained one"),
+        *scripted.items(),
+        ("a run folder", "the controller that the run trained, as its last checkpoint has it"),
+        ("a checkpoint", "the controller in that file"),
+        (
+            f"{FINAL}NAME",
+            "compare only: the network that NAME ended with, trained from the start for as many FLOPs",
+        ),
+        (
+            f"{BEST_OF}:{RESTARTS}",
+            f"compare only: the best of {RESTARTS} ungrown networks on validation data; they share the FLOPs",
+        ),
+    ]
+
+
+def restarts_of(name: str) -> int:
+    """The number in 'best-of:8'; raises UserError where it is none of 1 to 1000."""
+    _, colon, text = name.partition(":")
+    number = text if colon else str(RESTARTS)
+    if not number.isdecimal() or not 1 <= int(number) <= 1000:
+        raise UserError(
+            f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
+        )
+    return int(number)
 
 
 def load_controller(
@@ -62,8 +110,13 @@ def load_controller(
     """A controller by its name, by the folder of the run that trained it, or by a checkpoint.
 
     'tamiyo' is the pretrained one that ships with esper. A trained controller draws its choices as it did
-    when it was trained; with ':greedy' after its name it takes the likeliest ones.
+    when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for a
+    name that nothing has.
     """
+    if name_or_path.startswith((FINAL, BEST_OF)):
+        raise UserError(
+            f"controller is {name_or_path!r}; that is an arm of 'esper compare' and decides nothing"
+        )
     name, _, text = name_or_path.partition(":")
     if name in SCRIPTED:
         return _scripted(name, text, gates or GateConfig())

@@ -14,11 +14,11 @@ import numpy as np
 from safetensors.torch import save as save_tensors
 from torch import nn
 
+from esper.comparing import ControllerRun
 from esper.growing.exporting import save_archive
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
-from esper.simic.compare import ControllerRun
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.files import disk_errors, write_atomically
 

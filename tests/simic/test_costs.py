@@ -17,7 +17,7 @@ from tests.simic.worlds import SMALL, make_environment, task
 
 
 def costs(name: str) -> ForwardCosts:
-    return make_environment(members=(0,), steps=1, name=name)._costs
+    return make_environment(members=(0,), steps=1, name=name).costs
 
 
 def states_for(name: str, num_slots: int, seed: int, members: int = 40) -> SlotStates:
@@ -60,7 +60,7 @@ def test_an_epoch_costs_what_its_rows_cost(name: str, ablate: bool, pairs: bool)
 def test_an_mlp_host_costs_two_operations_per_weight() -> None:
     environment = make_environment(members=(0,), steps=1)
     weights = sum(p.numel() for p in environment.population.bodies.host.parameters() if p.ndim == 2)
-    assert float(environment._costs.host) == 2 * weights
+    assert float(environment.costs.host) == 2 * weights
 
 
 def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
@@ -76,7 +76,7 @@ def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
 def test_an_ungrown_episode_costs_its_epochs() -> None:
     environment = make_environment(members=(0, 1), steps=3)
     record = play(environment, Static(), 0)
-    per_epoch = float(environment._costs.host) * (3 * 2 * SMALL.batch_size + SMALL.validation_samples)
+    per_epoch = float(environment.costs.host) * (3 * 2 * SMALL.batch_size + SMALL.validation_samples)
     np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)
 
 

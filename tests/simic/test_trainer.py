@@ -14,11 +14,10 @@ from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.simic.agent.rollout_buffer import Transition
-from esper.simic.compare import as_comparison, compare, from_the_start
 from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
-from esper.simic.learner import LearnedController, Learner
+from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.summaries import planted
 from esper.simic.trainer import Trainer
@@ -26,7 +25,7 @@ from esper.tamiyo.controllers import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
 from esper.telemetry.schema import from_json, plain
-from tests.simic.worlds import QUICK, make_agent, make_environment, make_spec, make_trainer, task
+from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 
 
 def steps_of(trainer: Trainer) -> Transition:
@@ -228,57 +227,6 @@ def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
     accuracy = evaluate_test(environment).accuracy
     assert accuracy[0] == accuracy[2]
     assert accuracy[1] == pytest.approx(1.0 - accuracy[0], abs=1e-6)
-
-
-# ---- comparing -------------------------------------------------------------------------------------------
-
-
-def test_controllers_are_compared_on_equal_footing() -> None:
-    environment = make_environment(steps=8)
-    controllers = {
-        "static": Static(),
-        "periodic": Periodic(3, QUICK.gates),
-        "learned": LearnedController(make_agent(), deterministic=True),
-        "again": Static(),
-    }
-    runs = list(compare(environment, controllers, static_final_of=["periodic"]))
-    static, periodic, learned, again, final = runs
-    for run in (periodic, learned, again):
-        np.testing.assert_array_equal(run.record.loss[0], static.record.loss[0])  # the same initial weights
-    np.testing.assert_array_equal(again.record.loss, static.record.loss)  # the same data, the same bits
-    np.testing.assert_array_equal(again.test.accuracy, static.test.accuracy)
-    assert final.name == "static-final of periodic"
-    heard = (periodic.record.final_slots.alpha > 0).numpy()
-    assert heard.any()
-    np.testing.assert_array_equal(final.record.stage[0] == Stage.FOSSILIZED, heard)
-    assert (final.record.flops > static.record.flops).all()
-
-    told = as_comparison(environment, runs)
-    assert told.task == "spirals"
-    assert [c.name for c in told.controllers] == [run.name for run in runs]
-    assert told.controllers[0].members == [0, 1, 2, 3]
-    assert told.controllers[0].parameters == [environment.host_parameters] * 4
-    assert told.controllers[1].member_epochs == [8] * 4
-    assert {d.baseline for d in told.differences} == {"static"}
-    ratio = periodic.record.parameter_ratio[-1]
-    expected = periodic.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
-    np.testing.assert_allclose(periodic.potential, expected, rtol=1e-5)
-
-
-def test_an_unknown_static_final_is_refused() -> None:
-    with pytest.raises(ValueError, match="static_final_of names magic; allowed are static"):
-        list(compare(make_environment(steps=1), {"static": Static()}, static_final_of=["magic"]))
-
-
-def test_from_the_start_keeps_what_is_heard_and_nothing_else() -> None:
-    environment = make_environment(steps=8)
-    record = play(environment, RandomLegal(0.9), 1)
-    slots = from_the_start(record.final_slots)
-    slots.check()
-    heard = record.final_slots.alpha > 0
-    assert torch.equal(slots.alpha == 1, heard)
-    assert torch.equal(slots.blueprint[heard], record.final_slots.blueprint[heard])
-    assert (slots.stage[~heard] == Stage.DORMANT).all()
 
 
 # ---- events and films ------------------------------------------------------------------------------------

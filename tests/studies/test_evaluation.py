@@ -20,6 +20,7 @@ from tests.studies.worlds import MEMBERS, TINY, task
 EXPECTED = {
     "static",
     "heuristic",
+    "habit",
     "periodic",
     "scheduled",
     "main-0",
@@ -28,6 +29,8 @@ EXPECTED = {
     "static-final of main-0",
     "static-final of heuristic",
     "static-final of main-0, equal FLOPs",
+    "static, equal FLOPs",
+    "best of 8, equal FLOPs",
     "static width 4",
     "static width 5",
     "static width 6",
@@ -70,8 +73,9 @@ def test_a_host_that_nothing_grew_on_is_the_static_one(found: Evaluation) -> Non
 
 
 def test_equal_flops_are_equal(found: Evaluation) -> None:
-    grown, final = found["main-0"], found["static-final of main-0, equal FLOPs"]
-    assert np.mean(final.flops) == pytest.approx(np.mean(grown.flops), rel=0.15)
+    grown = np.mean(found["main-0"].flops)
+    for name in ("static-final of main-0", "static", "best of 8"):
+        assert np.mean(found[f"{name}, equal FLOPs"].flops) == pytest.approx(grown, rel=0.15), name
 
 
 def test_the_budget_of_the_search_is_that_of_one_training(found: Evaluation) -> None:

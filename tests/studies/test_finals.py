@@ -1,4 +1,4 @@
-"""What a network costs from the start, and how long it may train for what growth spent."""
+"""What networks that never change cost, and how long they may train for what growth spent."""
 
 from __future__ import annotations
 
@@ -8,37 +8,41 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.slot_states import SlotStates
 from esper.simic.environment import GrowthEnvironment
-from studies.finals import equal_budget, prices
-from studies.setting import Setting, ungrown
+from esper.tamiyo.controllers import Scheduled
+from studies.finals import final_slots, train_fixed
+from studies.records import play_and_test
+from studies.setting import GATES
 from tests.studies.worlds import TINY, task
 
 
-def test_the_budget_is_met_by_hand() -> None:
-    """An epoch of 2 minibatches at 10 and a validation at 5 costs 25; 125 pays for 5 of them."""
-    found = equal_budget(125.0, 10.0, 5.0, Setting(steps=4, batches=2))
-    assert (found.steps, found.batches) == (5, 2)
-
-
-def test_the_budget_of_no_growth_is_the_same_training() -> None:
-    found = equal_budget(24 * (24 * 10.0 + 5.0), 10.0, 5.0, Setting(steps=24, batches=24))
-    assert found.steps * (found.batches * 10.0 + 5.0) == 24 * (24 * 10.0 + 5.0)
-
-
-@pytest.mark.parametrize("ratio", [0.8, 1.03, 1.4, 2.5])
-def test_the_budget_is_met_to_within_a_percent(ratio: float) -> None:
-    spent = ratio * 24 * (24 * 7.0 + 11.0)
-    found = equal_budget(spent, 7.0, 11.0, Setting(steps=24, batches=24))
-    assert found.steps * (found.batches * 7.0 + 11.0) == pytest.approx(spent, rel=0.01)
-
-
-def test_prices_of_a_host_by_hand() -> None:
-    """Two operations per weight of a Linear layer and sample; a training sample costs three passes."""
+def host_price() -> float:
+    """A forward pass of the host: two operations per weight of a Linear layer and sample."""
     spirals = task()
-    world = GrowthEnvironment(ungrown(TINY.spec(spirals, torch.arange(2))))
     sizes = [spirals.input_shape[0], *[spirals.host.options["width"]] * 3, spirals.num_classes]
-    forward = 2 * sum(a * b for a, b in pairwise(sizes))
-    price = prices(world, spirals, SlotStates.empty(2, world.num_slots))
-    np.testing.assert_allclose(price.batch, 3 * 64 * forward)
-    np.testing.assert_allclose(price.validation, min(len(spirals.validation), 512) * forward)
+    return 2 * sum(a * b for a, b in pairwise(sizes))
+
+
+def test_a_fixed_network_is_charged_for_its_training_alone() -> None:
+    """A training sample costs three passes; as many minibatches as the setting has."""
+    played = train_fixed(TINY, task(), torch.arange(2))
+    assert played.record.num_steps * played.batches == TINY.steps * TINY.batches
+    np.testing.assert_allclose(played.spent[-1], TINY.steps * TINY.batches * 3 * 64 * host_price())
+
+
+def test_the_best_of_several_shares_one_budget() -> None:
+    batch, samples = 3 * 64 * host_price(), min(len(task().validation), 512)
+    budget = 40 * batch + 2 * samples * host_price()
+    played = train_fixed(TINY, task(), torch.arange(2), budget=budget, restarts=2)
+    np.testing.assert_allclose(played.spent[-1], budget)
+    assert played.record.num_steps * played.batches == 40
+
+
+def test_the_networks_of_growth_are_trained_from_the_start_for_the_same_compute() -> None:
+    world = GrowthEnvironment(TINY.spec(task(), torch.arange(2)))
+    grown = play_and_test(world, Scheduled((0,), GATES))
+    slots = final_slots(grown, [slice(0, 2)])
+    played = train_fixed(TINY, task(), torch.arange(2), slots, float(grown.spent[-1].mean()))
+    assert played.spent[-1].mean() == pytest.approx(grown.spent[-1].mean(), rel=0.03)
+    assert (played.record.parameters[0] == played.record.parameters[-1]).all()
+    assert (played.record.parameters[-1] > world.host_parameters).all()

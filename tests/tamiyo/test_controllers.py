@@ -13,7 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import Actions, Head, Op, relevance_table, selectable_blueprints
+from esper.lifecycle.actions import (
+    Actions,
+    AlphaTarget,
+    Blueprint,
+    Head,
+    Op,
+    Tempo,
+    relevance_table,
+    selectable_blueprints,
+)
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import Outcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
@@ -22,6 +31,7 @@ from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controllers import (
     Controller,
+    Habit,
     Periodic,
     RandomLegal,
     Scene,
@@ -42,6 +52,7 @@ MAKE = {
     "random": lambda: RandomLegal(0.5),
     "periodic": lambda: Periodic(3, GATES),
     "scheduled": lambda: Scheduled((0, 4, 9), GATES),
+    "habit": lambda: Habit(GATES),
     "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1), GATES),
 }
 
@@ -330,3 +341,19 @@ def test_a_plateau_fits_into_the_history_that_is_seen() -> None:
     assert HeuristicConfig(plateau_epochs=HISTORY_LENGTH - 1).plateau_epochs == HISTORY_LENGTH - 1
     with pytest.raises(ValueError, match="plateau_epochs"):
         HeuristicConfig(plateau_epochs=HISTORY_LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("topology", "strongest"),
+    [("cnn", Blueprint.CONV_HEAVY), ("mlp", Blueprint.MLP), ("transformer", Blueprint.MLP)],
+)
+def test_a_habit_plants_the_strongest_seed_with_a_fast_ramp(topology: str, strongest: Blueprint) -> None:
+    slots = SlotStates.empty(2, 3)
+    masks = compute_batch_masks(slots, topology=topology)
+    habit = Habit()
+    habit.begin(Scene(torch.arange(2), 3, seed=0, device=torch.device("cpu")))
+    actions = habit.decide(observe(slots, SlotEvidence.unmeasured(2, 3)), masks, 0)
+    assert (actions[Head.OP] == Op.GERMINATE).all()
+    assert (actions[Head.BLUEPRINT] == strongest).all()
+    assert (actions[Head.TEMPO] == Tempo.FAST).all()
+    assert (actions[Head.ALPHA_TARGET] == AlphaTarget.FULL).all()

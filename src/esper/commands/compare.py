@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
 NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
-CONTROLLERS = "static,random,heuristic,final:heuristic"
+CONTROLLERS = "static,best-of:8,random,habit,heuristic,final:heuristic"
 USUAL_MEMBERS = 16
 
 
@@ -42,7 +42,8 @@ def compare(
             "--controllers",
             "-C",
             help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
-            "final:NAME trains from the start the network that NAME ended with",
+            "final:NAME is the network that NAME ended with, trained from the start, and best-of:8 the best of "
+            "8 that never grow",
         ),
     ] = CONTROLLERS,
     members: Annotated[
@@ -64,8 +65,9 @@ def compare(
     """Compare controllers on the same networks, and say which differences are larger than chance.
 
     Every controller gets the same members (networks), with the same first weights and the same order of the
-    data; what is compared is accuracy on a test split that nothing else reads. Settings are those of the
-    first run folder among the controllers, if there is one.
+    data; networks that never grow are trained for as many FLOPs as growth spent. What is compared is accuracy
+    on a test split that nothing else reads. Settings are those of the first run folder among the controllers,
+    if there is one.
     """
     if members is not None:
         check_range("--members", members, 1, 1_000_000)
@@ -100,7 +102,7 @@ def _contest(settings: RunConfig, controllers: str, seeds: int) -> Contest:
     from esper.comparing import Contest, LineUp
 
     line_up = LineUp.parse(controllers)
-    return Contest(settings, line_up.load(settings), line_up.finals, seeds)
+    return Contest(settings, line_up.load(settings), seeds)
 
 
 def _finish(contest: Contest, folder: RunFolder, quiet: bool, as_json: bool) -> None:

@@ -60,15 +60,14 @@ def complete(run: TrainingRun, members: int) -> None:
 def _contest(run: TrainingRun, members: int) -> Contest:
     """The trained controller, itself before training, and the controls, on fresh networks."""
     from esper.builders import LEARNER, make_agent
-    from esper.comparing import Contest
-    from esper.controllers import load_controller
+    from esper.comparing import Contest, LineUp
     from esper.simic.learner import LearnedController
 
-    agent, gates = run.trainer.learners[LEARNER].agent, run.config.lifecycle.gates
-    controllers = {name: load_controller(name, gates, agent.device) for name in CONTROLS}
-    controllers[BEFORE] = LearnedController(make_agent(run.config, agent.device), run.config.learner)
-    controllers[LEARNED] = LearnedController(agent, run.config.learner)
-    return Contest(run.config.model_copy(update={"members": members}), controllers)
+    agent = run.trainer.learners[LEARNER].agent
+    arms = LineUp.parse(",".join(CONTROLS)).load(run.config)
+    arms[BEFORE] = LearnedController(make_agent(run.config, agent.device), run.config.learner)
+    arms[LEARNED] = LearnedController(agent, run.config.learner)
+    return Contest(run.config.model_copy(update={"members": members}), arms)
 
 
 def verdict(comparison: Comparison) -> str:

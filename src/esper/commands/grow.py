@@ -23,9 +23,9 @@ from esper.commands.options import (
 from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
 
 if TYPE_CHECKING:
+    from esper.comparing import Arm
     from esper.config import RunConfig
     from esper.simic.environment import GrowthEnvironment
-    from esper.tamiyo.controllers import Controller
     from esper.telemetry.run_folder import RunFolder
 
 USUAL_MEMBERS = 8
@@ -87,27 +87,26 @@ class _Growth:
     """All that a growth needs, known to work before anything is written."""
 
     settings: RunConfig
-    controllers: dict[str, Controller]  # the baseline first, whose networks are in no file, then who grows
+    arms: dict[str, Arm]  # the baseline first, whose networks are in no file, then who grows
     environment: GrowthEnvironment
 
 
 def _prepare(settings: RunConfig, controller: str) -> _Growth:
     from esper.builders import make_environment
+    from esper.comparing import Fixed
     from esper.controllers import load_controller
     from esper.foundation.devices import choose_device
 
-    device = choose_device(settings.device)
-    names = dict.fromkeys((BASELINE, controller))
-    controllers = {name: load_controller(name, settings.lifecycle.gates, device) for name in names}
-    return _Growth(settings, controllers, make_environment(settings))
+    loaded = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
+    return _Growth(settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings))
 
 
 def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> None:
     """Grow the networks, and leave the best and the story of it in a folder."""
     from esper.commands.progress import StepProgress
+    from esper.comparing import as_comparison, compare
     from esper.foundation.devices import cpu_threads
     from esper.grown_network import GrownMember
-    from esper.simic.compare import as_comparison, compare
     from esper.simic.events import episode_events
     from esper.simic.films import film_reel
     from esper.simic.lanes import lanes_of
@@ -116,14 +115,13 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     from esper.telemetry.schema import plain, to_json
 
     environment, settings = growth.environment, growth.settings
-    steps = environment.steps * len(growth.controllers)
+    steps = environment.steps * len(growth.arms)
     with (
         interruption_told(folder),
         cpu_threads(settings.threads),
         StepProgress(steps, "growing", quiet) as progress,
     ):
-        played = compare(environment, growth.controllers, on_step=lambda _: progress.advance())
-        runs = list(played)  # the environment ends as the last one left it
+        runs = compare(environment, growth.arms, on_step=lambda _: progress.advance())
         best = GrownMember.best(environment, runs[-1])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)

@@ -56,6 +56,13 @@ def blueprints(
     _print(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
 
 
+def controllers() -> None:
+    """Who can decide what grows: what to write after -C of 'esper compare' and 'esper grow'."""
+    from esper.controllers import describe
+
+    _print(("name", "what it is"), describe())
+
+
 def tasks() -> None:
     """The data sets that need no network, each with a host that is too small for it on purpose."""
     from esper.tasks import task_table

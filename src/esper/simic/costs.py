@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -31,6 +33,14 @@ class Work:
     validation: int
     ablate: bool = True  # each seed's worth is measured
     pairs: bool = False  # and that of every pair
+
+
+@dataclass(frozen=True)
+class Prices:
+    """FLOPs of networks that never change, member by member."""
+
+    batch: NDArray[np.float64]  # [N] one minibatch of training
+    validation: NDArray[np.float64]  # [N] one validation
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,12 @@ class ForwardCosts:
                 partners = _behind(heard.double())
                 validated = validated + (heard * (partners * rest - _behind(grown))).sum(1)
         return trained + work.validation * validated
+
+    def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
+        """What networks that keep these seeds cost; nothing is measured of single seeds."""
+        trained = self.epoch(slots, Work(training=batch_size, validation=0, ablate=False))
+        measured = self.epoch(slots, Work(training=0, validation=validation_samples, ablate=False))
+        return Prices(trained.cpu().numpy(), measured.cpu().numpy())
 
     def _by_slot(self, slots: SlotStates) -> Tensor:
         """One forward pass of the seed in each slot, with its gate if it has one.  # [N, S]"""

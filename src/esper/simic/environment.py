@@ -121,7 +121,7 @@ class GrowthEnvironment:
         self.tasks = spec.variants or (task,)
         self._train = self.member_data([t.train for t in self.tasks])
         self._validation = self.member_data([t.validation for t in self.tasks])
-        self._costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
+        self.costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
         self.reset(0)
@@ -292,7 +292,7 @@ class GrowthEnvironment:
             ablate=measure,
             pairs=config.measure_pairs,
         )
-        self.flops = self.flops + self._costs.epoch(slots, work)
+        self.flops = self.flops + self.costs.epoch(slots, work)
         return training, validation
 
     def _reward(self, panicked: Tensor) -> Tensor:

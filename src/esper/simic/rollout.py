@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,19 @@ class EpisodeRecord:
             if isinstance(value, np.ndarray) and name not in _ONCE
         }
         return replace(self, members=self.members[span], final_slots=part(self.final_slots, span), **arrays)
+
+    @staticmethod
+    def joined(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
+        """Each member's column of the record that `which` [N] names; all are of the same members."""
+        rows = np.arange(len(which))
+        arrays: dict[str, Any] = {
+            name: np.stack([vars(record)[name] for record in records])[which, :, rows].swapaxes(0, 1)
+            for name, value in vars(records[0]).items()
+            if isinstance(value, np.ndarray) and name not in _ONCE
+        }
+        slots = [record.final_slots.tensors() for record in records]
+        ended = {name: torch.stack([s[name] for s in slots])[which, rows] for name in slots[0]}
+        return replace(records[0], final_slots=SlotStates(**ended), **arrays)
 
     @property
     def num_steps(self) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from esper.foundation.device_tables import device_table
 from esper.foundation.streams import Stream, random_uniform
-from esper.lifecycle.actions import Actions, AlphaTarget, Head, Op, Style, Tempo, relevance_table
+from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance_table
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.gates import (
     g1_ready_to_train,
@@ -26,6 +26,7 @@ from esper.lifecycle.gates import (
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
+STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
 EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
 
 _relevance = device_table(relevance_table)
@@ -156,7 +157,9 @@ class RandomLegal:
 
 
 class Gardener:
-    """What scripted controllers share: rotate blueprints, advance and fossilise as the gates allow."""
+    """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow."""
+
+    tempo = Tempo.STANDARD
 
     def __init__(self, gates: GateConfig | None = None):
         self.gates = gates or GateConfig()
@@ -174,20 +177,24 @@ class Gardener:
         )
         return advances, g5_ready_to_fossilize(slots, evidence, self.gates)
 
+    def next_blueprint(self, masks: ActionMasks) -> Tensor:
+        """What is planted next: the legal blueprints in turn.  # [N]"""
+        return kth_legal(masks.blueprint, self._planted)
+
     def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
-        """The first legal wish; a seed is planted with the next blueprint."""
-        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
-        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
+        """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
+        details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
+        details[:, Head.BLUEPRINT] = self.next_blueprint(masks)
         actions = first_legal(wishes, masks, details)
         self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
         return actions
 
 
 @device_table
-def _planting() -> Tensor:
-    """How a scripted controller plants: a sigmoid ramp of standard length to full strength.  # [heads]"""
+def _planting(tempo: Tempo) -> Tensor:
+    """How a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
     row = torch.zeros(len(Head), dtype=torch.long)
-    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(Tempo.STANDARD)
+    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(tempo)
     row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
     return row
 
@@ -231,3 +238,31 @@ class Scheduled(Gardener):
         return self.act(
             [Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), Wish(Op.GERMINATE, due)], masks
         )
+
+
+class Habit(Gardener):
+    """Plants the strongest seed of the host's kind in every slot as soon as that is legal, with fast ramps.
+
+    It never prunes and looks at no metric but those that a gate asks for. A controller that does not beat it
+    at equal compute has shown nothing.
+    """
+
+    tempo = Tempo.FAST
+
+    def next_blueprint(self, masks: ActionMasks) -> Tensor:
+        """The strongest legal one.  # [N]"""
+        return (masks.blueprint * _strength(masks.blueprint.device)).argmax(dim=1)
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        advances, fossilises = self.readiness(observation)
+        anywhere = torch.ones_like(advances)
+        return self.act(
+            [Wish(Op.GERMINATE, anywhere), Wish(Op.ADVANCE, advances), Wish(Op.FOSSILIZE, fossilises)], masks
+        )
+
+
+@device_table
+def _strength() -> Tensor:
+    """Which blueprint a habit prefers, the larger number first: a legal one is above 0.  # [blueprints]"""
+    strongest = torch.tensor([blueprint in STRONGEST for blueprint in Blueprint])
+    return 1 + len(Blueprint) * strongest

@@ -1,0 +1,222 @@
+"""Arms on equal footing: the same members, the same compute, and nobody chosen by the test split."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.comparing import (
+    Arm,
+    Contest,
+    ControllerRun,
+    Fixed,
+    LineUp,
+    Schedule,
+    as_comparison,
+    best_of,
+    compare,
+    from_the_start,
+    prices_of,
+    run_controller,
+    run_fixed,
+    schedule_for,
+)
+from esper.config import load_config
+from esper.controllers import CONTROLLER_NAMES, describe, load_controller
+from esper.foundation.errors import UserError
+from esper.lifecycle.stages import Stage
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.learner import LearnedController
+from esper.simic.rollout import play
+from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from tests.simic.worlds import QUICK, make_agent, make_environment
+from tests.tiny import TINY
+
+
+@pytest.fixture(scope="module")
+def environment() -> GrowthEnvironment:
+    return make_environment(steps=8)
+
+
+@pytest.fixture(scope="module")
+def runs(environment: GrowthEnvironment) -> dict[str, ControllerRun]:
+    arms: dict[str, Arm] = {
+        "static": Fixed(),
+        "periodic": Periodic(3, QUICK.gates),
+        "learned": LearnedController(make_agent(), deterministic=True),
+        "nobody": Static(),
+        "final": Fixed(of="periodic"),
+        "best": Fixed(restarts=3),
+    }
+    return {run.name: run for run in compare(environment, arms)}
+
+
+def test_every_arm_begins_with_the_same_weights(runs: dict[str, ControllerRun]) -> None:
+    assert list(runs) == ["static", "periodic", "learned", "nobody", "final", "best"]
+    for name in ("periodic", "learned", "nobody"):
+        np.testing.assert_array_equal(runs[name].record.loss[0], runs["static"].record.loss[0])
+
+
+def test_networks_that_never_change_spend_what_growth_spent(runs: dict[str, ControllerRun]) -> None:
+    """To within half a minibatch; a bare host validates nothing, so it trains for longer."""
+    spent = {name: run.record.flops.mean() for name, run in runs.items()}
+    most = max(spent["periodic"], spent["learned"], spent["nobody"])
+    assert spent["static"] == pytest.approx(most, rel=0.03)
+    assert spent["best"] == pytest.approx(most, rel=0.06)
+    assert spent["final"] == pytest.approx(spent["periodic"], rel=0.06)
+    assert (np.diff(runs["best"].record.spent, axis=0) > 0).all()
+
+
+def test_the_final_network_is_there_from_the_start(runs: dict[str, ControllerRun]) -> None:
+    heard = (runs["periodic"].record.final_slots.alpha > 0).numpy()
+    assert heard.any()
+    np.testing.assert_array_equal(runs["final"].record.stage[0] == Stage.FOSSILIZED, heard)
+
+
+def test_a_comparison_tells_what_was_found(
+    environment: GrowthEnvironment, runs: dict[str, ControllerRun]
+) -> None:
+    told = as_comparison(environment, list(runs.values()))
+    assert told.task == "spirals"
+    assert [c.name for c in told.controllers] == list(runs)
+    assert told.controllers[0].members == [0, 1, 2, 3]
+    assert told.controllers[0].parameters == [environment.host_parameters] * 4
+    assert {d.baseline for d in told.differences} == {"static"}
+    periodic = runs["periodic"]
+    ratio = periodic.record.parameter_ratio[-1]
+    expected = periodic.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
+    np.testing.assert_allclose(periodic.potential, expected, rtol=1e-5)
+
+
+def test_final_networks_of_nobody_are_refused(environment: GrowthEnvironment) -> None:
+    with pytest.raises(ValueError, match="final networks of magic are asked for"):
+        compare(environment, {"static": Fixed(), "final": Fixed(of="magic")})
+
+
+def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: GrowthEnvironment) -> None:
+    """And is then the static controller to the bit: no validation is charged to either."""
+    (run,) = compare(environment, {"static": Fixed()})
+    batches = environment.steps * environment.spec.population.batches_per_epoch
+    np.testing.assert_allclose(run.record.flops, batches * prices_of(environment).batch)
+    static = run_controller(environment, "static", Static())
+    np.testing.assert_array_equal(run.test.accuracy, static.test.accuracy)
+    assert (static.record.flops > run.record.flops).all()
+
+
+@given(st.floats(0.1, 5000), st.integers(1, 40), st.integers(1, 30))
+def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batches: int) -> None:
+    found = schedule_for(minibatches, Schedule(steps, batches))
+    wanted = max(1, round(minibatches))
+    done = found.steps * found.batches
+    assert abs(done - wanted) <= max(1, wanted // 20) or steps < 3  # few steps leave little to choose from
+    assert abs(done - wanted) <= found.steps / 2
+    assert min(steps, wanted) <= found.steps <= 2 * steps
+
+
+# ---- the best of several ---------------------------------------------------------------------------------
+
+
+def test_the_best_is_chosen_by_validation_data_member_by_member(environment: GrowthEnvironment) -> None:
+    several = [run_controller(environment, "static", Static(), episode=k) for k in range(3)]
+    best = best_of(several)
+    for n in range(environment.num_members):
+        final = [run.record.accuracy[-1, n] for run in several]
+        chosen = several[int(np.argmax(final))]
+        assert best.record.accuracy[-1, n] == max(final)
+        assert best.test.accuracy[n] == chosen.test.accuracy[n]
+        assert best.potential[n] == chosen.potential[n]
+        np.testing.assert_array_equal(best.record.loss[:, n], chosen.record.loss[:, n])
+
+
+def test_a_better_test_accuracy_alone_chooses_nothing(environment: GrowthEnvironment) -> None:
+    one = run_controller(environment, "static", Static(), episode=0)
+    luckier = replace(one, test=replace(one.test, accuracy=one.test.accuracy + 1))
+    np.testing.assert_array_equal(best_of([one, luckier]).test.accuracy, one.test.accuracy)
+
+
+def test_choosing_costs_a_validation_of_each(environment: GrowthEnvironment) -> None:
+    price = prices_of(environment)
+    budget = float(20 * price.batch.mean())
+    whole = run_fixed(environment, "static", budget)
+    shared = run_fixed(environment, "best", budget, restarts=2)
+    np.testing.assert_allclose(whole.record.flops, 20 * price.batch)
+    minibatches = (shared.record.flops / 2 - price.validation) / price.batch
+    np.testing.assert_allclose(minibatches, np.round(minibatches))
+    assert (minibatches <= 10).all()
+
+
+def test_from_the_start_keeps_what_is_heard_and_nothing_else(environment: GrowthEnvironment) -> None:
+    record = play(environment, RandomLegal(0.9), 1)
+    slots = from_the_start(record.final_slots)
+    slots.check()
+    heard = record.final_slots.alpha > 0
+    assert torch.equal(slots.alpha == 1, heard)
+    assert torch.equal(slots.blueprint[heard], record.final_slots.blueprint[heard])
+    assert (slots.stage[~heard] == Stage.DORMANT).all()
+
+
+# ---- a line-up by name -----------------------------------------------------------------------------------
+
+
+def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
+    line_up = LineUp.parse("habit, static,final:heuristic,best-of:3 ,random:0.5")
+    arms = line_up.load(load_config(overrides=TINY))
+    assert list(arms) == [
+        "habit",
+        "static",
+        "heuristic",
+        "static-final of heuristic",
+        "best-of:3",
+        "random:0.5",
+    ]
+    assert arms["static"] == Fixed()
+    assert arms["static-final of heuristic"] == Fixed(of="heuristic")
+    assert arms["best-of:3"] == Fixed(restarts=3)
+    assert list(line_up.controllers.values()) == ["habit", "static", "heuristic", "random:0.5"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (" , ", "give some of"),
+        ("static,static", "names static more than once"),
+        ("static,final:habit,final:habit", "names final:habit more than once"),
+        ("static,best-of:0", "1 to 1000"),
+        ("static,best-of:x", "1 to 1000"),
+        ("static,periodic:0", "steps between seeds"),
+        ("static,hobbit", "did you mean 'habit'"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_sentence(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        LineUp.parse(text).load(load_config(overrides=TINY))
+
+
+@pytest.mark.parametrize("name", ["best-of:8", "final:static"])
+def test_an_arm_that_decides_nothing_is_no_controller(name: str) -> None:
+    with pytest.raises(UserError, match="an arm of 'esper compare'"):
+        load_controller(name)
+
+
+def test_every_name_is_described() -> None:
+    rows = dict(describe())
+    assert set(CONTROLLER_NAMES) <= set(rows)
+    assert {"tamiyo:greedy", "final:NAME", "best-of:8"} <= set(rows)
+    assert "periodic:5" in rows["periodic"]
+    assert "random:0.1" in rows["random"]
+
+
+def test_a_contest_counts_its_steps_and_pairs_its_seeds() -> None:
+    config = load_config(overrides=[*TINY, "task=spirals", "members=2"])
+    contest = Contest(config, LineUp.parse("static,habit,best-of:2").load(config), seeds=2)
+    ticks: list[int] = []
+    comparison, reel = contest.run(lambda result: ticks.append(1))
+    assert len(ticks) == contest.steps
+    assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
+    assert comparison.controllers[2].members == [0, 1, 2, 3]
+    assert [film.title for film in reel.films] == ["static", "habit", "best-of:2"]
