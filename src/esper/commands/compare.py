@@ -42,8 +42,8 @@ def compare(
             "--controllers",
             "-C",
             help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
-            "final:NAME is the network that NAME ended with, trained from the start, and best-of:8 the best of "
-            "8 that never grow",
+            "final:NAME is the network that NAME ended with, trained from the start, and best-of:8 the best "
+            "of 8 that never grow",
         ),
     ] = CONTROLLERS,
     members: Annotated[
