@@ -39,14 +39,14 @@ function progress(focus, record, left) {
   const running = focus.state === "running";
   return h(
     "div", { class: "card ring", "data-card": "progress" },
-    h("svg", { viewBox: "0 0 60 60", width: 60, height: 60, role: "img", "aria-label": percent(share, 0) },
+    h("svg", { viewBox: "0 0 60 60", width: 54, height: 54, role: "img", "aria-label": percent(share, 0) },
       h("circle", { cx: 30, cy: 30, r: 24, class: "groove" }),
       h("circle", { cx: 30, cy: 30, r: 24, class: "arc", "stroke-dasharray": `${share * around} ${around}` }),
       h("text", { x: 30, y: 34 }, `${Math.floor(100 * share)}%`)),
     h("div", {},
-      h("span", {}, focus.state || "run"),
+      h("span", {}, `${focus.state || "run"}, rounds`),
       h("b", { id: "rounds-done" }, `${record.round.toLocaleString("en")} / ${record.rounds.toLocaleString("en")}`),
-      h("small", {}, running && finite(left) ? `${duration(left)} left` : `rounds in ${duration(focus.last.seconds)}`)),
+      h("small", {}, running && finite(left) ? `${duration(left)} left` : `in ${duration(focus.last.seconds)}`)),
   );
 }
 

@@ -71,7 +71,9 @@ function drawSlot(lanes, n, t, s, x) {
     h("rect", { x: x - 15 + 9 * i, y: LINE + 30, width: 7, height: 10, rx: 2, fill: stageColour("FOSSILIZED") })));
   if (!cell.blueprint) {
     return h("g", { class: "slot-empty" }, h("circle", { cx: x, cy: LINE, r: 7, fill: colour }), name, tabs,
-      h("text", { x, y: LINE - 15, class: "quiet" }, cell.stage === "DORMANT" ? "empty" : words(cell.stage)));
+      h("rect", { x: x - SEED.width / 2, y: SEED.top, width: SEED.width, height: SEED.height, rx: 10 }),
+      h("text", { x, y: SEED.top + SEED.height / 2 + 4, class: "quiet" },
+        cell.stage === "DORMANT" ? "nothing grows here" : words(cell.stage)));
   }
   const heard = HEARD.has(cell.stage);
   const bottom = SEED.top + SEED.height;
