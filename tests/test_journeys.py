@@ -17,6 +17,7 @@ from esper import cli
 from esper.config import HostConfig, load_config, preset_names
 from esper.foundation.interrupts import StopRequest
 from esper.population.hosts import HOST_PRESETS
+from esper.tasks import load_task
 from esper.telemetry.live import QuietView
 from esper.telemetry.run_folder import RunFolder
 from esper.training import TrainingRun
@@ -83,9 +84,16 @@ def test_growing_with_a_trained_controller(
     assert "# A network grown on spirals" in told
     assert (out / "film.png").read_bytes().startswith(b"\x89PNG")
     assert RunFolder.read(out).results() is not None
-    archive = torch.export.load(str(out / "network.pt2"))
-    inputs = torch.randn(5, 2)
-    assert archive.module()(inputs).shape == (5, 2)
+    saved = RunFolder.read(out).network()
+    assert saved is not None
+    task = load_task("spirals")
+    assert task.standardise is not None
+    test = task.test()
+    raw = test.inputs * task.standardise.deviation + task.standardise.mean
+    logits = torch.export.load(str(out / "network.pt2")).module()(raw)
+    accuracy = float((logits.argmax(-1) == test.targets).float().mean())
+    assert accuracy == pytest.approx(saved.test_accuracy, abs=2 / len(test)), "of inputs as they came"
+    assert f"test accuracy without growth | {saved.ungrown_test_accuracy:.2%}" in told
     tensors = load_file(out / "network.safetensors")
     described = re.search(r"\| grown \| ([\d,]+) parameters", (out / "network.md").read_text())
     assert described is not None

@@ -1,8 +1,9 @@
 """The network that a member became, on disk: for torch, for people, and for whoever reads the film.
 
-network.pt2           a torch.export archive: torch alone runs it
+network.pt2           a torch.export archive, its standardisation of the inputs included: torch alone runs it
 network.safetensors   its tensors, for a model of one's own
-network.md            what grew where, what it reached, and how to load it
+network.json          what grew where and what it reached, for the report (`SavedNetwork`)
+network.md            the same for people, and how to load it
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.files import disk_errors, write_atomically
+from esper.telemetry.schema import SavedNetwork, SavedSlot, to_json
 
 
 @dataclass(frozen=True)
@@ -28,44 +30,67 @@ class GrownMember:
     """One member at the end of an episode."""
 
     row: int  # in its population
-    network: nn.Sequential
+    network: nn.Sequential  # of inputs that are standardised already
     environment: GrowthEnvironment
     run: ControllerRun
+    ungrown: ControllerRun | None = None  # the same members without growth
 
     @staticmethod
-    def best(environment: GrowthEnvironment, run: ControllerRun) -> GrownMember:
+    def best(
+        environment: GrowthEnvironment, run: ControllerRun, ungrown: ControllerRun | None = None
+    ) -> GrownMember:
         """The member with the best validation accuracy; the environment still holds the episode's end."""
         row = int(np.argmax(np.nan_to_num(run.record.accuracy[-1], nan=-1.0)))
-        return GrownMember(row, extract(environment.population, environment.slots, row), environment, run)
+        network = extract(environment.population, environment.slots, row)
+        return GrownMember(row, network, environment, run, ungrown)
 
     @property
     def parameters(self) -> int:
+        """How many the network has."""
         return sum(p.numel() for p in self.network.parameters())
+
+    def record(self) -> SavedNetwork:
+        """The network in numbers."""
+        record, task = self.run.record, self.environment.spec.task
+        options = ", ".join(f"{name}={value}" for name, value in task.host.options.items())
+        return SavedNetwork(
+            task=task.name,
+            host=f"{task.host.preset}({options})",
+            controller=self.run.name,
+            member=int(record.members[self.row]),
+            members=record.num_members,
+            steps=record.num_steps,
+            host_parameters=record.host_parameters,
+            parameters=self.parameters,
+            validation_accuracy=float(record.accuracy[-1, self.row]),
+            test_accuracy=float(self.run.test.accuracy[self.row]),
+            ungrown_test_accuracy=float(self.ungrown.test.accuracy[self.row]) if self.ungrown else np.nan,
+            slots=[self._slot(s) for s in range(len(record.slot_ids))],
+        )
+
+    def _slot(self, s: int) -> SavedSlot:
+        slots, name = self.run.record.final_slots, self.run.record.slot_ids[s]
+        blueprint, stage = int(slots.blueprint[self.row, s]), Stage(int(slots.stage[self.row, s])).name
+        if blueprint < 0:
+            return SavedSlot(name, stage)
+        return SavedSlot(
+            slot=name,
+            stage=stage,
+            blueprint=Blueprint(blueprint).name,
+            style=Style(int(slots.style[self.row, s])).name,
+            alpha=float(slots.alpha[self.row, s]),
+            contribution=float(self.run.record.contribution[-1, self.row, s]),
+        )
 
     def describe(self) -> str:
         """The network in words, as Markdown."""
-        record, task = self.run.record, self.environment.spec.task
-        options = ", ".join(f"{name}={value}" for name, value in task.host.options.items())
+        task = self.environment.spec.task
         return "\n".join(
             [
-                f"# A network grown on {task.name}",
+                *_summary(self.record()),
                 "",
-                f"Member {int(record.members[self.row])} of {record.num_members}, the best on the validation "
-                f"split, grown by the controller {self.run.name} in {record.num_steps} decision steps.",
-                "",
-                "| | |",
-                "|---|---|",
-                f"| host | {task.host.preset}({options}), {record.host_parameters:,} parameters |",
-                f"| grown | {self.parameters:,} parameters |",
-                f"| validation accuracy | {record.accuracy[-1, self.row]:.2%} |",
-                f"| test accuracy | {self.run.test.accuracy[self.row]:.2%} |",
-                "",
-                "| slot | holds | stage | alpha | style | contribution, points |",
-                "|---|---|---|---|---|---|",
-                *(self._slot(s) for s in range(len(record.slot_ids))),
-                "",
-                f"Input: {list(task.input_shape)} per sample, standardised as the task does it; output: "
-                f"{task.num_classes} logits.",
+                f"Input: {list(task.input_shape)} per sample, as the data set has it: network.pt2 "
+                f"standardises it, the tensors alone do not. Output: {task.num_classes} logits.",
                 "",
                 "    import torch",
                 '    model = torch.export.load("network.pt2").module()   # needs torch alone',
@@ -78,25 +103,48 @@ class GrownMember:
             ]
         )
 
-    def _slot(self, s: int) -> str:
-        slots, name = self.run.record.final_slots, self.run.record.slot_ids[s]
-        blueprint = int(slots.blueprint[self.row, s])
-        stage = Stage(int(slots.stage[self.row, s])).name
-        if blueprint < 0:
-            return f"| {name} | nothing | {stage} | | | |"
-        worth = float(self.run.record.contribution[-1, self.row, s])
-        told = f"{worth:+.2f}" if np.isfinite(worth) else "not measured"
-        style = Style(int(slots.style[self.row, s])).name
-        return (
-            f"| {name} | {Blueprint(blueprint).name} | {stage} | {float(slots.alpha[self.row, s]):.2f} "
-            f"| {style} | {told} |"
-        )
-
-    def save(self, folder: Path) -> None:
-        """Write the three files."""
-        sample = self.environment.spec.task.train.inputs[:2]
-        with disk_errors("write", folder / "network.pt2"):
-            save_archive(self.network, sample, folder / "network.pt2")
+    def save(self, path: Path) -> None:
+        """Write the four files into a folder."""
+        task = self.environment.spec.task
+        raw = task.train.inputs[:2]
+        whole = self.network
+        if task.standardise is not None:
+            raw = raw * task.standardise.deviation + task.standardise.mean
+            whole = nn.Sequential(task.standardise, self.network)
+        with disk_errors("write", path / "network.pt2"):
+            save_archive(whole, raw, path / "network.pt2")
         tensors = {name: tensor.contiguous().clone() for name, tensor in self.network.state_dict().items()}
-        write_atomically(folder / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
-        write_atomically(folder / "network.md", self.describe().encode())
+        write_atomically(path / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
+        write_atomically(path / "network.md", self.describe().encode())
+        write_atomically(path / "network.json", to_json(self.record()).encode() + b"\n")
+
+
+def _summary(network: SavedNetwork) -> list[str]:
+    rows = {
+        "host": f"{network.host}, {network.host_parameters:,} parameters",
+        "grown": f"{network.parameters:,} parameters",
+        "validation accuracy": f"{network.validation_accuracy:.2%}",
+        "test accuracy": f"{network.test_accuracy:.2%}",
+        "test accuracy without growth": f"{network.ungrown_test_accuracy:.2%}",
+    }
+    return [
+        f"# A network grown on {network.task}",
+        "",
+        f"Member {network.member} of {network.members}, the best on the validation split, grown by the "
+        f"controller {network.controller} in {network.steps} decision steps.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in rows.items() if "nan" not in value),
+        "",
+        "| slot | holds | stage | alpha | style | contribution, points |",
+        "|---|---|---|---|---|---|",
+        *(_slot_row(slot) for slot in network.slots),
+    ]
+
+
+def _slot_row(slot: SavedSlot) -> str:
+    if slot.blueprint is None:
+        return f"| {slot.slot} | nothing | {slot.stage} | | | |"
+    worth = f"{slot.contribution:+.2f}" if np.isfinite(slot.contribution) else "not measured"
+    return f"| {slot.slot} | {slot.blueprint} | {slot.stage} | {slot.alpha:.2f} | {slot.style} | {worth} |"

@@ -95,6 +95,8 @@ def test_held_out_data_do_not_move_the_statistics() -> None:
     task = build_task(entry, Splits(train, far, far))
     assert task.train.inputs.tolist() == [[-1, 0], [1, 0], [-1, 0], [1, 0]]
     assert task.validation.inputs.tolist() == task.test().inputs.tolist() == [[100, 1], [0, 0]]
+    assert task.standardise is not None
+    assert task.standardise(far.inputs).tolist() == [[100, 1], [0, 0]], "and the task says how it was done"
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist5000"])

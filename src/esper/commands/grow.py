@@ -122,7 +122,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         StepProgress(steps, "growing", quiet) as progress,
     ):
         runs = compare(environment, growth.arms, on_step=lambda _: progress.advance())
-        best = GrownMember.best(environment, runs[-1])
+        best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)
     folder.write_film(reel)
@@ -133,7 +133,8 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     save_png(film_strips(reel), folder.path / "film.png")
     page = write_report(folder)
     if as_json:
-        print(to_json({"folder": str(folder.path), "report": str(page), **plain(comparison)}))
+        told = {"folder": str(folder.path), "report": str(page), "network": best.record()}
+        print(to_json({**told, **plain(comparison)}))
         return
     print_line(best.describe().split("\n```")[0])
     print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")

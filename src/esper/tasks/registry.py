@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.tasks.task import HostSpec, Split, Standardise, Task, TestSplit
 
 Scaling = Literal["feature", "channel", "none"]
 
@@ -85,7 +85,11 @@ def load_task(name: str, seed: int = 0, fold: int | None = None) -> Task:
 
 def build_task(entry: TaskEntry, splits: Splits) -> Task:
     """Standardise the splits by the training split alone and put the task together."""
-    scale = _scaler(splits.train.inputs, entry.scaling)
+    standardise = _standardise(splits.train.inputs, entry.scaling)
+
+    def scale(split: Split) -> Split:
+        return split if standardise is None else Split(standardise(split.inputs), split.targets)
+
     return Task(
         name=entry.name,
         topology=entry.topology,
@@ -97,18 +101,18 @@ def build_task(entry: TaskEntry, splits: Splits) -> Task:
         host=entry.host,
         ungrown_accuracy=entry.ungrown_accuracy,
         description=entry.description,
+        standardise=standardise,
     )
 
 
-def _scaler(inputs: Tensor, scaling: Scaling) -> Callable[[Split], Split]:
+def _standardise(inputs: Tensor, scaling: Scaling) -> Standardise | None:
     """Mean 0 and deviation 1 over these inputs, for each feature or each channel; constants become 0."""
     if scaling == "none":
-        return lambda split: split
+        return None
     axes = (0,) if scaling == "feature" else (0, *range(2, inputs.ndim))
     mean = inputs.mean(axes, keepdim=True)
     deviation = inputs.std(axes, correction=0, keepdim=True)
-    safe = torch.where(deviation > 0, deviation, 1.0)
-    return lambda split: Split((split.inputs - mean) / safe, split.targets)
+    return Standardise(mean, torch.where(deviation > 0, deviation, 1.0))
 
 
 def random_splits(split: Split, seed: int, validation: int, test: int) -> Splits:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,21 @@ class HostSpec:
 
     preset: str
     options: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+
+
+class Standardise(nn.Module):
+    """(inputs − mean) / deviation, as a layer, so that a network can carry it.  # broadcast over [B, ...]"""
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, mean: Tensor, deviation: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean) / self.deviation
 
 
 @dataclass(frozen=True)
@@ -87,6 +102,7 @@ class Task:
     host: HostSpec
     ungrown_accuracy: float | None = None  # test accuracy of the host trained alone, 0..1; None is unmeasured
     description: str = ""
+    standardise: Standardise | None = None  # what was done to the inputs of every split; None is nothing
 
     def __post_init__(self) -> None:
         for name, split, per_class in (("training", self.train, 2), ("validation", self.validation, 1)):

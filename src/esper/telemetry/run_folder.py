@@ -7,6 +7,7 @@
     events.jsonl    one line per event (`events.Event`)
     film.json       the slots of a few members over time (`schema.FilmReel`)
     results.json    controllers compared (`schema.Comparison`)
+    network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
     lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
     checkpoints/    last, best and periodic, as safetensors
     report.html     everything above, as one page
@@ -34,7 +35,7 @@ from esper.telemetry.events import Event
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, from_json, to_json
+from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, SavedNetwork, from_json, to_json
 
 FORMAT = "esper-run"
 FORMAT_VERSION = 1
@@ -246,6 +247,11 @@ class RunFolder:
     def results(self) -> Comparison | None:
         path = self.path / "results.json"
         return from_json(Comparison, _load_json(path), str(path)) if path.exists() else None
+
+    def network(self) -> SavedNetwork | None:
+        """The network that 'esper grow' wrote here; None in other folders."""
+        path = self.path / "network.json"
+        return from_json(SavedNetwork, _load_json(path), str(path)) if path.exists() else None
 
     def _read_text(self, name: str) -> str:
         path = self.path / name

@@ -4,6 +4,7 @@
     events.jsonl    one `Event` per line (see `events`)
     film.json       one `FilmReel`: what happened in the slots of a few members of the latest round
     results.json    one `Comparison`: controllers on equal footing, member by member
+    network.json    one `SavedNetwork`: what 'esper grow' wrote
 
 Numbers are plain Python floats. A number that was never measured, or is not finite, is `null` in a file
 and NaN in a record. Intervals are half-widths at 95 %: the mean lies within `mean ± ci`. Accuracy is a
@@ -173,6 +174,36 @@ class Comparison:
     host: str
     controllers: Sequence[ControllerResult]
     differences: Sequence[PairedDifference]  # `differences.paired_differences(controllers)`
+
+
+@dataclass(frozen=True)
+class SavedSlot:
+    """What a slot of a saved network holds; `blueprint` and what follows are None where it is empty."""
+
+    slot: str
+    stage: str
+    blueprint: str | None = None
+    style: str | None = None
+    alpha: Number = NAN
+    contribution: Number = NAN  # points of validation accuracy; NaN if it was never measured
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """The network that `esper grow` wrote: the best of its members on the validation split."""
+
+    task: str
+    host: str
+    controller: str
+    member: int
+    members: int  # how many it is the best of
+    steps: int
+    host_parameters: int
+    parameters: int
+    validation_accuracy: Number
+    test_accuracy: Number
+    ungrown_test_accuracy: Number = NAN  # of the same member without growth; NaN if it was not trained
+    slots: Sequence[SavedSlot] = ()
 
 
 def plain(value: Any) -> Any:
