@@ -22,7 +22,8 @@ from esper.simic.config import EpisodeConfig
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Static
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks import load_task, task_names
 from studies.command_line import existing_device, positive
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.comparing import EVALUATION_EPISODE, prices_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
-from esper.tamiyo.controllers import Static
+from esper.tamiyo.scripted import Static
 from esper.tasks.task import HostSpec, Task
 from studies.finals import train_fixed, training_alone
 from studies.records import Arm, arm_of, rounded, significant, worth

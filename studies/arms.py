@@ -14,8 +14,9 @@ from esper.builders import make_agent
 from esper.controllers import PRETRAINED, load_controller
 from esper.foundation.errors import UserError
 from esper.simic.learner import LearnedController
-from esper.tamiyo.controllers import Controller, Habit, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
 from studies.ablations import CHANGES
 from studies.setting import GATES
 from studies.variants import MAIN, VARIANTS, config_of, variant_of

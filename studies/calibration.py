@@ -11,7 +11,8 @@ from torch import Tensor
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Controller, RandomLegal
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import RandomLegal
 from esper.tasks.task import Task
 from studies.records import Calibration
 from studies.setting import Setting

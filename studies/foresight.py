@@ -28,10 +28,11 @@ from esper.simic.baseline import returns_to_go
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import Doubles, play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Controller, Scene, Static
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.scripted import Static
 from esper.telemetry.files import write_atomically
 from studies.command_line import existing_device, run
 from studies.distribution import FAMILIES, TASKS_PER_FAMILY, Family

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
-from esper.tamiyo.controllers import Controller, Scheduled, Static
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import Scheduled, Static
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task
 from studies import command_line

@@ -19,7 +19,7 @@ from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rewards import potential
 from esper.simic.rollout import Doubles, EpisodeRecord, Floats, evaluate_test, play
-from esper.tamiyo.controllers import Controller
+from esper.tamiyo.controller import Controller
 from esper.telemetry.files import write_atomically
 from studies.setting import REWARD
 

@@ -33,7 +33,7 @@ from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from tests.simic.worlds import QUICK, make_agent, make_environment
 from tests.tiny import TINY
 

@@ -31,7 +31,8 @@ from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.films import film, film_reel
 from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
-from esper.tamiyo.controllers import Controller, Static
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import Static
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 

@@ -14,8 +14,9 @@ from esper.config import RunConfig, saved_config
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
-from esper.tamiyo.controllers import Controller, Habit, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.run_folder import RunFolder
 

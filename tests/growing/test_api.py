@@ -18,7 +18,7 @@ import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.controllers import Scheduled
+from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

@@ -18,8 +18,9 @@ from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.hosts import Host
-from esper.tamiyo.controllers import RandomLegal, Scene, Static
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import compute_batch_masks
+from esper.tamiyo.scripted import RandomLegal, Static
 from tests.growing import models
 
 WIDTHS = (4, 9)

@@ -11,7 +11,7 @@ from esper.foundation.errors import UserError
 from esper.growing.plain import classes_of
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.controllers import Scheduled
+from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from esper.simic.baseline import explained_by_baseline, returns_to_go
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Static
+from esper.tamiyo.scripted import Static
 from tests.simic.worlds import make_environment, make_trainer
 
 

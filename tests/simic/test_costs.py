@@ -11,7 +11,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.plan import Rows, SlotView, measurement_rows, training_rows
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Static
+from esper.tamiyo.scripted import Static
 from tests.lifecycle.strategies import random_members, to_states
 from tests.simic.worlds import SMALL, make_environment, task
 

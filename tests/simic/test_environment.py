@@ -22,8 +22,9 @@ from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, life
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
-from esper.tamiyo.controllers import Periodic, RandomLegal, Scene, Static
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}

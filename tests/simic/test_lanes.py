@@ -9,7 +9,7 @@ from esper.config import load_config
 from esper.lifecycle.actions import Blueprint, Head
 from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Periodic
+from esper.tamiyo.scripted import Periodic
 from esper.telemetry.lanes import NO_BLUEPRINT, UNMEASURED, LanesFolder
 from tests.tiny import TINY
 

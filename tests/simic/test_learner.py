@@ -17,9 +17,10 @@ from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.rollout import play
 from esper.simic.trainer import TWINS, Trainer
-from esper.tamiyo.controllers import Scene, Static
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, relevance
+from esper.tamiyo.scripted import Static
 from tests.simic.test_sync import Waits
 from tests.simic.worlds import make_spec
 

@@ -21,7 +21,7 @@ from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.summaries import planted
 from esper.simic.trainer import Trainer
-from esper.tamiyo.controllers import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
 from esper.telemetry.schema import from_json, plain

@@ -7,7 +7,7 @@ import torch
 
 from esper.lifecycle.stages import Stage
 from esper.simic.rollout import Floats, Ints, play
-from esper.tamiyo.controllers import Scheduled
+from esper.tamiyo.scripted import Scheduled
 from studies.ablations import CHANGES, AblatedEnvironment
 from tests.simic.worlds import QUICK, make_spec
 

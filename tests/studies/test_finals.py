@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esper.simic.environment import GrowthEnvironment
-from esper.tamiyo.controllers import Scheduled
+from esper.tamiyo.scripted import Scheduled
 from studies.finals import final_slots, train_fixed
 from studies.records import play_and_test
 from studies.setting import GATES

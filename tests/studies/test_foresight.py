@@ -12,7 +12,7 @@ import torch
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import RandomLegal, Static
+from esper.tamiyo.scripted import RandomLegal, Static
 from studies.foresight import COLUMNS, Foresight, Lives, Witness, foresee, read, table, watch
 from tests.simic.worlds import make_spec
 

@@ -10,7 +10,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Scheduled, Static
+from esper.tamiyo.scripted import Scheduled, Static
 from studies.setting import GATES
 from studies.simulated import EPOCHS, SPREAD, WORTH, SimulatedPopulation, make_trainer
 

@@ -10,7 +10,8 @@ import torch
 
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Controller, Periodic, RandomLegal, Static
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from tests.simic.worlds import make_environment
 
 CONTROLLERS: dict[str, Callable[[], Controller]] = {

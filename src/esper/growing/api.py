@@ -29,7 +29,7 @@ from esper.population.hosts import Host
 from esper.population.row_module import RowModule
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import play
-from esper.tamiyo.controllers import Controller
+from esper.tamiyo.controller import Controller
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here

@@ -14,7 +14,7 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.hosts import Host
-from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 

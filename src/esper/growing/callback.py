@@ -39,7 +39,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.population import TrainMetrics, ValidationMetrics
 from esper.simic.environment import NO_OP
 from esper.simic.signals import Signals, update_evidence
-from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.observation import Observation
 

@@ -7,7 +7,7 @@ import torch
 from esper.controllers import CONTROLLER_NAMES, load_controller
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
-from esper.tamiyo.controllers import Controller
+from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 
 # A run of one's own is short and its validation noisy: one epoch that gains little is reason enough to grow.

@@ -13,7 +13,7 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
-from esper.tamiyo.controllers import Scene
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import TamiyoNetConfig
 from esper.tamiyo.policy.features import batch_obs_to_features

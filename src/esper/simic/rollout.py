@@ -16,7 +16,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.tamiyo.blocks import part
-from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.controller import Controller, Scene
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

@@ -27,7 +27,8 @@ from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
 from esper.simic.summaries import Progress, summarise
 from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controllers import Controller, Static
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.scripted import Static
 from esper.telemetry.schema import RoundSummary
 
 TWINS = "twins"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import Actions
-from esper.tamiyo.controllers import Controller, Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 

@@ -9,9 +9,10 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import HeuristicConfig
-from esper.tamiyo.controllers import Gardener, Scene, Wish
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.scripted import Gardener, Wish
 
 __all__ = ["Heuristic", "HeuristicConfig"]
 

@@ -29,20 +29,11 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import HeuristicConfig
-from esper.tamiyo.controllers import (
-    Controller,
-    Habit,
-    Periodic,
-    RandomLegal,
-    Scene,
-    Scheduled,
-    Static,
-    any_legal,
-    kth_legal,
-)
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
+from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static, any_legal, kth_legal
 from tests.lifecycle.strategies import random_evidence
 
 GATES = GateConfig(training_epochs=2)

@@ -1,20 +1,18 @@
-"""Whoever decides: one small protocol, and the controls that a learned controller is measured against.
+"""Controllers that follow a script: the controls that a learned one is measured against.
 
-A controller sees an `Observation` and the masks and answers with one legal action per member. It keeps its
-memory as rows, so that no decision loops over members or waits for the device.
+Each keeps its memory as rows, so that no decision loops over members or waits for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.foundation.device_tables import device_table
-from esper.foundation.streams import Stream, random_uniform
+from esper.foundation.streams import Stream
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance_table
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.gates import (
@@ -23,43 +21,13 @@ from esper.lifecycle.gates import (
     g3_ready_to_hold,
     g5_ready_to_fossilize,
 )
+from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
-EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
 
 _relevance = device_table(relevance_table)
-
-
-@dataclass(frozen=True)
-class Scene:
-    """Whom a controller decides for."""
-
-    members: Tensor  # [N] int64 global ids
-    num_slots: int
-    seed: int
-    device: torch.device
-    episode: int = 0
-
-    @property
-    def num_members(self) -> int:
-        return self.members.shape[0]
-
-    def draw(self, stream: Stream, step: int, count: int) -> Tensor:
-        """Numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
-        counter = (self.episode << EPISODE_SHIFT) + step
-        return random_uniform(self.seed, self.members, stream, counter, count)
-
-
-class Controller(Protocol):
-    """Decides for all members at once."""
-
-    def begin(self, scene: Scene) -> None:
-        """An episode begins: forget the last one."""
-
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """One legal action per member."""
 
 
 # ---- choosing ------------------------------------------------------------------------------------------

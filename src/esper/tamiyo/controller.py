@@ -1,0 +1,46 @@
+"""Whoever decides, as a small protocol: it sees an observation and masks, and answers with legal actions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from esper.foundation.streams import Stream, random_uniform
+from esper.lifecycle.actions import Actions
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+
+EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Whom a controller decides for."""
+
+    members: Tensor  # [N] int64 global ids
+    num_slots: int
+    seed: int
+    device: torch.device
+    episode: int = 0
+
+    @property
+    def num_members(self) -> int:
+        return self.members.shape[0]
+
+    def draw(self, stream: Stream, step: int, count: int) -> Tensor:
+        """Numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
+        counter = (self.episode << EPISODE_SHIFT) + step
+        return random_uniform(self.seed, self.members, stream, counter, count)
+
+
+class Controller(Protocol):
+    """Decides for all members at once; keeps its memory as rows, and waits for no device."""
+
+    def begin(self, scene: Scene) -> None:
+        """An episode of these members begins: forget the last one."""
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """One legal action per member."""
