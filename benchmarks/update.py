@@ -14,10 +14,10 @@ from torch.distributions import Categorical
 
 from benchmarks.common import Case, Work
 from esper.foundation.rows import map_tensors
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import Head, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences
-from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks, relevance
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks
 from tests.rollouts import Scene, play
 
 STEPS = 25

@@ -9,6 +9,7 @@ from pathlib import Path
 TINY = (
     "members=3",
     "episode.steps=4",
+    "lifecycle.allow_unfinished=true",  # else nothing could grow in so few
     "rounds=2",
     "population.batch_size=8",
     "population.batches_per_epoch=1",

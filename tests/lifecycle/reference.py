@@ -6,7 +6,7 @@ Written from the rules alone, with its own constants: what the tensor programs h
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 DORMANT, GERMINATED, TRAINING, BLENDING, HOLDING, FOSSILIZED = 1, 2, 3, 4, 6, 7
 PRUNED, EMBARGOED, RESETTING = 8, 9, 10
@@ -52,6 +52,7 @@ class Rules:
     training_epochs: int = 10
     blending_epochs: int = 10
     topology: str = "cnn"
+    allow_unfinished: bool = False
 
 
 @dataclass
@@ -90,9 +91,9 @@ class Verdict:
     pruned: set[int] = field(default_factory=set)
 
 
-def is_legal(member: list[Slot], op: int, index: int, rules: Rules, override: bool = False) -> bool:
+def is_legal(member: list[Slot], op: int, index: int, rules: Rules, steps_left: float = math.inf) -> bool:
     slot = member[index]
-    if not slot.enabled:
+    if not slot.enabled or (steps_left < math.inf and steps_needed(slot, op, rules) > steps_left):
         return False
     if op == WAIT:
         return True
@@ -107,14 +108,36 @@ def is_legal(member: list[Slot], op: int, index: int, rules: Rules, override: bo
     if op == SET_ALPHA_TARGET:
         return slot.stage in (BLENDING, HOLDING) and slot.alpha_mode == HOLD
     if op == PRUNE:
-        at_rest = slot.alpha_mode == HOLD or override
+        at_rest = slot.alpha_mode == HOLD
         return slot.stage in (GERMINATED, TRAINING, BLENDING, HOLDING) and slot.age >= 5 and at_rest
     return slot.stage == HOLDING  # FOSSILIZE
 
 
-def masks(member: list[Slot], rules: Rules, override: bool = False) -> dict[str, list]:
+def steps_needed(slot: Slot, op: int, rules: Rules) -> int:
+    """Decisions, this one included, until the seed is HOLDING if all goes well: by playing them."""
+    if rules.allow_unfinished or op not in (GERMINATE, ADVANCE, SET_ALPHA_TARGET):
+        return 0
+    if op == SET_ALPHA_TARGET:
+        return 1 + 3  # the shortest ramp, and a step at the new strength
+    if op == ADVANCE and slot.stage not in (GERMINATED, TRAINING):
+        return 1
+    seed = replace(slot)
+    if op == ADVANCE:
+        seed.alpha_target = 1.0
+    perform(seed, op, {head: 0 for head in HEAD_NAMES} | {"blueprint": 1, "alpha_target": 2})
+    healthy = {"exploding": 0.0, "gradient_health": 1.0, "shadow_gain": 1.0, "gradient_ratio": 1.0}
+    decisions = 1
+    while seed.stage != HOLDING:
+        pass_time(seed)
+        decisions += 1
+        if refusing_gate(seed, ADVANCE, 1, healthy, rules) == NO_GATE:
+            perform(seed, ADVANCE, {head: 0 for head in HEAD_NAMES})
+    return decisions
+
+
+def masks(member: list[Slot], rules: Rules, steps_left: float = math.inf) -> dict[str, list]:
     """Every mask of one member, as nested lists."""
-    by_op = [[is_legal(member, op, i, rules, override) for i in range(len(member))] for op in range(6)]
+    by_op = [[is_legal(member, op, i, rules, steps_left) for i in range(len(member))] for op in range(6)]
     op = [any(row) for row in by_op]
     shaping = op[GERMINATE] or op[SET_ALPHA_TARGET]
     return {
@@ -182,7 +205,7 @@ def act(
     action: dict[str, int],
     evidence: list[dict[str, float]],
     rules: Rules,
-    override: bool = False,
+    steps_left: float = math.inf,
 ) -> Verdict:
     """Carry out one member's action in place."""
     op = action["op"]
@@ -194,7 +217,7 @@ def act(
     if op == WAIT:
         return Verdict(True, True, WAIT, NO_GATE)
     index = action["slot"]
-    if not is_legal(member, op, index, rules, override):
+    if not is_legal(member, op, index, rules, steps_left):
         return Verdict(False, False, WAIT, NO_GATE)
     slot = member[index]
     gate = refusing_gate(slot, op, action["blueprint"], evidence[index], rules)

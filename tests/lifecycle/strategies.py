@@ -64,6 +64,7 @@ def random_rules(rng: np.random.Generator) -> ref.Rules:
         training_epochs=int(rng.integers(0, 4)),
         blending_epochs=int(rng.integers(0, 4)),
         topology=str(rng.choice(["cnn", "transformer", "mlp"])),
+        allow_unfinished=bool(rng.random() < 0.3),
     )
 
 
@@ -71,6 +72,7 @@ def to_config(rules: ref.Rules) -> LifecycleConfig:
     return LifecycleConfig(
         max_seeds=rules.max_seeds,
         allow_advance=rules.allow_advance,
+        allow_unfinished=rules.allow_unfinished,
         gates=GateConfig(
             mode="strict" if rules.strict else "permissive",
             training_epochs=rules.training_epochs,
@@ -148,17 +150,14 @@ def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator
         for slot in slots[1:]:
             slot.enabled = bool(rng.random() < 0.8)
     states = to_states(members)
-    for _ in range(steps):
+    for left in range(steps, 0, -1):
         evidence = random_evidence(rng, num_members, num_slots)
-        override = rng.random(num_members) < 0.1
         plans = [random_action(rng, member, rules) for member in members]
         choices = torch.tensor([[plan[head] for head in ref.HEAD_NAMES] for plan in plans])
-        applied = apply(
-            states, Actions(choices), evidence, config, rules.topology, torch.from_numpy(override)
-        )
+        applied = apply(states, Actions(choices), evidence, config, rules.topology, left)
         ticked = tick(applied.states, config)
         verdicts = [
-            ref.act(member, plan, evidence_of(evidence, i), rules, bool(override[i]))
+            ref.act(member, plan, evidence_of(evidence, i), rules, left)
             for i, (member, plan) in enumerate(zip(members, plans, strict=True))
         ]
         mid = to_states(members)

@@ -220,8 +220,6 @@ def test_mismatched_rows_are_errors() -> None:
         apply(states, Actions.wait(2), evidence, RULES, "cnn")
     with pytest.raises(ValueError, match=r"evidence has shape \(3, 1\); expected \[3, 2\]"):
         apply(states, Actions.wait(3), SlotEvidence.unmeasured(3, 1), RULES, "cnn")
-    with pytest.raises(ValueError, match=r"governor_override has shape \(2,\); expected \[3\]"):
-        apply(states, Actions.wait(3), evidence, RULES, "cnn", torch.ones(2, dtype=torch.bool))
     with pytest.raises(ValueError, match="topology is 'rnn'"):
         apply(states, Actions.wait(3), evidence, RULES, "rnn")
 

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import HEADS_READ, Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
@@ -18,7 +19,7 @@ from esper.lifecycle.legality import legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
 from tests.lifecycle import reference as ref
-from tests.lifecycle.strategies import Step, episode
+from tests.lifecycle.strategies import Step, episode, random_evidence
 from tests.scenes import random_states
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -85,7 +86,7 @@ def test_the_episodes_reach_every_stage_and_op_and_gate() -> None:
     assert gates == {int(g) for g in (Gate.NONE, Gate.G0, Gate.G2, Gate.G3, Gate.G5)}
 
 
-def every_pair(states: SlotStates) -> tuple[SlotStates, Actions]:
+def every_pair(states: SlotStates, evidence: SlotEvidence) -> tuple[SlotStates, Actions, SlotEvidence]:
     """Each member once for every (op, slot), with an action that says so."""
     pairs = states.num_members * len(Op) * states.num_slots
     index = torch.arange(pairs)
@@ -93,13 +94,8 @@ def every_pair(states: SlotStates) -> tuple[SlotStates, Actions]:
     choices[:, Head.SLOT] = index % states.num_slots
     choices[:, Head.OP] = (index // states.num_slots) % len(Op)
     choices[:, Head.BLUEPRINT] = 3  # NORM fits every topology
-    return states[index // (states.num_slots * len(Op))], Actions(choices)
-
-
-def all_good(members: int, slots: int) -> SlotEvidence:
-    unmeasured = SlotEvidence.unmeasured(members, slots)
-    good = {n: torch.ones_like(t) for n, t in unmeasured.tensors().items()}
-    return SlotEvidence(**{**good, "exploding": torch.zeros(members, slots)})
+    member = index // (states.num_slots * len(Op))
+    return states[member], Actions(choices), map_tensors(lambda tensor: tensor[member], evidence)
 
 
 @settings(deadline=None, max_examples=10)
@@ -107,7 +103,7 @@ def all_good(members: int, slots: int) -> SlotEvidence:
 def test_mask_legality_is_executor_legality_on_reachable_states(seed: int, members: int, slots: int) -> None:
     config = LifecycleConfig(max_seeds=2)
     for step in episode(seed, members, slots, steps=25):
-        assert_executor_agrees(step.ticked.states, config)
+        assert_executor_agrees(step.ticked.states, config, seed, left=seed % 12)
 
 
 @settings(deadline=None, max_examples=40)
@@ -116,15 +112,21 @@ def test_mask_legality_is_executor_legality_on_any_state(
     seed: int, members: int, slots: int, max_seeds: int, allow_advance: bool
 ) -> None:
     states = random_states(np.random.default_rng(seed), members, slots)
-    assert_executor_agrees(states, LifecycleConfig(max_seeds=max_seeds, allow_advance=allow_advance))
+    assert_executor_agrees(states, LifecycleConfig(max_seeds=max_seeds, allow_advance=allow_advance), seed)
 
 
-def assert_executor_agrees(states: SlotStates, config: LifecycleConfig) -> None:
-    mask = legal_slots_by_op(states, config).flatten()
-    repeated, actions = every_pair(states)
-    outcome = apply(repeated, actions, all_good(len(actions), states.num_slots), config, "cnn")
+def assert_executor_agrees(
+    states: SlotStates, config: LifecycleConfig, seed: int = 0, left: int | None = None
+) -> None:
+    """The mask of the states says what is legal, the mask with evidence what will succeed."""
+    evidence = random_evidence(np.random.default_rng(seed), states.num_members, states.num_slots)
+    mask = legal_slots_by_op(states, config, steps_left=left).flatten()
+    sure = legal_slots_by_op(states, config, evidence, left).flatten()
+    repeated, actions, known = every_pair(states, evidence)
+    outcome = apply(repeated, actions, known, config, "cnn", left)
     waits = actions[Head.OP] == Op.WAIT  # WAIT reads no slot: it is legal whichever is named
     assert torch.equal(outcome.legal, mask | waits)
+    assert torch.equal(outcome.succeeded, sure | waits)
     failed = ~outcome.succeeded
     for name, value in outcome.states.tensors().items():
         assert torch.equal(value[failed | waits], repeated.tensors()[name][failed | waits]), name

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.actions import Actions, Head, Op, Tempo
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
 from esper.lifecycle.evidence import SlotEvidence
@@ -79,12 +79,46 @@ def test_prune_needs_age_five_and_rest_and_the_executor_says_the_same(stage: Sta
         assert executes(records, Op.PRUNE, 0) is expected
 
 
-def test_the_governor_may_override_rest_but_not_age() -> None:
-    records = [[seed(Stage.BLENDING, age=age, alpha_mode=AlphaMode.UP)] for age in (4, 5, 5)]
-    override = torch.tensor([True, True, False])
-    states = SlotStates.from_records(records)
-    assert legal_slots_by_op(states, RULES, override)[:, Op.PRUNE, 0].tolist() == [False, True, False]
-    assert legal_slots_by_op(states, RULES, override)[:, Op.SET_ALPHA_TARGET, 0].tolist() == [False] * 3
+def last_legal_step(record: SlotRecord | None, op: Op, config: LifecycleConfig = RULES) -> int:
+    """The fewest steps that may be left when the op is legal."""
+    states = SlotStates.from_records([[record]])
+    return next(left for left in range(1, 40) if legal_slots_by_op(states, config, steps_left=left)[0, op, 0])
+
+
+def test_what_cannot_be_finished_before_the_end_is_not_legal() -> None:
+    """G2 asks for 10 epochs: plant, train alone for 10, blend for 3 or more, hold."""
+    assert last_legal_step(None, Op.GERMINATE) == 1 + 1 + 10 + 3
+    assert last_legal_step(seed(Stage.GERMINATED, tempo=Tempo.SLOW), Op.ADVANCE) == 1 + 10 + 8
+    assert last_legal_step(seed(Stage.TRAINING, tempo=Tempo.FAST), Op.ADVANCE) == 1 + 3
+    assert last_legal_step(seed(Stage.BLENDING), Op.ADVANCE) == 1
+    assert last_legal_step(seed(Stage.BLENDING), Op.SET_ALPHA_TARGET) == 1 + 3
+    for op in (Op.WAIT, Op.PRUNE, Op.FOSSILIZE):
+        assert last_legal_step(seed(Stage.HOLDING, age=9), op) == 1
+    assert last_legal_step(None, Op.GERMINATE, LifecycleConfig(allow_unfinished=True)) == 1
+
+
+def test_evidence_makes_a_gate_that_would_refuse_illegal() -> None:
+    """Two seeds in each of three stages, the second of which its gate would not let through."""
+    full = {"alpha": 1.0, "alpha_target": 1.0}
+    records = [
+        seed(Stage.TRAINING, epochs_in_stage=10), seed(Stage.TRAINING, epochs_in_stage=10),
+        seed(Stage.BLENDING, **full), seed(Stage.BLENDING, alpha=0.5, alpha_target=0.5),
+        seed(Stage.HOLDING, **full), seed(Stage.HOLDING, **full),
+    ]  # fmt: skip
+    states = SlotStates.from_records([records])
+    nan = float("nan")
+    evidence = SlotEvidence.unmeasured(1, 6).replace(
+        gradient_health=torch.tensor([[0.9, 0.2, 1.0, 1.0, 1.0, 1.0]]),
+        exploding=torch.zeros(1, 6),
+        contribution=torch.tensor([[nan, nan, nan, nan, 2.0, nan]]),
+    )
+    by_states, known = (legal_slots_by_op(states, RULES, given)[0] for given in (None, evidence))
+    assert by_states[Op.ADVANCE].tolist() == [True] * 4 + [False] * 2
+    assert known[Op.ADVANCE].tolist() == [True, False, True, False, False, False]
+    assert by_states[Op.FOSSILIZE].tolist() == [False] * 4 + [True] * 2
+    assert known[Op.FOSSILIZE].tolist() == [False] * 4 + [True, False]
+    others = [op for op in Op if op not in (Op.ADVANCE, Op.FOSSILIZE)]
+    assert torch.equal(by_states[others], known[others])
 
 
 def test_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:

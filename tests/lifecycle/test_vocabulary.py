@@ -18,7 +18,7 @@ from esper.lifecycle.actions import (
     Op,
     Style,
     head_sizes,
-    relevance_table,
+    relevance,
     selectable_blueprints,
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
@@ -71,7 +71,7 @@ def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
             door()
 
 
-def test_relevance_table_is_the_table_of_the_rules() -> None:
+def test_relevance_is_the_table_of_the_rules() -> None:
     #            slot bp style tempo target speed curve op
     expected = {
         Op.WAIT: [0, 0, 0, 0, 0, 0, 0, 1],
@@ -81,7 +81,7 @@ def test_relevance_table_is_the_table_of_the_rules() -> None:
         Op.FOSSILIZE: [1, 0, 0, 0, 0, 0, 0, 1],
         Op.ADVANCE: [1, 0, 0, 0, 0, 0, 0, 1],
     }
-    assert relevance_table().int().tolist() == [expected[op] for op in Op]
+    assert relevance(torch.tensor(list(Op))).int().tolist() == [expected[op] for op in Op]
     assert set(HEADS_READ) == set(Op)
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import NUM_HEADS, Head, Op, head_sizes
+from esper.lifecycle.actions import NUM_HEADS, Head, Op, head_sizes, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
-from esper.tamiyo.policy.network import relevance
 
 SIZES = head_sizes(num_slots=3)
 MEMBERS = 64

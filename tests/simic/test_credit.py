@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.foundation.rows import map_tensors
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.evidence import SlotEvidence
@@ -21,7 +21,7 @@ from esper.simic.agent.losses import LossWeights, ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig, relevance
+from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 from esper.tamiyo.policy.protocol import PolicyOutput
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.actions import Head, Op, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.baseline import returns_to_go
@@ -19,7 +19,7 @@ from esper.simic.rollout import play
 from esper.simic.trainer import TWINS, Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice
-from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, relevance
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import Static
 from tests.simic.test_sync import Waits
 from tests.simic.worlds import make_spec

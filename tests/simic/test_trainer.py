@@ -11,17 +11,25 @@ from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.config import GovernorConfig, RewardConfig
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.summaries import planted
 from esper.simic.trainer import Trainer
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
 from esper.telemetry.schema import from_json, plain
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
+
+
+def masks_of_the_states_alone(environment: GrowthEnvironment) -> ActionMasks:
+    """What is legal for one who does not know what was measured: gates will refuse some of it."""
+    rules = environment.spec.lifecycle
+    return compute_batch_masks(environment.slots, environment.slot_config, rules, environment.topology)
 
 
 def steps_of(trainer: Trainer) -> Transition:
@@ -81,7 +89,15 @@ def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
         assert name == "seconds" or torch.equal(end[name], again[name]), name
 
 
-def test_what_was_asked_for_is_learned_from_whatever_became_of_it() -> None:
+def test_who_keeps_to_the_masks_is_never_refused() -> None:
+    record = play(make_environment(members=tuple(range(8)), steps=12), RandomLegal(0.7), 3)
+    assert (record.choices[:, :, Head.OP] == Op.ADVANCE).any()
+    assert record.succeeded.all()
+    assert set(record.refusal_rates().values()) == {0.0}
+
+
+def test_what_was_asked_for_is_learned_from_whatever_became_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GrowthEnvironment, "masks", masks_of_the_states_alone)
     trainer = make_trainer(steps=10, minibatches=2)
     result = trainer.play_round()["agent"]
     record, steps = result.record, steps_of(trainer)
@@ -213,7 +229,8 @@ def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
 # ---- events and films ------------------------------------------------------------------------------------
 
 
-def test_events_tell_everything_that_happened() -> None:
+def test_events_tell_everything_that_happened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(GrowthEnvironment, "masks", masks_of_the_states_alone)
     environment = make_environment(members=tuple(range(8)), steps=12, name="spirals")
     record = play(environment, RandomLegal(0.7), 3)
     events = episode_events(record, round=4)

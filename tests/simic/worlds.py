@@ -24,7 +24,10 @@ SMALL = PopulationConfig(
     batch_size=16, batches_per_epoch=2, validation_samples=48, initial_weights=8, seed_weights=2
 )
 QUICK = LifecycleConfig(
-    min_prune_age=2, embargo_ticks=2, gates=GateConfig(training_epochs=1, blending_epochs=1)
+    min_prune_age=2,
+    embargo_ticks=2,
+    allow_unfinished=True,  # episodes are a few steps long here
+    gates=GateConfig(training_epochs=1, blending_epochs=1),
 )
 
 

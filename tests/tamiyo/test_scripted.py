@@ -20,7 +20,7 @@ from esper.lifecycle.actions import (
     Head,
     Op,
     Tempo,
-    relevance_table,
+    relevance,
     selectable_blueprints,
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
@@ -97,7 +97,7 @@ def assert_legal(turn: Turn) -> None:
     assert turn.outcome.legal.all()
     op, slot = turn.actions[Head.OP], turn.actions[Head.SLOT]
     members = torch.arange(len(op))
-    read = relevance_table()[op]
+    read = relevance(op)
     assert turn.masks.op[members, op].all()
     assert (turn.masks.slot_by_op[members, op, slot] | ~read[:, Head.SLOT]).all()
     for head in set(Head) - {Head.SLOT, Head.OP}:

@@ -220,9 +220,12 @@ class Grower:
             evidence=self._evidence,
         )
         topology = self._pieces.host.topology
-        masks = compute_batch_masks(self.states, None, self.rules, topology)
+        left = self.epochs - self.epoch
+        masks = compute_batch_masks(
+            self.states, None, self.rules, topology, evidence=self._evidence, steps_left=left
+        )
         actions = self._controller.decide(observation, masks, self.epoch - 1)
-        outcome = apply(self.states, actions, self._evidence, self.rules, topology)
+        outcome = apply(self.states, actions, self._evidence, self.rules, topology, left)
         ticked = tick(outcome.states, self.rules)
         ended = outcome.pruned | ticked.pruned
         self.states = ticked.states

@@ -9,6 +9,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
+from esper.foundation.device_tables import device_table
+
 
 class Head(IntEnum):
     """The eight heads, in the order of the columns of an action."""
@@ -178,8 +180,20 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
     return tuple(num_slots if head is Head.SLOT else len(HEAD_CHOICES[head]) for head in Head)
 
 
-def relevance_table() -> Tensor:
-    """True where an op reads a head; the op head is always read.  # [ops, heads]"""
+@device_table
+def tempo_ticks() -> Tensor:
+    """The length of the first ramp by tempo: `tempo_ticks(device)`.  # [tempos] int64"""
+    return torch.tensor(list(TEMPO_TICKS.values()))
+
+
+def relevance(op: Tensor) -> Tensor:
+    """Which heads each op reads; the op head always.  # op [...] int64 → [..., heads] bool"""
+    return _relevance_table(op.device)[op]
+
+
+@device_table
+def _relevance_table() -> Tensor:
+    """# [ops, heads] bool"""
     table = torch.zeros(NUM_OPS, NUM_HEADS, dtype=torch.bool)
     for op, heads in HEADS_READ.items():
         table[op, [int(h) for h in heads | {Head.OP}]] = True

@@ -43,4 +43,9 @@ class LifecycleConfig(Config):
     embargo_ticks: int = Field(default=5, ge=1, description="ticks a slot stays EMBARGOED")
     resetting_ticks: int = Field(default=1, ge=1, description="ticks a slot stays RESETTING")
     allow_advance: bool = Field(default=True, description="whether ADVANCE is ever legal")
+    allow_unfinished: bool = Field(
+        default=False,
+        description="whether a seed may be planted, advanced or given another strength when too few steps of "
+        "the episode are left to bring it to full strength",
+    )
     gates: GateConfig = Field(default_factory=lambda: GateConfig())

@@ -16,13 +16,13 @@ from esper.lifecycle.actions import (
     SPEED_TICKS,
     STYLE_CURVE,
     TARGET_ALPHA,
-    TEMPO_TICKS,
     Actions,
     AlphaSpeed,
     Head,
     Op,
     head_sizes,
-    relevance_table,
+    relevance,
+    tempo_ticks,
 )
 from esper.lifecycle.alpha import advance_alpha, retarget
 from esper.lifecycle.config import LifecycleConfig
@@ -30,11 +30,8 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.gates import (
     Gate,
     g0_valid_blueprint,
-    g1_ready_to_train,
-    g2_ready_to_blend,
-    g3_ready_to_hold,
-    g5_ready_to_fossilize,
     gate_table,
+    open_gates,
 )
 from esper.lifecycle.legality import holds_seed, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
@@ -61,11 +58,6 @@ class TickOutcome:
     states: SlotStates
     pruned: Tensor  # [N, S] bool: seeds that ended here
     moved: Tensor  # [N, S] bool: slots that changed stage
-
-
-@device_table
-def _relevance() -> Tensor:
-    return relevance_table()
 
 
 @device_table
@@ -103,11 +95,6 @@ def _cooldown_ticks(embargo_ticks: int, resetting_ticks: int) -> Tensor:
 
 
 @device_table
-def _tempo_ticks() -> Tensor:
-    return torch.tensor(list(TEMPO_TICKS.values()))
-
-
-@device_table
 def _speed_ticks() -> Tensor:
     return torch.tensor(list(SPEED_TICKS.values()))
 
@@ -128,17 +115,22 @@ def apply(
     evidence: SlotEvidence,
     config: LifecycleConfig,
     topology: str,
-    governor_override: Tensor | None = None,
+    steps_left: int | None = None,
 ) -> Outcome:
-    """Execute one action per member. Total: what is illegal or refused changes nothing in its row."""
-    _check_rows(states, actions, evidence, governor_override)
+    """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
+
+    evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints.
+    steps_left: as in `legal_slots_by_op`. Raises ValueError where the shapes of the three records differ;
+    values are never read back, so that a bad choice fails in its own row alone.
+    """
+    _check_rows(states, actions, evidence)
     last = _last_choices(states.device, states.num_slots)
     choices = actions.choices.clamp(min=0).minimum(last)  # [N, heads], safe to gather with
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
     in_range = choices == actions.choices
-    read = _relevance(states.device)[op]  # [N, heads]
+    read = relevance(op)  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
-    pair_legal = legal_slots_by_op(states, config, governor_override)[members, op, slot]
+    pair_legal = legal_slots_by_op(states, config, steps_left=steps_left)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]
@@ -190,9 +182,7 @@ def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
     )
 
 
-def _check_rows(
-    states: SlotStates, actions: Actions, evidence: SlotEvidence, governor_override: Tensor | None
-) -> None:
+def _check_rows(states: SlotStates, actions: Actions, evidence: SlotEvidence) -> None:
     """Shapes only: nothing here reads a value."""
     members, slots = states.stage.shape
     if len(actions) != members:
@@ -201,11 +191,6 @@ def _check_rows(
         raise ValueError(
             f"evidence has shape {tuple(evidence.contribution.shape)}; "
             f"expected [{members}, {slots}] like the states"
-        )
-    if governor_override is not None and governor_override.shape != (members,):
-        raise ValueError(
-            f"governor_override has shape {tuple(governor_override.shape)}; "
-            f"expected [{members}], one flag per member"
         )
 
 
@@ -219,15 +204,10 @@ def _passed(
 ) -> Tensor:
     """Whether the gate before each member's op, if there is one, lets it through.  # [N] bool"""
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
-    advances = (
-        g1_ready_to_train(states)
-        | g2_ready_to_blend(states, evidence, config.gates)
-        | g3_ready_to_hold(states, config.gates)
-    )
-    fits = g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology)
-    refused = ((op == Op.GERMINATE) & ~fits) | ((op == Op.ADVANCE) & ~_at(advances, slot))
-    earned = _at(g5_ready_to_fossilize(states, evidence, config.gates), slot)
-    return ~(refused | ((op == Op.FOSSILIZE) & ~earned))
+    refused = (op == Op.GERMINATE) & ~g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology)
+    for gated, passes in open_gates(states, evidence, config.gates).items():
+        refused = refused | ((op == gated) & ~_at(passes, slot))
+    return ~refused
 
 
 @dataclass(frozen=True)
@@ -288,7 +268,7 @@ def _begin_ramps(states: SlotStates, orders: _Orders, prune_later: Tensor) -> Sl
     device, pick = states.device, orders.pick
     first = orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING)
     chosen = _target_alphas(device).take(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
-    tempo, speed = _tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
+    tempo, speed = tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
     ramped = retarget(
         states,
         where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,

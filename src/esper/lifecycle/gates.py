@@ -94,6 +94,19 @@ def g5_ready_to_fossilize(states: SlotStates, evidence: SlotEvidence, config: Ga
     return (states.stage == Stage.HOLDING) & earned
 
 
+def open_gates(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> dict[Op, Tensor]:
+    """Where the gate before an op would let it through now, by what is already measured.  # each [N, S] bool
+
+    An op that is not named meets no gate on a slot: G0, before GERMINATE, asks about the blueprint alone.
+    """
+    return {
+        Op.ADVANCE: g1_ready_to_train(states)
+        | g2_ready_to_blend(states, evidence, config)
+        | g3_ready_to_hold(states, config),
+        Op.FOSSILIZE: g5_ready_to_fossilize(states, evidence, config),
+    }
+
+
 def _at_least(value: Tensor, minimum: float) -> Tensor:
     """A finite value that reaches the minimum: NaN is unmeasured, infinity is no measurement."""
     return (value >= minimum) & value.isfinite()

@@ -7,8 +7,10 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import NUM_OPS, Op
-from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.actions import NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.gates import open_gates
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
@@ -58,25 +60,61 @@ def holds_seed(states: SlotStates) -> Tensor:
 
 
 def legal_slots_by_op(
-    states: SlotStates, config: LifecycleConfig, governor_override: Tensor | None = None
+    states: SlotStates,
+    config: LifecycleConfig,
+    evidence: SlotEvidence | None = None,
+    steps_left: int | None = None,
 ) -> Tensor:
     """True where an op is legal on a slot.  # [N, ops, S] bool
 
-    `governor_override` [N] bool lifts the rest condition of PRUNE for the members where it is True.
+    With `evidence`, an op that its gate would refuse is not legal either. `steps_left` counts the decisions
+    until the episode ends, the next one included: with it, what cannot be finished in time is not legal,
+    unless `config.allow_unfinished`.
     """
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
-    released = at_rest if governor_override is None else at_rest | governor_override.unsqueeze(1)
     conditions: dict[Op, Tensor] = {
         Op.WAIT: states.enabled,
         Op.GERMINATE: _room_for_a_seed(states, stage, config).expand_as(stage),
         Op.SET_ALPHA_TARGET: at_rest,
-        Op.PRUNE: released & (states.age >= config.min_prune_age),
+        Op.PRUNE: at_rest & (states.age >= config.min_prune_age),
         Op.FOSSILIZE: states.enabled,
         Op.ADVANCE: states.enabled,
     }
+    if evidence is not None:
+        for op, passes in open_gates(states, evidence, config.gates).items():
+            conditions[op] = conditions[op] & passes
     by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
-    return (torch.stack([conditions[op] for op in Op], dim=2) & by_stage).movedim(2, 1)
+    legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
+    if steps_left is not None and not config.allow_unfinished:
+        legal = legal & (steps_to_finish(states, config.gates) <= steps_left)
+    return legal.movedim(2, 1)
+
+
+def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
+    """The fewest decisions, this one included, that an op needs on a slot to come to something.
+
+    For GERMINATE and ADVANCE: until the seed can be HOLDING, if every gate opens as soon as it may. For
+    SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength. Else 1.  # [N, S, ops] int64
+    """
+    dwell = gates.blending_epochs if gates.mode == "strict" else 0
+    table = _finish_table(states.device, max(1, gates.training_epochs), dwell)
+    return table[states.stage, states.tempo]
+
+
+@device_table
+def _finish_table(alone: int, dwell: int) -> Tensor:
+    """`steps_to_finish` by stage and tempo; `alone` steps pass in TRAINING, at least `dwell` in BLENDING.
+
+    # [stages, tempos, ops]
+    """
+    table = torch.ones(STAGE_TABLE_SIZE, len(Tempo), NUM_OPS, dtype=torch.long)
+    blending = tempo_ticks(torch.device("cpu")).clamp(min=dwell)  # [tempos]
+    table[:, :, Op.GERMINATE] = 1 + 1 + alone + blending.min()
+    table[Stage.GERMINATED, :, Op.ADVANCE] = 1 + alone + blending
+    table[Stage.TRAINING, :, Op.ADVANCE] = 1 + blending
+    table[:, :, Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
+    return table
 
 
 def _room_for_a_seed(states: SlotStates, enabled_stage: Tensor, config: LifecycleConfig) -> Tensor:

@@ -181,8 +181,15 @@ class GrowthEnvironment:
         return self.rows.slots
 
     def masks(self) -> ActionMasks:
-        """What is legal now."""
-        return compute_batch_masks(self.slots, self.slot_config, self.spec.lifecycle, self.topology)
+        """What is legal now: by the slots, by what is measured of their seeds, by the steps that are left."""
+        return compute_batch_masks(
+            self.slots,
+            self.slot_config,
+            self.spec.lifecycle,
+            self.topology,
+            evidence=self.rows.evidence,
+            steps_left=self.steps - self.clock,
+        )
 
     def observe(self) -> Observation:
         """What a controller is shown now."""
@@ -271,7 +278,8 @@ class GrowthEnvironment:
     def _grow(self, actions: Actions) -> tuple[Outcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
         rules = self.spec.lifecycle
-        outcome = apply(self.slots, actions, self.rows.evidence, rules, self.topology)
+        left = self.steps - self.clock
+        outcome = apply(self.slots, actions, self.rows.evidence, rules, self.topology, left)
         ticked = tick(outcome.states, rules)
         ended = outcome.pruned | ticked.pruned
         self.population.prune(ended)

@@ -13,21 +13,14 @@ from torch import Tensor
 
 from esper.foundation.device_tables import device_table
 from esper.foundation.streams import Stream
-from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance_table
+from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
 from esper.lifecycle.config import GateConfig
-from esper.lifecycle.gates import (
-    g1_ready_to_train,
-    g2_ready_to_blend,
-    g3_ready_to_hold,
-    g5_ready_to_fossilize,
-)
+from esper.lifecycle.gates import open_gates
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
-
-_relevance = device_table(relevance_table)
 
 
 # ---- choosing ------------------------------------------------------------------------------------------
@@ -58,7 +51,7 @@ def as_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
     """Op and slot with the other heads' choices, 0 where the op does not read them.  # [N], [N], [N, H]"""
     details = torch.where(_head_columns(op.device) == Head.SLOT, slot.unsqueeze(1), details)
     choices = torch.where(_head_columns(op.device) == Head.OP, op.unsqueeze(1), details)
-    return Actions(choices * _relevance(op.device)[op])
+    return Actions(choices * relevance(op))
 
 
 def kth_legal(mask: Tensor, k: Tensor) -> Tensor:
@@ -137,13 +130,8 @@ class Gardener:
 
     def readiness(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """Where ADVANCE and where FOSSILIZE would pass their gates.  # [N, S], [N, S]"""
-        slots, evidence = observation.slots, observation.evidence
-        advances = (
-            g1_ready_to_train(slots)
-            | g2_ready_to_blend(slots, evidence, self.gates)
-            | g3_ready_to_hold(slots, self.gates)
-        )
-        return advances, g5_ready_to_fossilize(slots, evidence, self.gates)
+        passes = open_gates(observation.slots, observation.evidence, self.gates)
+        return passes[Op.ADVANCE], passes[Op.FOSSILIZE]
 
     def next_blueprint(self, masks: ActionMasks) -> Tensor:
         """What is planted next: the legal blueprints in turn.  # [N]"""

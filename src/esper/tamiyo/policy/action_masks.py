@@ -17,6 +17,7 @@ from torch import Tensor
 from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.gates import blueprint_table
 from esper.lifecycle.legality import legal_slots_by_op
 from esper.lifecycle.slot_config import SlotConfig
@@ -140,17 +141,24 @@ def compute_batch_masks(
     config: LifecycleConfig = DEFAULT_RULES,
     topology: str = "cnn",
     device: torch.device | str | None = None,
-    governor_override: Tensor | None = None,
+    evidence: SlotEvidence | None = None,
+    steps_left: int | None = None,
 ) -> ActionMasks:
     """The masks of every member.
 
-    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order.
-    `governor_override` [N] bool lets PRUNE through while alpha moves.
+    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order. Given
+    states alone, what a gate may refuse is legal; given `evidence` too, only what its gate lets through, and
+    given `steps_left`, only what can be finished in time (see `legal_slots_by_op`). Raises ValueError where
+    the slots differ from those of `slot_config`, or the topology is unknown.
     """
     states = _states(batch_slot_states, device)
-    _check(states, slot_config, governor_override)
+    if slot_config is not None and slot_config.num_slots != states.num_slots:
+        raise ValueError(
+            f"the states have {states.num_slots} slots and slot_config has {slot_config.num_slots} "
+            f"({', '.join(slot_config.slot_ids)}); give the slot_config of this host"
+        )
     device = states.device
-    slot_by_op = legal_slots_by_op(states, config, governor_override)  # [N, ops, S]
+    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left)  # [N, ops, S]
     op = slot_by_op.any(dim=2)
     shapes_alpha = (op[:, Op.GERMINATE] | op[:, Op.SET_ALPHA_TARGET]).unsqueeze(1)  # [N, 1]
     return ActionMasks(
@@ -163,25 +171,6 @@ def compute_batch_masks(
     )
 
 
-def compute_action_masks(
-    slot_states: SlotStates | Sequence[SlotMaskState | None],
-    slot_config: SlotConfig | None = None,
-    config: LifecycleConfig = DEFAULT_RULES,
-    topology: str = "cnn",
-    device: torch.device | str | None = None,
-    governor_override: bool = False,
-) -> ActionMasks:
-    """The masks of one member, as a batch of one."""
-    if isinstance(slot_states, SlotStates) and slot_states.num_members != 1:
-        raise ValueError(
-            f"slot_states has {slot_states.num_members} members; give one, or call compute_batch_masks"
-        )
-    batch = slot_states if isinstance(slot_states, SlotStates) else [slot_states]
-    states = _states(batch, device)
-    override = torch.ones(1, dtype=torch.bool, device=states.device) if governor_override else None
-    return compute_batch_masks(states, slot_config, config, topology, governor_override=override)
-
-
 def _states(
     batch_slot_states: SlotStates | Sequence[Sequence[SlotMaskState | None]],
     device: torch.device | str | None,
@@ -189,17 +178,3 @@ def _states(
     if not isinstance(batch_slot_states, SlotStates):
         return states_from_mask_states(batch_slot_states, device=device or "cpu")
     return batch_slot_states if device is None else batch_slot_states.to(device)
-
-
-def _check(states: SlotStates, slot_config: SlotConfig | None, governor_override: Tensor | None) -> None:
-    """Shapes only: nothing here reads a value."""
-    if slot_config is not None and slot_config.num_slots != states.num_slots:
-        raise ValueError(
-            f"the states have {states.num_slots} slots and slot_config has {slot_config.num_slots} "
-            f"({', '.join(slot_config.slot_ids)}); give the slot_config of this host"
-        )
-    if governor_override is not None and governor_override.shape != (states.num_members,):
-        raise ValueError(
-            f"governor_override has shape {tuple(governor_override.shape)}; "
-            f"expected [{states.num_members}], one flag per member"
-        )

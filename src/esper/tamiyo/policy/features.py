@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style
+from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_config import SlotConfig
@@ -142,11 +142,6 @@ def _ops() -> Tensor:
 
 
 @device_table
-def _tempo_ticks() -> Tensor:
-    return torch.tensor([float(t) for t in TEMPO_TICKS.values()])
-
-
-@device_table
 def _mode_signs() -> Tensor:
     signs = {AlphaMode.HOLD: 0.0, AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}
     return torch.tensor([signs[mode] for mode in AlphaMode])
@@ -225,7 +220,7 @@ SLOT_COLUMNS = _laid_out(
     Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
            lambda s: (s.evidence.contribution_age * math.log(FRESHNESS_DECAY)).exp()),
     Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
-           lambda s: s.of_seed(_tempo_ticks(s.slots.device).take(s.slots.tempo)), divisor=RAMP_SCALE),
+           lambda s: s.of_seed(tempo_ticks(s.slots.device).take(s.slots.tempo)), divisor=RAMP_SCALE),
     Column("alpha_target", "slot", "alpha target; unknown without a seed",
            lambda s: s.of_seed(s.slots.alpha_target)),
     Column("alpha_mode", "slot", "1 alpha rises, 0 rests, -1 falls",

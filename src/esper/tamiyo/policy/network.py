@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance_table
+from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import MOST_CHOICES
 from esper.tamiyo.policy.config import TamiyoNetConfig as TamiyoNetConfig
@@ -163,11 +163,6 @@ class TamiyoNet(Policy):
         return values
 
 
-def relevance(op: Tensor) -> Tensor:
-    """Which heads each op reads.  # op [...] int64 → [..., H] bool"""
-    return _relevance(op.device)[op]
-
-
 def pad_masks(masks: ActionMasks) -> Tensor:
     """The masks of the detail heads, padded with False.  # [..., 6, 13]"""
     flat = torch.cat([masks.head(head) for head in DETAIL_HEADS], dim=-1)
@@ -178,9 +173,6 @@ def stack_heads(slot: Tensor, details: Tensor, op: Tensor) -> Tensor:
     """The three groups of heads in head order, padded with 0 to the widest.  # [..., H, C]"""
     choices = max(slot.shape[-1], DETAIL_CHOICES)
     return torch.cat([pad(group, (0, choices - group.shape[-1])) for group in (slot, details, op)], dim=-2)
-
-
-_relevance = device_table(relevance_table)
 
 
 @device_table
