@@ -3,9 +3,9 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup TORCH=
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := dev,gym,data,fast,watch
+EXTRAS := dev,gym,data,fast,watch,docs
 
-.PHONY: setup demo test check format bench study clean
+.PHONY: setup demo test check format bench study docs clean
 
 setup: $(VENV)/.ready
 
@@ -39,6 +39,9 @@ study: setup   # a small one; two tasks at a time, one thread each
 	printf '%s\n' digits spirals mnist1d | OMP_NUM_THREADS=1 xargs -P 2 -n 1 \
 		$(BIN)/python -m studies.growth evaluate --quick --out runs/quick --task
 	$(BIN)/python -m studies.report --results runs/quick --docs runs/quick
+
+docs: setup   # site/index.html; a broken link or a page that is left out ends it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks import loop, population
 from benchmarks.lines import read_results
-from docs import report_picture
+from docs import report_picture, watch_picture
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
@@ -82,6 +82,7 @@ PICTURES: dict[str, Drawing] = {
     "report.png": Drawing(
         report_picture.draw, bytes_of(report_picture.DEMO / name for name in report_picture.FILES)
     ),
+    "watch.png": Drawing(watch_picture.draw, bytes_of(watch_picture.sources())),
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},

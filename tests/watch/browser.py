@@ -34,9 +34,21 @@ def opened_browser() -> Iterator[Any]:
 class Visit:
     """One page in the browser, with everything that went wrong on it."""
 
-    def __init__(self, browser: Any, address: str, hash: str = "", width: int = 1440, theme: str = "light"):
+    def __init__(
+        self,
+        browser: Any,
+        address: str,
+        hash: str = "",
+        width: int = 1440,
+        theme: str = "light",
+        scale: float = 1,
+        ready: str = "true",
+    ) -> None:
         self.context = browser.new_context(
-            viewport={"width": width, "height": 900}, color_scheme=theme, reduced_motion="reduce"
+            viewport={"width": width, "height": 900},
+            device_scale_factor=scale,
+            color_scheme=theme,
+            reduced_motion="reduce",
         )
         self.page = self.context.new_page()
         self.errors: list[str] = []
@@ -44,7 +56,7 @@ class Visit:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("requestfinished", lambda request: self.requests.append(request.url))
         self.page.goto(f"{address}#{hash}")
-        self.wait("() => document.body.dataset.ready === 'true'")
+        self.wait(f"() => document.body.dataset.ready === {ready!r}")
 
     def wait(self, script: str, seconds: float = 8.0) -> None:
         """Until the page says yes; fails after `seconds`."""

@@ -91,6 +91,15 @@ def test_a_new_round_is_seen_within_a_second(browser: Any, live: RunFolder) -> N
         visit.close()
 
 
+def test_the_first_run_of_an_empty_folder_is_shown_when_it_comes(browser: Any, tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        visit = Visit(browser, served.address, ready="false")
+        trained(tmp_path / "late", rounds=2, members=4).close()
+        visit.wait("() => document.querySelector('#rounds-done')?.textContent === '2 / 40'")
+        assert visit.errors == []
+        visit.close()
+
+
 def watch_command(folder: Path, port: int) -> subprocess.Popen[str]:
     process = subprocess.Popen(
         [sys.executable, "-m", "esper", "watch", str(folder), "--port", str(port)],
@@ -207,8 +216,11 @@ def test_runs_are_laid_over_each_other_with_their_differences(browser: Any, serv
     assert "against first" in text
     visit.go("runs=first&runs=second&view=settings")
     assert visit.page.locator(".settings-table .differs").inner_text().split() == ["ppo.clip", "0.2", "0.1"]
+    visit.go("runs=contest&view=settings")
+    visit.wait("() => document.querySelector('.settings-table')?.textContent.includes('<script>alert')")
     visit.go("runs=first&runs=second&view=overview")
-    assert visit.page.locator(".chart .value").filter(has_text="second").count() >= 3
+    named = "[...document.querySelectorAll('.chart .value')].filter((e) => e.textContent.includes('second'))"
+    visit.wait(f"() => {named}.length >= 3")
     assert visit.errors == []
     visit.close()
 

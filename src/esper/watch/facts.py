@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,19 @@ def state(run: Path, last: Mapping[str, Any] | None) -> str:
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of JSON lines that can be read."""
+    """The last whole line of a file of JSON lines that can be read. A file is read again if it changed."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return _last_line(path, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=1024)
+def _last_line(path: Path, changed: int, size: int) -> dict[str, Any] | None:
     lines: list[bytes] = []
     try:
         with open(path, "rb") as file:
-            size = file.seek(0, 2)
             for back in _BACK:
                 file.seek(max(size - back, 0))
                 lines = file.read(back).split(b"\n")[:-1]

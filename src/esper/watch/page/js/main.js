@@ -13,7 +13,7 @@ import { makeMembers } from "./members.js";
 import { momentOf } from "./moment.js";
 import { makeOverview } from "./overview.js";
 import { focusRun, followAddress, onState, state, update } from "./state.js";
-import { listed, runOf, setListed } from "./store.js";
+import { listed, runOf, runs, setListed } from "./store.js";
 import { follow, getJson, onData } from "./stream.js";
 import { Transport } from "./transport.js";
 
@@ -78,6 +78,11 @@ function problems(runs) {
   ]);
 }
 
+function forgetRun(name) {
+  runs.delete(name);
+  forgetLanes(name);
+}
+
 function leave(name) {
   update({ runs: state.runs.filter((other) => other !== name), member: null });
 }
@@ -104,9 +109,9 @@ function chooseRuns() {
 async function begin() {
   followAddress();
   setTheme();
-  const [palette, runs] = await Promise.all([getJson("api/palette"), getJson("api/runs")]);
+  const [palette, list] = await Promise.all([getJson("api/palette"), getJson("api/runs")]);
   setPalette(palette);
-  setListed(runs);
+  setListed(list);
   chooseRuns();
   page.transport = new Transport(document.getElementById("transport"), (step) => made[state.view]?.frame?.(step));
   onState((changed) => {
@@ -114,7 +119,10 @@ async function begin() {
       setTheme();
       repaintCharts();
     }
-    if (changed.includes("runs")) follow(state.runs);
+    if (changed.includes("runs")) {
+      for (const name of runs.keys()) if (!state.runs.includes(name)) forgetRun(name);
+      follow(state.runs);
+    }
     redraw(String(changed) !== "step");
   });
   onData((kind, name) => {

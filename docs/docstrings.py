@@ -1,0 +1,35 @@
+"""How docstrings reach the documentation site: lines of the form `name: what it is` become a list."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from griffe import Extension, Object
+
+_ENTRY = re.compile(r"^(\w[\w, ]{0,40}): (?=\S)")
+
+
+class Lists(Extension):
+    """MkDocs' reader of docstrings calls this for everything that has one."""
+
+    def on_object(self, *, obj: Object, **_: Any) -> None:
+        """Rewrite the docstring of one object."""
+        if obj.docstring is not None:
+            obj.docstring.value = listed(obj.docstring.value)
+
+
+def listed(text: str) -> str:
+    """Two or more `name: text` lines, with what is indented under them, as a Markdown list."""
+    lines = text.splitlines()
+    if sum(bool(_ENTRY.match(line)) for line in lines) < 2:
+        return text
+    out: list[str] = []
+    for line in lines:
+        if _ENTRY.match(line):
+            if out and out[-1].strip() and not out[-1].startswith(("- ", "  ")):
+                out.append("")
+            out.append(_ENTRY.sub(r"- `\1`: ", line))
+        else:
+            out.append(line)
+    return "\n".join(out)

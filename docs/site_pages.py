@@ -1,0 +1,70 @@
+"""What the documentation site has beside the pages in docs/: those that live elsewhere in the repository.
+
+MkDocs calls the functions below. No text is kept twice: the front page is the README, and the page of
+comparisons is put together from the places where they were measured.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+HOMES = {"index.md": "README.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+ICON = "src/esper/watch/page/icon.svg"
+COMPARES = """# How it compares
+
+What other libraries do, and what they and Esper took for the same work on the same machine. Nothing here is
+copied from a paper.
+
+## What grows, and who decides
+
+{table}
+
+## The learner's hot paths beside theirs
+
+{peers}
+
+## Growth beside gromo
+
+{gromo}
+"""
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages that live outside docs/."""
+    from mkdocs.structure.files import File
+
+    for page, source in HOMES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "compares.md", content=compares()))
+    files.append(File.generated(config, "icon.svg", content=(ROOT / ICON).read_text(encoding="utf-8")))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links as the site has them; what is no page of it (code, results) becomes plain words."""
+    back = {source: page for page, source in HOMES.items()}
+
+    def mended(match: re.Match[str]) -> str:
+        words, target = match.group(1), match.group(2)
+        inside = target.removeprefix("../").removeprefix("docs/")
+        name, _, anchor = inside.partition("#")
+        name = back.get(name, name)
+        if (ROOT / "docs" / name).is_file() or name in (*HOMES, "compares.md", ""):
+            return f"[{words}]({name}{'#' + anchor if anchor else ''})"
+        return words
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:)([^)\s]+)\)", mended, markdown.replace("](docs/", "]("))
+
+
+def compares() -> str:
+    """The page of comparisons, from the README, the benchmark of peers and the tables of the study."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    table = next(block for block in readme.split("\n\n") if "| gromo |" in block)
+    peers = (ROOT / "benchmarks/results/peers-cpu.md").read_text(encoding="utf-8")
+    study = (ROOT / "docs/study_tables.md").read_text(encoding="utf-8")
+    gromo = study.split("<!-- study:gromo -->")[1].split("<!-- end:gromo -->")[0]
+    return COMPARES.format(table=table, peers=re.sub(r"^#+ ", "### ", peers, flags=re.MULTILINE), gromo=gromo)

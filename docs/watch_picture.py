@@ -1,0 +1,63 @@
+"""docs/watch.png: the live page over a demo, in a headless browser.
+
+What it shows is kept in docs/watched; `python -m docs.watch_picture runs/demo` takes that of another run and
+draws anew. It needs chromium and the extras `watch` and `dev`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from esper.telemetry.run_folder import RunFolder
+from tests.watch.browser import Visit, opened_browser
+from tests.watch.served import serving
+
+WATCHED = Path(__file__).parent / "watched"
+KEPT_ROUNDS = 3  # whose members are kept here
+SHOWN = "step=19&theme=dark"
+
+
+def sources() -> list[Path]:
+    """The files that decide what the picture shows."""
+    return sorted(path for path in WATCHED.rglob("*") if path.is_file())
+
+
+def draw(path: Path) -> None:
+    """The overview of the run, as a PNG."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "demo"
+        config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
+        with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"], kind="demo"):
+            shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
+        with serving(folder) as served, opened_browser() as browser:
+            visit = Visit(browser, served.address, SHOWN, theme="dark", scale=1.5)
+            visit.wait("() => document.querySelector('.wall .legend b') && document.querySelector('.uplot')")
+            visit.settle()
+            visit.page.screenshot(path=str(path))
+            visit.close()
+
+
+def take(run: Path) -> None:
+    """Keep what the picture needs of another run."""
+    shutil.rmtree(WATCHED, ignore_errors=True)
+    (WATCHED / "lanes").mkdir(parents=True)
+    for name in ("metrics.jsonl", "config.yaml"):
+        shutil.copyfile(run / name, WATCHED / name)
+    for file in sorted((run / "lanes").iterdir())[-KEPT_ROUNDS:]:
+        shutil.copyfile(file, WATCHED / "lanes" / file.name)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    take(parser.parse_args().run)
+    from docs.make_pictures import make
+
+    make("watch.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The documentation site: every page, every link, and the API from docstrings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from docs.site_pages import HOMES, compares, on_page_markdown
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    config = pytest.importorskip("mkdocs.config", reason="mkdocs is not installed: see the extra docs")
+    from mkdocs.commands.build import build
+
+    build(config.load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path), strict=True))
+    pages = {page.stem: page.read_text(encoding="utf-8") for page in tmp_path.glob("*.html")}
+    assert {Path(page).stem for page in HOMES} < set(pages)
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} < set(pages)
+    for name, text in pages.items():
+        assert 'src="http' not in text, name
+        assert 'rel="stylesheet" href="http' not in text, name
+    assert "esper.growing.api.grow" in pages["api"]
+    assert "stable-baselines3" in pages["compares"]
+
+
+def test_the_page_of_comparisons_holds_what_was_measured() -> None:
+    page = compares()
+    assert "recurrent PPO update" in page
+    assert "gromo, grown" in page
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        ("[rules](docs/rules.md#stages)", "[rules](rules.md#stages)"),
+        ("[start](../README.md)", "[start](index.md)"),
+        ("[code](../examples/grow_cnn.py) and more", "code and more"),
+        ("[there](https://example.org)", "[there](https://example.org)"),
+        ("![picture](docs/idea.svg)", "![picture](idea.svg)"),
+    ],
+)
+def test_links_lead_to_pages_of_the_site_or_are_words(written: str, shown: str) -> None:
+    assert on_page_markdown(written) == shown
+
+
+def test_named_lines_of_a_docstring_become_a_list() -> None:
+    pytest.importorskip("griffe", reason="griffe is not installed: see the extra docs")
+    from docs.docstrings import listed
+
+    text = "What it does.\n\nmodel: a module\n    of torch\nlr: the rate"
+    assert listed(text) == "What it does.\n\n- `model`: a module\n    of torch\n- `lr`: the rate"
+    assert listed("One: two.") == "One: two."
