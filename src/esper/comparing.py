@@ -25,8 +25,10 @@ from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller,
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
+from esper.lifecycle.stages import HEARD_STAGES, stage_table
 from esper.simic.costs import Prices
+from esper.simic.deciding import at_full_strength
+from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.films import film, film_reel
 from esper.simic.rewards import potential
@@ -81,9 +83,16 @@ def run_controller(
     initial_slots: SlotStates | None = None,
     on_step: OnStep | None = None,
     episode: int = EVALUATION_EPISODE,
+    decided: bool = False,
 ) -> ControllerRun:
-    """One controller through one episode, and its networks on the test split."""
-    record = play(environment, controller, episode, initial_slots, on_step)
+    """One controller through one episode, and its networks on the test split.
+
+    decided: end as a growth does: the best epoch comes back, and every seed is kept or taken out.
+    """
+    if decided:
+        record = Ending(environment).play(controller, episode, initial_slots, on_step)
+    else:
+        record = play(environment, controller, episode, initial_slots, on_step)
     test = evaluate_test(environment)
     worth = potential(
         torch.from_numpy(test.accuracy),
@@ -196,28 +205,22 @@ def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
 
 def from_the_start(slots: SlotStates) -> SlotStates:
     """The seeds that a network ended with, as fossils at full strength: the same network with no growth."""
-    kept = stage_table(HEARD_STAGES, slots.device)[slots.stage] & (slots.alpha > 0)
-    blank = SlotStates.empty(slots.num_members, slots.num_slots, slots.device)
-    full = torch.where(kept, 1.0, blank.alpha)
-    return blank.replace(
-        stage=blank.stage.masked_fill(kept, int(Stage.FOSSILIZED)),
-        blueprint=torch.where(kept, slots.blueprint, blank.blueprint),
-        style=torch.where(kept, slots.style, blank.style),
-        tempo=torch.where(kept, slots.tempo, blank.tempo),
-        alpha=full,
-        alpha_start=full,
-        alpha_target=full,
-        enabled=slots.enabled,
-    )
+    heard = stage_table(HEARD_STAGES, slots.device)[slots.stage] & (slots.alpha > 0)
+    return at_full_strength(slots, heard)
 
 
 # ---- all arms --------------------------------------------------------------------------------------------
 
 
 def compare(
-    environment: GrowthEnvironment, arms: Mapping[str, Arm], on_step: OnStep | None = None
+    environment: GrowthEnvironment,
+    arms: Mapping[str, Arm],
+    on_step: OnStep | None = None,
+    decided: bool = False,
 ) -> list[ControllerRun]:
     """Every arm, in the order given. Controllers run first: what they spend is what the others may.
+
+    decided: the networks of controllers end as a growth does, with every seed kept or taken out.
 
     The final networks of a controller get what it spent, on the mean over members; other networks that never
     change get what the controller spent that spent most, or, without one, what an episode of the host costs.
@@ -231,7 +234,7 @@ def compare(
             f"final networks of {', '.join(unknown)} are asked for; the controllers that run are {allowed}"
         )
     runs = {
-        name: run_controller(environment, name, arm, on_step=on_step)
+        name: run_controller(environment, name, arm, on_step=on_step, decided=decided)
         for name, arm in arms.items()
         if not isinstance(arm, Fixed)
     }

@@ -49,6 +49,7 @@ def grow(model: Any, data: Any, **settings: Any) -> Grown:
         (models.LanguageModel, models.text()),
     ],
 )
+@pytest.mark.usefixtures("everything_stays")
 def test_a_model_grows_and_comes_back_plain(
     make: Callable[[], nn.Module], data: tuple[Tensor, Tensor]
 ) -> None:
@@ -66,6 +67,7 @@ def test_a_model_grows_and_comes_back_plain(
     assert grown.history[-1].train_loss < grown.history[0].train_loss
 
 
+@pytest.mark.usefixtures("everything_stays")
 def test_the_plain_model_scores_what_was_measured() -> None:
     x, y = models.images()
     grown = grow(models.small_cnn(), (x, y), val=(x[:30], y[:30]))
@@ -80,7 +82,7 @@ def test_the_plain_model_scores_what_was_measured() -> None:
 def test_running_statistics_are_those_of_training() -> None:
     grown = grow(models.small_cnn(), models.images())
     statistics = grown.model.state_dict()
-    assert int(statistics["1.num_batches_tracked"]) == 10 * (48 // 16)
+    assert int(statistics["1.num_batches_tracked"]) == grown.epochs[0] * (48 // 16)
     assert not torch.equal(statistics["1.running_mean"], torch.zeros(4))
 
 
@@ -137,6 +139,7 @@ def test_the_loss_and_the_metric_may_be_the_users_own() -> None:
     assert grown.record.loss[0, 0] > grown.record.loss[-1, 0]
 
 
+@pytest.mark.usefixtures("everything_stays")
 def test_report_diff_and_plot_tell_the_story() -> None:
     grown = grow(models.small_cnn(), models.images())
     report = grown.report()
@@ -145,7 +148,9 @@ def test_report_diff_and_plot_tell_the_story() -> None:
     assert math.isfinite(item.contribution)
     assert "validation accuracy" in report
     assert "planted CONV_LIGHT after 3" in report
-    assert len(grown.plot().axes) == 2
+    score_axis, size_axis = grown.plot().axes
+    assert [line.get_xdata()[0] for line in score_axis.lines[1:]] == [1, 5]  # the epochs of the report
+    assert all(tick == int(tick) for tick in size_axis.get_xticks())
 
 
 @pytest.mark.parametrize(
@@ -156,10 +161,10 @@ def test_report_diff_and_plot_tell_the_story() -> None:
         ({"controller": "gardener"}, "controller is 'gardener'; .*allowed are tamiyo"),
         ({"controller": object()}, "without begin and decide"),
         ({"epochs": 0}, "epochs is 0; at least 1"),
-        ({"learning_rate": 1.0}, "no setting 'learning_rate'; allowed are objective"),
+        ({"learning_rate": 1.0}, "no setting 'learning_rate' here; allowed are objective"),
         ({"lr": -1.0}, "lr is -1.0: input should be greater than 0"),
         ({"objective": "regression"}, "regression needs one output for each target"),
-        ({"device": "abacus"}, "device is 'abacus', which is not here"),
+        ({"device": "abacus"}, "device is 'abacus'; allowed are auto"),
         ({"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")}, "must return one number"),
     ],
 )

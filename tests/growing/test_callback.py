@@ -106,3 +106,51 @@ def test_bad_metrics_are_told(metrics: dict[str, float], sentence: str) -> None:
 def test_a_budget_holds_here_too() -> None:
     with pytest.raises(UserError, match="smallest seed"):
         made(models.small_cnn(), budget=3)
+
+
+@pytest.mark.parametrize("setting", ["members", "device", "schedule", "clip_norm", "batches_per_epoch"])
+def test_a_setting_that_a_loop_of_ones_own_decides_is_refused(setting: str) -> None:
+    with pytest.raises(UserError, match=f"no setting '{setting}' here; allowed are objective"):
+        made(models.small_cnn(), **{setting: 2})
+
+
+def test_the_seed_decides_what_grows_and_the_callers_randomness_is_left() -> None:
+    def weights(before: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        torch.manual_seed(0)
+        model = models.small_cnn().eval()
+        grower, _ = made(model)
+        torch.manual_seed(before)
+        for _ in range(4):
+            grower.step()
+        return grower._live.slots[0].state_dict(), torch.get_rng_state()
+
+    (first, state), (second, _) = weights(1), weights(2)
+    assert first
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_a_metric_that_raises_leaves_every_strength_as_it_was() -> None:
+    grower, _ = made(models.small_cnn())
+    slot = grower._live.slots[0]
+    slot.plant(1, torch.device("cpu"))
+    slot.strength = 0.5
+    with pytest.raises(ZeroDivisionError), slot.at(0.0):
+        raise ZeroDivisionError
+    assert slot.strength == 0.5
+
+
+def test_at_the_end_every_seed_is_at_full_strength_or_gone() -> None:
+    grower, optimiser = made(models.small_cnn())
+    own = len(optimiser.param_groups[0]["params"])
+    for _ in range(5):
+        grower.step()
+    assert int(grower.states.stage[0, 0]) == Stage.BLENDING
+    plain = grower.finish()
+    strengths = {float(slot.strength) for slot in grower._live.slots}
+    assert strengths <= {0.0, 1.0}
+    grower.model.eval()
+    torch.testing.assert_close(plain(X), grower.model(X), rtol=1e-5, atol=1e-6)
+    if strengths == {0.0}:
+        assert len(optimiser.param_groups[0]["params"]) == own

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
+from esper.growing.budget import Prices
 from esper.growing.cutting import cut
+from esper.lifecycle.actions import Blueprint
 from tests.growing import models
 
 
@@ -119,3 +121,31 @@ def test_tracing_leaves_torch_as_it_was() -> None:
     cut(models.LanguageModel(), models.text(6)[0])
     assert torch.arange is before
     assert torch.equal(torch.arange(3), torch.tensor([0, 1, 2]))
+
+
+class Encoder(nn.Module):
+    """Every position hears every other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(7, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.blocks = nn.ModuleList([copy.deepcopy(layer) for _ in range(2)])
+        self.head = nn.Linear(8, 7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tokens(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_attention_to_the_past_is_offered_only_where_the_model_is_causal() -> None:
+    tokens = models.text(6)[0]
+    assert cut(models.LanguageModel(), tokens).causal
+    encoder = cut(Encoder(), tokens)
+    assert not encoder.causal
+    offered = Prices.of(encoder.host, torch.device("cpu"), None, encoder.causal).choosable
+    assert not offered[[Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION]].any()
+    assert offered[Blueprint.MLP]
+    assert Prices.of(encoder.host, torch.device("cpu"), ["ATTENTION"], False).choosable[Blueprint.ATTENTION]

@@ -76,3 +76,21 @@ def test_bad_data_are_told_in_one_sentence(given: Any, sentence: str) -> None:
 def test_splits_that_do_not_fit_each_other(val: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read_data((X, Y), val)
+
+
+def test_images_of_bytes_stay_bytes() -> None:
+    images = torch.randint(0, 256, (20, 1, 4, 4), dtype=torch.uint8)
+    for given in ((images, Y), DataLoader(TensorDataset(images, Y), batch_size=6)):
+        assert read_split("train", given).inputs.dtype == torch.uint8
+
+
+def test_a_part_of_the_validation_data_is_drawn_and_not_the_first() -> None:
+    labels = torch.arange(20) // 10  # sorted by class
+    data = read_data((X, labels), (X, labels), seed=3, validation_samples=10)
+    assert len(data.validation) == 10
+    assert set(data.validation.targets.tolist()) == {0, 1}
+
+
+def test_the_loaders_own_batch_size_is_remembered() -> None:
+    assert read_data(DataLoader(TensorDataset(X, Y), batch_size=7), None).batch_size == 7
+    assert read_data((X, Y), None).batch_size is None

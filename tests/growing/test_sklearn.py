@@ -25,7 +25,7 @@ def test_check_estimator(estimator: GrowingClassifier | GrowingRegressor) -> Non
 def test_a_classifier_learns_and_tells_what_grew() -> None:
     x, y = load_wine(return_X_y=True)
     names = np.array(["red", "white", "rose"])[y]
-    classifier = GrowingClassifier(epochs=15, random_state=0).fit(x[::2], names[::2])
+    classifier = GrowingClassifier(epochs=40, random_state=0).fit(x[::2], names[::2])
     assert classifier.score(x[1::2], names[1::2]) > 0.85
     assert classifier.predict_proba(x[:5]).sum(axis=1) == pytest.approx(np.ones(5))
     assert "parameters as given" in classifier.grown_.report()

@@ -45,7 +45,7 @@ def poison(environment: GrowthEnvironment, row: int) -> None:
 def test_reset_measures_before_any_training() -> None:
     environment = make_environment()
     observation = environment.reset(3)
-    measured = environment.population.validate(environment.slots, environment._validation)
+    measured = environment.population.validate(environment.slots, environment.validation)
     assert torch.equal(observation.val_accuracy, measured.accuracy)
     assert torch.equal(observation.val_loss, measured.loss)
     assert (environment.population.hosts.steps == 0).all()

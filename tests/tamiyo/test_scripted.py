@@ -281,7 +281,7 @@ def judged(stage: Stage, contribution: float, accuracy: list[float], step: int =
     record = SlotRecord(stage=stage, **(grown if stage != Stage.DORMANT else {}))
     states = SlotStates.from_records([[record]])
     evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[contribution]]))
-    controller = Heuristic()
+    controller = Heuristic(HeuristicConfig(plateau_epochs=3, first_epoch=5))
     controller.begin(Scene(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
     observation = observe(states, evidence, torch.tensor([accuracy]))
     return Op(int(controller.decide(observation, compute_batch_masks(states), step)[Head.OP]))

@@ -121,7 +121,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         cpu_threads(settings.threads),
         StepProgress(steps, "growing", quiet) as progress,
     ):
-        runs = compare(environment, growth.arms, on_step=lambda _: progress.advance())
+        runs = compare(environment, growth.arms, on_step=lambda _: progress.advance(), decided=True)
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)

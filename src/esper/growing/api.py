@@ -15,24 +15,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import Cut, cut
 from esper.growing.data import Data, read_data
-from esper.growing.goals import Goal, choose_goal
+from esper.growing.objectives import Goal, choose_goal
 from esper.growing.plain import plain_member
 from esper.growing.progress import GrowthBar
 from esper.growing.result import Grown
 from esper.growing.settings import GrowSettings, settings_of
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
+from esper.simic.ending import Ending
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
-from esper.simic.rollout import play
 from esper.tamiyo.controller import Controller
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
+_JUDGED = 256  # samples on which the untrained model's loss is measured, where a score is made from it
 
 
 def grow(
@@ -60,21 +62,26 @@ def grow(
     chosen = settings_of(settings)
     if epochs < 1:
         raise UserError(f"epochs is {epochs}; at least 1 is needed")
-    device = _device(chosen.device)
+    device = choose_device(chosen.device)
     with _own_randomness(chosen.seed, device):
-        data = read_data(train, val, chosen.seed)
+        data = read_data(train, val, chosen.seed, chosen.training.get("validation_samples"))
         pieces = _pieces(model, data, slots, chosen)
-        goal, data = choose_goal(data, pieces.output_shape, chosen.objective, chosen.loss, chosen.metric)
+        goal, data = choose_goal(data, pieces.outputs(data.train.inputs[:_JUDGED]), chosen)
         _check_rows(pieces.host, data.sample, device)
         environment = _environment(model, pieces, data, goal, _Run(slots, epochs, chosen, device))
         decider = make_controller(controller, chosen.rules(epochs).gates, device)
-        decider = Limited(decider, Prices.of(pieces.host, device, chosen.blueprints), budget)
+        prices = Prices.of(pieces.host, device, chosen.blueprints, pieces.causal)
+        ending = Ending(environment)
         with GrowthBar(epochs, goal.score_name, chosen.progress) as bar:
-            record = play(environment, decider, 0, on_step=lambda result: bar.update(result.observation))
+            record = ending.play(
+                Limited(decider, prices, budget), on_step=lambda result: bar.update(result.observation)
+            )
         models = tuple(
             plain_member(pieces, environment.population, environment.slots, m) for m in range(chosen.members)
         )
-    return Grown(models, record, pieces.slot_names, goal.score_name, pieces.host.topology)
+    return Grown(
+        models, record, pieces.slot_names, goal.score_name, pieces.host.topology, tuple(ending.epoch.tolist())
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +121,7 @@ def _environment(model: ModelOrMaker, pieces: Cut, data: Data, goal: Goal, run: 
             device=run.device,
             episode=settings.episode(run.epochs),
             lifecycle=settings.rules(run.epochs),
-            population=settings.population(len(data.train)),
+            population=settings.population(len(data.train), len(data.validation), data.batch_size),
             make_host=make_host,
             objective=goal.objective,
         )
@@ -136,8 +143,7 @@ def _check_rows(host: Host, sample: Tensor, device: torch.device) -> None:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"the model's part {_described(part)} cannot run for many copies at once ({reason}); use "
-                "layers "
-                "without in-place arithmetic and without branches on values"
+                "layers without in-place arithmetic and without branches on values"
             ) from error
         x = out.detach()
 
@@ -145,16 +151,6 @@ def _check_rows(host: Host, sample: Tensor, device: torch.device) -> None:
 def _described(part: nn.Module) -> str:
     kinds = [type(child).__name__ for child in part.modules() if not list(child.children())]
     return "-".join(kinds[:6]) or type(part).__name__
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"device is {name!r}, which is not here ({reason}); use 'cpu'") from None
-    return device
 
 
 @contextmanager

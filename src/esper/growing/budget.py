@@ -18,6 +18,7 @@ from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
+PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer these hear no later position
 _NO_LIMIT = 1 << 60
 
 
@@ -30,11 +31,17 @@ class Prices:
     choosable: Tensor  # [blueprints] bool
 
     @staticmethod
-    def of(host: Host, device: torch.device, allowed: Sequence[str] | None = None) -> Prices:
-        """By the formulas of the blueprints at the widths of a host's joints; `allowed` by name, or all."""
+    def of(
+        host: Host, device: torch.device, allowed: Sequence[str] | None = None, causal: bool = True
+    ) -> Prices:
+        """By the formulas of the blueprints at the widths of a host's joints.
+
+        allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that look
+        only at the past are not among them.
+        """
         choosable = torch.zeros(len(Blueprint), dtype=torch.bool)
         seeds = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
-        for b in _allowed_blueprints(host.topology, allowed):
+        for b in _allowed_blueprints(host.topology, allowed, causal):
             choosable[b] = True
             for s, width in enumerate(host.widths):
                 seeds[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
@@ -48,11 +55,11 @@ class Prices:
         return (each * holds_seed(slots)).sum(dim=1)
 
 
-def _allowed_blueprints(topology: str, names: Sequence[str] | None) -> list[Blueprint]:
-    """The blueprints of a topology, or those of them that are named."""
+def _allowed_blueprints(topology: str, names: Sequence[str] | None, causal: bool) -> list[Blueprint]:
     fitting = {b.name: b for b in sorted(selectable_blueprints(topology))}
     if names is None:
-        return list(fitting.values())
+        shut = set() if causal or topology != "transformer" else PAST_ONLY
+        return [b for b in fitting.values() if b not in shut]
     unknown = [name for name in names if name not in fitting]
     if unknown or not names:
         raise UserError(

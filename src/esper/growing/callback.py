@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -27,16 +28,18 @@ from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.cutting import cut
 from esper.growing.data import GivenSplit, read_data
-from esper.growing.goals import choose_goal
 from esper.growing.live import LiveSlot, LiveSlots
+from esper.growing.objectives import choose_goal
 from esper.growing.plain import assemble, joined, plain_graft
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.population import TrainMetrics, ValidationMetrics
+from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
 from esper.simic.environment import NO_OP
 from esper.simic.signals import Signals, update_evidence
 from esper.tamiyo.controller import Controller, Scene
@@ -44,6 +47,8 @@ from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.observation import Observation
 
 METRICS = ("val_loss", "val_accuracy")
+SETTINGS = ("objective", "loss", "metric", "blueprints", "lr", "seed", "topology", "lifecycle")
+TRAINING_SETTINGS = ("batch_size", "weight_decay", "validation_samples")  # of seeds in isolation, and of val
 
 
 class Grower:
@@ -61,21 +66,21 @@ class Grower:
         budget: int | None = None,
         **settings: Any,
     ):
-        self.settings = settings_of(settings)
-        data = read_data(train, val, self.settings.seed)
+        self.settings = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS))
+        data = read_data(train, val, self.settings.seed, self.settings.training.get("validation_samples"))
         self._pieces = cut(model, data.sample, slots, self.settings.topology)
-        goal, self._data = choose_goal(
-            data, self._pieces.output_shape, self.settings.objective, self.settings.loss, self.settings.metric
-        )
-        self.epochs, self.epoch = epochs, 0
+        goal, self._data = choose_goal(data, self._pieces.outputs(data.train.inputs[:256]), self.settings)
+        self._recipe = self.settings.population(len(data.train), len(data.validation), data.batch_size)
+        self._draw = torch.Generator().manual_seed(self.settings.seed)
+        self.epochs, self.epoch, self._planted = epochs, 0, 0
         self._objective, self._given = goal.objective, model
         self._device = next((p.device for p in model.parameters()), torch.device("cpu"))
         host = self._pieces.host
-        self._live = LiveSlots(host, optimiser, self._device)
+        self._live = LiveSlots(host, optimiser, self._device, self.settings.seed)
         self.model = joined(model, self._pieces, dict(enumerate(self._live.slots)))
         self.rules = self.settings.rules(epochs)
         decider = make_controller(controller, self.rules.gates, torch.device("cpu"))
-        self._prices = Prices.of(host, torch.device("cpu"), self.settings.blueprints)
+        self._prices = Prices.of(host, torch.device("cpu"), self.settings.blueprints, self._pieces.causal)
         self._controller = Limited(decider, self._prices, budget)
         self._controller.begin(
             Scene(torch.zeros(1, dtype=torch.long), host.num_slots, self.settings.seed, torch.device("cpu"))
@@ -111,7 +116,12 @@ class Grower:
         return self._decide(validation)
 
     def finish(self) -> nn.Module:
-        """The model as it stands, plain: the user's layers and the seeds that are heard, on the CPU."""
+        """The grown model, plain: the user's layers and the seeds that earned their place, on the CPU.
+
+        Every living seed is decided by the test of `esper.simic.deciding` and is from then on either at
+        full strength or gone.
+        """
+        self._decide_all()
         tensors = [*self._given.named_parameters(), *self._given.named_buffers()]
         weights = {name: tensor.detach().cpu() for name, tensor in tensors}
         grafts = {
@@ -131,9 +141,8 @@ class Grower:
         bad = [name for name, value in values.items() if not math.isfinite(value)]
         if bad:
             raise UserError(
-                f"{bad[0]} is {values[bad[0]]}: training has broken; lower the learning rate, or go back "
-                "to a "
-                "checkpoint before you step"
+                f"{bad[0]} is {values[bad[0]]}: training has broken; lower the learning rate, or go back to "
+                "a checkpoint before you step"
             )
         return values
 
@@ -158,16 +167,49 @@ class Grower:
             rows=1,
         )
 
-    @torch.no_grad()
     def _evaluate(self, split: GivenSplit) -> tuple[float, float]:
-        samples = min(len(split), self.settings.validation_samples)
-        loss = score = 0.0
-        for start in range(0, samples, self.settings.batch_size):
-            x, y = self._batch(split, torch.arange(start, min(start + self.settings.batch_size, samples)))
-            outputs = self.model(x).unsqueeze(0)
-            loss += float(self._objective.loss(outputs, y.unsqueeze(0))) * len(x)
-            score += float(self._objective.score(outputs, y.unsqueeze(0))) * len(x)
-        return loss / samples, score / samples
+        """Loss and score over the whole split."""
+        outputs, targets = self._outputs(split), split.targets.to(self._device)
+        loss, score = (
+            float(function(outputs.unsqueeze(0), targets.unsqueeze(0)))
+            for function in (self._objective.loss, self._objective.score)
+        )
+        return loss, score
+
+    @torch.no_grad()
+    def _outputs(self, split: GivenSplit) -> Tensor:
+        parts = torch.arange(len(split)).split(self._recipe.validation_batch)
+        return torch.cat([self.model(self._batch(split, index)[0]) for index in parts])
+
+    def _decide_all(self) -> None:
+        """Keep the seeds that earn their place, at full strength, and take out the others."""
+        split, slots = self._data.validation, self._live.slots
+        targets, count = split.targets.to(self._device), min(BLOCKS, len(split))
+
+        def block_scores() -> Tensor:
+            outputs = self._outputs(split)
+            pairs = [(outputs[None, k::count], targets[None, k::count]) for k in range(count)]
+            return torch.cat([self._objective.score(*pair).cpu() for pair in pairs])  # [blocks]
+
+        def measure(kept: Tensor) -> Tensor:
+            worth = torch.full((count, 1, len(slots)), math.nan)
+            with ExitStack() as stack:
+                for slot, stays in zip(slots, kept[0].tolist(), strict=True):
+                    stack.enter_context(slot.at(float(stays)))
+                whole = block_scores()
+                for k in kept[0].nonzero().flatten().tolist():
+                    with slots[k].at(0.0):
+                        worth[:, 0, k] = 100.0 * (whole - block_scores())
+            return worth
+
+        was_training = self.model.training
+        self.model.eval()
+        decision = decide_seeds(measure, holds_seed(self.states), torch.tensor([self._planted]))
+        self.model.train(was_training)
+        self._live.update(
+            at_full_strength(self.states, decision.kept), [False] * len(slots), (~decision.kept)[0].tolist()
+        )
+        self.states = at_full_strength(self.states, decision.kept)
 
     def _batch(self, split: GivenSplit, index: Tensor) -> tuple[Tensor, Tensor]:
         return split.inputs[index].to(self._device), split.targets[index].to(self._device)
@@ -188,13 +230,13 @@ class Grower:
 
     def _train_alone(self, k: int, slot: LiveSlot) -> float:
         if k not in self._alone:
-            lr = self.settings.seed_lr or self.settings.lr
-            self._alone[k] = AdamW(slot.parameters(), lr=lr, weight_decay=self.settings.weight_decay)
-        order = torch.randperm(len(self._data.train))
+            recipe = self._recipe
+            self._alone[k] = AdamW(slot.parameters(), recipe.seed_lr, weight_decay=recipe.weight_decay)
+        order = torch.randperm(len(self._data.train), generator=self._draw)
         total, count = 0.0, 0
         self.model.eval()  # running statistics and dropout belong to the user's own epochs
         with slot.at(1.0):
-            for index in order.split(self.settings.batch_size):
+            for index in order.split(self._recipe.batch_size):
                 x, y = self._batch(self._data.train, index)
                 loss = self._objective.loss(self.model(x).unsqueeze(0), y.unsqueeze(0)).sum()
                 own = list(slot.parameters())
@@ -229,6 +271,7 @@ class Grower:
         ticked = tick(outcome.states, self.rules)
         ended = outcome.pruned | ticked.pruned
         self.states = ticked.states
+        self._planted += int(outcome.germinated.sum())
         self._evidence = self._evidence.forget(ended | outcome.germinated)
         self._live.update(self.states, outcome.germinated[0].tolist(), ended[0].tolist())
         self._alone = {k: rule for k, rule in self._alone.items() if self._in_isolation(k)}

@@ -8,16 +8,10 @@ from esper.controllers import CONTROLLER_NAMES, load_controller
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
 from esper.tamiyo.controller import Controller
-from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
-
-# A run of one's own is short and its validation noisy: one epoch that gains little is reason enough to grow.
-EAGER = HeuristicConfig(plateau_epochs=1, plateau_points=1.0, first_epoch=2)
 
 
 def make_controller(given: str | Controller, gates: GateConfig, device: torch.device) -> Controller:
     """A controller by name, by the run or checkpoint that holds it, or the given object itself."""
-    if given == "heuristic":
-        return Heuristic(EAGER, gates)
     if isinstance(given, str):
         return load_controller(given, gates, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]

@@ -32,7 +32,13 @@ class Cut:
     joints: tuple[Joint, ...]
     host: Host
     keys: tuple[dict[str, str], ...]  # of every segment and the head: its tensor names → the model's
-    output_shape: tuple[int, ...]  # of one sample
+    causal: bool  # whether every joint hears only earlier positions of its input
+
+    @torch.no_grad()
+    def outputs(self, inputs: Tensor) -> Tensor:
+        """What the model gave before it was trained.  # [B, *input_shape] → [B, ...]"""
+        result: Tensor = copy.deepcopy(self.original).eval()(inputs)
+        return result
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -81,9 +87,30 @@ def cut(
             f"{type(model).__name__} gives {given} for a batch of 2; it must return one tensor whose first "
             "axis is the batch: wrap it in a module that returns the logits alone"
         )
-    return Cut(
-        copy.deepcopy(model).to("cpu"), traced.module, tuple(joints), host, keys, tuple(result.shape[1:])
-    )
+    causal = host.topology == "transformer" and hears_the_past_alone(host, sample)
+    return Cut(copy.deepcopy(model).to("cpu"), traced.module, tuple(joints), host, keys, causal)
+
+
+@torch.no_grad()
+def hears_the_past_alone(host: Host, sample: Tensor) -> bool:
+    """Whether a change of the last position of the input leaves all earlier ones of every joint as they were.
+
+    sample [B, time, ...], tokens or vectors. False where the positions of a joint are not those of the input.
+    """
+    if sample.ndim not in (2, 3) or sample.shape[1] < 2:
+        return False
+    time, values, other = sample.shape[1], sample.unique(), sample.clone()
+    last = sample[:, -1]
+    token = torch.where(last == values[0], values[-1], values[0])
+    other[:, -1] = last + 1 if sample.is_floating_point() else token
+    was_training = host.training
+    host.eval()
+    past = True
+    for segment in host.segments:
+        sample, other = segment(sample), segment(other)
+        past = past and sample.shape[1] == time and torch.allclose(sample[:, :-1], other[:, :-1], atol=1e-5)
+    host.train(was_training)
+    return past
 
 
 def _expanded(model: nn.Module, slots: Sequence[str | int]) -> list[str]:

@@ -40,6 +40,7 @@ class Data:
 
     train: GivenSplit
     validation: GivenSplit
+    batch_size: int | None = None  # of the loader that held the training data
 
     @property
     def sample(self) -> Tensor:
@@ -59,8 +60,26 @@ class Data:
         )
 
 
-def read_data(train: Any, val: Any, seed: int = 0) -> Data:
-    """Both splits; without `val`, a fifth of the training data, drawn by the seed, is held back for it."""
+def read_data(train: Any, val: Any, seed: int = 0, validation_samples: int | None = None) -> Data:
+    """Both splits; without `val`, a fifth of the training data, drawn by the seed, is held back for it.
+
+    validation_samples: at most this many samples for validation, drawn by the seed; all if left out.
+    """
+    data = _splits(train, val, seed)
+    held = data.validation
+    if validation_samples is not None and validation_samples < len(held):
+        drawn = _shuffled(len(held), seed)[:validation_samples]
+        held = GivenSplit(held.inputs[drawn], held.targets[drawn])
+    batch_size = train.batch_size if isinstance(train, DataLoader) else None
+    return Data(data.train, held, batch_size)
+
+
+def _shuffled(count: int, seed: int) -> Tensor:
+    """The numbers 0 to count − 1 in an order that belongs to the seed.  # [count]"""
+    return torch.from_numpy(np.random.default_rng(seed).permutation(count))
+
+
+def _splits(train: Any, val: Any, seed: int) -> Data:
     training = read_split("train", train)
     if val is None:
         return _held_back(training, seed)
@@ -79,7 +98,7 @@ def read_data(train: Any, val: Any, seed: int = 0) -> Data:
 
 
 def _held_back(split: GivenSplit, seed: int) -> Data:
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(split)))
+    order = _shuffled(len(split), seed)
     count = max(1, round(VALIDATION_SHARE * len(split)))
     if len(split) - count < LEAST_SAMPLES:
         raise UserError(
@@ -118,7 +137,7 @@ def _tensors(name: str, data: Any) -> tuple[Tensor, Tensor]:
     if isinstance(data, Dataset):
         data = DataLoader(data, batch_size=_READING_BATCH)
     if isinstance(data, tuple | list) and len(data) == 2 and all(_is_array(part) for part in data):
-        return _tensor(name, data[0]), _tensor(name, data[1])
+        return _tensor(name, data[0]), _as_targets(_tensor(name, data[1]))
     if data is None or _is_array(data) or not isinstance(data, Iterable):
         raise UserError(f"{name} is {_described(data)}; give {ALLOWED}")
     return _read_batches(name, data)
@@ -145,7 +164,7 @@ def _read_batches(name: str, loader: Iterable[Any]) -> tuple[Tensor, Tensor]:
             f"{name} yields inputs of different shapes {sorted(map(list, shapes))}; pad or crop them to "
             "one shape"
         )
-    return torch.cat(inputs), torch.cat(targets)
+    return torch.cat(inputs), _as_targets(torch.cat(targets))
 
 
 def _is_array(data: Any) -> bool:
@@ -153,13 +172,18 @@ def _is_array(data: Any) -> bool:
 
 
 def _tensor(name: str, data: Any) -> Tensor:
-    """float32 or int64, on the CPU."""
+    """On the CPU; decimals as float32, whole numbers in the type that they have."""
     if isinstance(data, np.ndarray) and data.dtype.kind not in "fiub":
         raise UserError(f"{name} holds {data.dtype} values; give numbers: encode text and categories first")
     tensor = torch.as_tensor(data).detach().to("cpu")
     if tensor.ndim == 0:
         raise UserError(f"{name} holds a single number; the first axis must be the samples")
-    return tensor.float() if tensor.is_floating_point() else tensor.long()
+    return tensor.float() if tensor.is_floating_point() else tensor
+
+
+def _as_targets(targets: Tensor) -> Tensor:
+    """Decimals as float32, classes as int64."""
+    return targets if targets.is_floating_point() else targets.long()
 
 
 def _described(data: Any) -> str:

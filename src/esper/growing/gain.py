@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
-from esper.growing.goals import BatchFunction
+from esper.growing.objectives import BatchFunction
 from esper.growing.result import Grown
 
 

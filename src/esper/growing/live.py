@@ -62,17 +62,20 @@ class LiveSlot(nn.Module):
     def at(self, strength: float) -> Iterator[None]:
         """For a while, another strength: 0 leaves the seed out, 1 adopts it."""
         before, self.strength = self.strength, strength
-        yield
-        self.strength = before
+        try:
+            yield
+        finally:
+            self.strength = before
 
 
 class LiveSlots:
     """All slots of one model, and the parameters of theirs that the user's optimiser moves."""
 
-    def __init__(self, host: Host, optimiser: Optimizer, device: torch.device):
+    def __init__(self, host: Host, optimiser: Optimizer, device: torch.device, seed: int):
         self.slots = [LiveSlot(host.topology, width, host.spatial_dims) for width in host.widths]
         self.optimiser = optimiser
         self.device = device
+        self._seed, self._births = seed, 0
         self._handed_over: dict[int, list[nn.Parameter]] = {}
 
     def update(self, states: SlotStates, germinated: Sequence[bool], ended: Sequence[bool]) -> None:
@@ -82,7 +85,10 @@ class LiveSlots:
                 self._take_back(k)
                 slot.clear()
             if germinated[k]:
-                slot.plant(int(states.blueprint[0, k]), self.device)
+                self._births += 1
+                with torch.random.fork_rng(devices=[]):  # a seed's first weights belong to the run's seed
+                    torch.manual_seed(hash((self._seed, self._births)) & 0x7FFFFFFF)
+                    slot.plant(int(states.blueprint[0, k]), self.device)
             stage = Stage(int(states.stage[0, k]))
             slot.blend = STYLE_BLEND[Style(int(states.style[0, k]))]
             slot.strength = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,7 +10,8 @@ from torch import nn
 
 from esper.growing.plain import grown_name
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head, Op, Style
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.gates import Gate
+from esper.lifecycle.stages import Stage
 from esper.population.blueprints import blueprint_entry
 from esper.simic.rollout import EpisodeRecord
 
@@ -42,10 +42,8 @@ class Addition:
     blueprint: str
     summary: str
     blend: str
-    alpha: float
-    permanent: bool  # fossilised: the controller was sure
     parameters: int
-    contribution: float  # points of validation score lost without it; NaN if it was never measured
+    contribution: float  # points of validation score that it is worth, above 0 at 99 %
 
 
 @dataclass(frozen=True)
@@ -57,6 +55,7 @@ class Grown:
     slot_names: tuple[str, ...]
     score_name: str
     topology: str
+    epochs: tuple[int, ...]  # whose weights each member ended with, from 1 on
 
     @property
     def best(self) -> int:
@@ -86,14 +85,9 @@ class Grown:
 
     @property
     def added(self) -> tuple[Addition, ...]:
-        """The seeds that the best member ended with, in the order of its slots."""
-        slots = self.record.final_slots[self.best]
-        heard = [
-            k
-            for k in range(len(self.slot_names))
-            if Stage(int(slots.stage[0, k])) in HEARD_STAGES and float(slots.alpha[0, k]) > 0
-        ]
-        return tuple(self._addition(k) for k in heard)
+        """The seeds that the best member ended with, in the order of its slots; each is at full strength."""
+        kept = self.record.final_slots.stage[self.best] == Stage.FOSSILIZED
+        return tuple(self._addition(k) for k in kept.nonzero().flatten().tolist())
 
     def _addition(self, k: int) -> Addition:
         slots, m = self.record.final_slots[self.best], self.best
@@ -106,8 +100,6 @@ class Grown:
             blueprint=blueprint.name,
             summary=blueprint_entry(blueprint, self.topology).summary,
             blend=_BLENDS[blend],
-            alpha=float(slots.alpha[0, k]),
-            permanent=int(slots.stage[0, k]) == Stage.FOSSILIZED,
             parameters=int(self.record.seed_parameters[k, blueprint]) + gate,
             contribution=float(self.record.contribution[-1, m, k]),
         )
@@ -121,13 +113,10 @@ class Grown:
         """What was added where, with how many parameters, earning how much."""
         lines = [f"  {self.host_parameters:,} parameters as given"]
         for item in self.added:
-            earned = "never measured"
-            if math.isfinite(item.contribution):
-                earned = f"worth {item.contribution:+.1f} points of validation {self.score_name}"
-            kept = "for good" if item.permanent else f"at strength {item.alpha:.2f}, on trial"
             lines.append(
                 f"+ after {item.slot}: {item.blueprint} ({item.module}), {item.parameters:,} parameters, "
-                f"{item.blend}, {kept}, {earned}: {item.summary}"
+                f"{item.blend}, worth {item.contribution:+.1f} points of validation {self.score_name}: "
+                f"{item.summary}"
             )
         total = self.host_parameters + sum(item.parameters for item in self.added)
         ending = f"= {total:,} parameters" if self.added else "nothing was added"
@@ -137,12 +126,12 @@ class Grown:
         """The story in a few lines."""
         record, m = self.record, self.best
         first, last = float(record.accuracy[0, m]), float(record.accuracy[-1, m])
-        tried = int(record.germinated[:, m].sum())
-        ended = int(record.pruned[:, m].sum() + record.rolled_back[:, m].sum())
+        planted, kept = int(record.germinated[:, m].sum()), len(self.added)
         rollbacks = int(record.panicked[:, m].sum())
         lines = [
-            f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs",
-            f"{tried} seeds were planted, {len(self.added)} stayed, {ended} were taken out again",
+            f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "
+            f"weights of epoch {self.epochs[m]}",
+            f"{planted} seeds were planted: {kept} stayed, {planted - kept} were taken out again",
         ]
         if rollbacks:
             lines.append(f"training broke {rollbacks} times and was taken back to its last good state")
@@ -156,6 +145,10 @@ class Grown:
         asked = record.choices[t, m]
         op, slot = Op(int(asked[Head.OP])), self.slot_names[int(asked[Head.SLOT])]
         after = Stage(int(record.stage[t, m, asked[Head.SLOT]])).name
+        if not record.succeeded[t, m]:
+            gate = Gate(int(record.refused_by[t, m]))
+            by = "" if gate is Gate.NONE else f" by gate {gate.name}"
+            return f"asked for {op.name} on the seed after {slot}, in {after}, and was refused{by}"
         words = {
             Op.WAIT: "waited",
             Op.GERMINATE: f"planted {Blueprint(int(asked[Head.BLUEPRINT])).name} after {slot}",
@@ -164,11 +157,12 @@ class Grown:
             Op.FOSSILIZE: f"made the seed after {slot} permanent",
             Op.ADVANCE: f"moved the seed after {slot} on to {after}",
         }
-        return words[op] if record.succeeded[t, m] else f"tried and was refused: {words[op]}"
+        return words[op]
 
     def plot(self) -> Figure:
         """The validation score and the number of parameters over the epochs, for the best member."""
         from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
 
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         score_axis, size_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
@@ -179,12 +173,13 @@ class Grown:
         size_axis.step(epochs, record.parameters[:, m], where="post", color="#D55E00")
         size_axis.set_ylabel("parameters")
         size_axis.set_xlabel("epoch")
+        size_axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         for t, k in zip(*np.nonzero(record.germinated[:, m]), strict=True):
             name = Blueprint(int(record.blueprint[t, m, k])).name
-            score_axis.axvline(t, color="#999999", linewidth=0.8)
+            score_axis.axvline(t + 1, color="#999999", linewidth=0.8)
             score_axis.annotate(
                 f"{name} after {self.slot_names[k]}",
-                (t, 0.02),
+                (t + 1, 0.02),
                 xycoords=("data", "axes fraction"),
                 rotation=90,
                 fontsize=7,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -13,9 +13,12 @@ from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+BATCH_SIZE = 64  # where neither a setting nor a loader says how many samples go together
+
 
 class GrowSettings(Config):
-    """The settings of `esper.grow`."""
+    """The settings of `esper.grow` and `esper.Grower`; `training` holds those of `PopulationConfig`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -26,30 +29,15 @@ class GrowSettings(Config):
         default=None, description="(outputs, targets) of a batch → one number to lower"
     )
     metric: Callable[..., Any] | None = Field(
-        default=None, description="(outputs, targets) of a batch → one number, best between 0 and 1, to raise"
+        default=None, description="(outputs, targets) of all validation samples → one number to raise"
     )
     blueprints: tuple[str, ...] | None = Field(
         default=None, description="names of the blueprints that may grow; all that fit the model if left out"
     )
-    optimiser: Literal["adamw", "sgd"] = Field(default="adamw", description="the rule that moves the weights")
-    lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model")
-    seed_lr: float | None = Field(
-        default=None, gt=0, description="peak learning rate of seeds; lr if left out"
-    )
-    weight_decay: float = Field(default=1e-2, ge=0, description="decoupled weight decay")
-    momentum: float = Field(default=0.9, ge=0, lt=1, description="sgd: momentum; adamw: the first beta")
-    clip_norm: float = Field(default=5.0, gt=0, description="gradient norm at most this")
-    schedule: Literal["constant", "cosine", "one_cycle"] = Field(
-        default="one_cycle", description="how the learning rates move over the run"
-    )
-    batch_size: int = Field(default=64, ge=1, description="samples in a minibatch")
-    batches_per_epoch: int | None = Field(
-        default=None, ge=1, description="minibatches between two decisions; a pass over the data if left out"
-    )
-    validation_samples: int = Field(default=2048, ge=1, description="at most this many per measurement")
+    lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model and of seeds")
     members: int = Field(default=1, ge=1, description="copies that grow side by side; the best one is kept")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same network")
-    device: str = Field(default="cpu", description="where to train: cpu, cuda, cuda:1 ...")
+    device: str = Field(default="cpu", description="where to train: auto, cpu, cuda, cuda:1 ...")
     topology: Literal["cnn", "mlp", "transformer"] | None = Field(
         default=None, description="what the activations are; found out if left out"
     )
@@ -57,41 +45,58 @@ class GrowSettings(Config):
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
     )
+    training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
 
-    def population(self, num_samples: int) -> PopulationConfig:
-        batch = min(self.batch_size, num_samples)
-        return PopulationConfig(
-            batch_size=batch,
-            batches_per_epoch=self.batches_per_epoch or num_samples // batch,
-            validation_samples=self.validation_samples,
-            optimiser=self.optimiser,
-            host_lr=self.lr,
-            seed_lr=self.seed_lr or self.lr,
-            weight_decay=self.weight_decay,
-            momentum=self.momentum,
-            clip_norm=self.clip_norm,
-            schedule=self.schedule,
-            seed_weights=max(4, self.members),
-        )
+    def population(self, samples: int, validation: int, batch_size: int | None) -> PopulationConfig:
+        """How the bodies train on `samples` samples: a decision step is one pass over them.
+
+        batch_size is the loader's own, where there is one; a setting of that name goes before it.
+        """
+        batch = min(self.training.get("batch_size") or batch_size or BATCH_SIZE, samples)
+        defaults = {
+            "batches_per_epoch": samples // batch,
+            "validation_samples": validation,
+            "host_lr": self.lr,
+            "seed_lr": self.lr,
+            "seed_weights": max(4, self.members),
+        }
+        return PopulationConfig(**{**defaults, **self.training, "batch_size": batch})
 
     def rules(self, epochs: int) -> LifecycleConfig:
+        """The rules of growth for a run of that many epochs."""
         return self.lifecycle or lifecycle_for(epochs)
 
     def episode(self, epochs: int) -> EpisodeConfig:
+        """The run as an episode: one decision after each epoch."""
         return EpisodeConfig(steps=epochs)
 
 
-def settings_of(given: dict[str, Any]) -> GrowSettings:
-    """Checked settings, or one sentence that names the key, its value and what is allowed."""
+OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "training")
+
+
+def settings_of(given: Mapping[str, Any], allowed: Collection[str] | None = None) -> GrowSettings:
+    """Checked settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
+
+    Raises a UserError in one sentence for a key that is not in `allowed` (all, if left out) and for a value
+    that does not fit its key.
+    """
+    allowed = (*OWN_SETTINGS, *PopulationConfig.model_fields) if allowed is None else allowed
+    unknown = [key for key in given if key not in allowed]
+    if unknown:
+        raise UserError(f"there is no setting {unknown[0]!r} here; allowed are {', '.join(allowed)}")
+    training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
+    _checked(PopulationConfig, training)
+    own = {key: value for key, value in given.items() if key in OWN_SETTINGS}
+    return _checked(GrowSettings, {**own, "training": training})
+
+
+def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
     try:
-        return GrowSettings(**given)
+        return kind(**given)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"][:1])
-        if first["type"] == "extra_forbidden":
-            allowed = ", ".join(GrowSettings.model_fields)
-            raise UserError(f"grow has no setting {key!r}; allowed are {allowed}") from None
-        about, reason = GrowSettings.model_fields[key].description, first["msg"]
+        key = str(first["loc"][0])
+        about, reason = kind.model_fields[key].description, first["msg"]
         raise UserError(
             f"{key} is {given[key]!r}: {reason[0].lower()}{reason[1:]} ({key}: {about})"
         ) from None

@@ -21,16 +21,16 @@ class PopulationConfig(Config):
         256, ge=1, description="validation samples that go through the network at once"
     )
     optimiser: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
-    host_lr: float = Field(1e-2, gt=0, description="peak learning rate of the host")
-    seed_lr: float = Field(1e-2, gt=0, description="peak learning rate of a seed")
+    host_lr: float = Field(3e-2, gt=0, description="peak learning rate of the host")
+    seed_lr: float = Field(3e-2, gt=0, description="peak learning rate of a seed")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum; adamw: the first beta")
-    second_beta: float = Field(0.99, ge=0, lt=1, description="adamw: the second beta")
+    second_beta: float = Field(0.999, ge=0, lt=1, description="adamw: the second beta")
     clip_norm: float = Field(5.0, gt=0, description="gradient norm at most this, per member and per seed")
     schedule: Literal["constant", "cosine", "one_cycle"] = Field(
         "one_cycle", description="how the learning rates move over an episode"
     )
-    warmup: float = Field(0.2, ge=0, lt=1, description="one_cycle: share of the episode spent rising")
+    warmup: float = Field(0.05, ge=0, lt=1, description="one_cycle: share of the episode spent rising")
     measure_pairs: bool = Field(False, description="also measure how pairs of seeds interact")
     rows_per_chunk: int = Field(
         4096, ge=1, description="members that go through the network together: bounds memory"

@@ -270,13 +270,20 @@ class Population:
         samples = min(data.num_samples, self.config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=self.device)
         score = torch.zeros(plan.num_rows, device=self.device)
+        kept: list[Tensor] = []
         for first in range(0, samples, self.config.validation_batch):
             last = min(first + self.config.validation_batch, samples)
             inputs, _ = data.span(plan.members[: plan.own], first, last)
             _, targets = data.span(plan.members, first, last)
             outputs = self.bodies.forward(plan, hosts, weights, inputs, buffers, training=False)
             loss += self.objective.loss(outputs, targets) * (last - first)
-            score += self.objective.score(outputs, targets) * (last - first)
+            if self.objective.pooled:
+                kept.append(outputs)
+            else:
+                score += self.objective.score(outputs, targets) * (last - first)
+        if kept:
+            _, targets = data.span(plan.members, 0, samples)
+            return loss / samples, self.objective.score(torch.cat(kept, dim=1), targets)
         return loss / samples, score / samples
 
     # ---- counting, saving ------------------------------------------------------------------------------

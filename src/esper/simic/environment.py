@@ -120,7 +120,7 @@ class GrowthEnvironment:
         self.host_parameters = self.population.bodies.host_width
         self.tasks = spec.variants or (task,)
         self._train = self.member_data([t.train for t in self.tasks])
-        self._validation = self.member_data([t.validation for t in self.tasks])
+        self.validation = self.member_data([t.validation for t in self.tasks])
         self.costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
@@ -148,7 +148,7 @@ class GrowthEnvironment:
         if initial_slots is not None:
             slots = self._checked(initial_slots).to(self.device)
             self.population.germinate(holds_seed(slots), slots.blueprint)
-        measured = self.population.validate(slots, self._validation, ablate=False)
+        measured = self.population.validate(slots, self.validation, ablate=False)
         blank = Signals.blank(self.num_members, self.device)
         self.rows = MemberRows(
             slots=slots,
@@ -179,6 +179,12 @@ class GrowthEnvironment:
     @property
     def slots(self) -> SlotStates:
         return self.rows.slots
+
+    def put(self, rows: MemberRows) -> None:
+        """Go on from other rows; the bodies that belong to them are the caller's to restore."""
+        self.rows = rows
+        self.parameters = self.population.parameter_counts(rows.slots)
+        self.potential = self._potential()
 
     def masks(self) -> ActionMasks:
         """What is legal now: by the slots, by what is measured of their seeds, by the steps that are left."""
@@ -292,11 +298,11 @@ class GrowthEnvironment:
         training = self.population.train_epoch(
             slots, self._train, Clock(self.episode, self.clock, self.steps)
         )
-        validation = self.population.validate(slots, self._validation, ablate=measure)
+        validation = self.population.validate(slots, self.validation, ablate=measure)
         config = self.spec.population
         work = Work(
             training=config.batch_size * config.batches_per_epoch,
-            validation=min(self._validation.num_samples, config.validation_samples),
+            validation=min(self.validation.num_samples, config.validation_samples),
             ablate=measure,
             pairs=config.measure_pairs,
         )

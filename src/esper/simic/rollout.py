@@ -139,11 +139,12 @@ def play(
     episode: int,
     initial_slots: SlotStates | None = None,
     on_step: Callable[[StepResult], None] | None = None,
+    finish: Callable[[], None] | None = None,
 ) -> EpisodeRecord:
     """Let a controller live through one episode; the record of it.
 
     `initial_slots`: the seeds that the networks begin with, none by default. `on_step` sees every result as
-    it comes.
+    it comes. `finish` may change the environment after the last step; what is seen last is what it left.
     """
     observation = environment.reset(episode, initial_slots)
     controller.begin(
@@ -164,6 +165,9 @@ def play(
         observation = result.observation
         seen.append(_seen(environment))
         done.append(_done(actions, result))
+    if finish is not None:
+        finish()
+        seen[-1] = _seen(environment)
     arrays = {**_read(seen), **_read(done)}
     return EpisodeRecord(
         episode=episode,
