@@ -150,6 +150,21 @@ def test_choosing_costs_a_validation_of_each(environment: GrowthEnvironment) -> 
     assert (minibatches <= 10).all()
 
 
+@pytest.mark.parametrize(("episodes", "restarts"), [(0.4, 1), (1.0, 1), (2.9, 3)])
+def test_the_budget_says_how_often_to_restart(
+    environment: GrowthEnvironment, episodes: float, restarts: int
+) -> None:
+    """As many as can train for an episode each, and at least one."""
+    price = prices_of(environment)
+    batches = environment.steps * environment.spec.population.batches_per_epoch
+    budget = episodes * float((batches * price.batch + price.validation).mean())
+    run = run_fixed(environment, "best", budget, restarts=0)
+    assert run.record.flops.mean() == pytest.approx(budget, rel=0.2)
+    assert run.epochs / environment.steps == pytest.approx(episodes, rel=0.2)
+    same = run_fixed(environment, "best", budget, restarts=restarts)
+    np.testing.assert_array_equal(run.record.accuracy, same.record.accuracy)
+
+
 def test_from_the_start_keeps_what_is_heard_and_nothing_else(environment: GrowthEnvironment) -> None:
     record = play(environment, RandomLegal(0.9), 1)
     slots = from_the_start(record.final_slots)
@@ -177,6 +192,7 @@ def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
     assert arms["static"] == Fixed()
     assert arms["static-final of heuristic"] == Fixed(of="heuristic")
     assert arms["best-of:3"] == Fixed(restarts=3)
+    assert LineUp.parse("best-of").load(load_config(overrides=TINY)) == {"best-of": Fixed(restarts=0)}
     assert list(line_up.controllers.values()) == ["habit", "static", "heuristic", "random:0.5"]
 
 
@@ -206,7 +222,7 @@ def test_an_arm_that_decides_nothing_is_no_controller(name: str) -> None:
 def test_every_name_is_described() -> None:
     rows = dict(describe())
     assert set(CONTROLLER_NAMES) <= set(rows)
-    assert {"tamiyo:greedy", "final:NAME", "best-of:8"} <= set(rows)
+    assert {"tamiyo:greedy", "final:NAME", "best-of"} <= set(rows)
     assert "periodic:5" in rows["periodic"]
     assert "random:0.1" in rows["random"]
 

@@ -5,7 +5,7 @@ differs between two arms by what was done with it and by nothing else. What is r
 which is opened once per network, after its training.
 
 A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
-best of several hosts on validation data (`best-of:8`), or the network that a controller ended with
+best of several hosts on validation data (`best-of`, `best-of:8`), or the network that a controller ended with
 (`final:NAME`). It is charged for its training and for no validation, but for the one that chooses the best.
 """
 
@@ -47,7 +47,7 @@ class Fixed:
     """An arm of networks that never change."""
 
     of: str = ""  # the controller whose final networks they are; by default the task's own host
-    restarts: int = 1  # hosts that a member trains for equal shares of the compute; validation chooses
+    restarts: int = 1  # hosts that share the compute of a member, 0 for as many as it pays for
 
 
 Arm = Controller | Fixed
@@ -136,10 +136,14 @@ def run_fixed(
 
     slots: the seeds that they have from the start, as `from_the_start` makes them; none by default. With
     several restarts each has an equal share of the budget and other first weights, and a member's best one on
-    validation data counts. Only that choice is charged a validation; curves show others, which are free.
+    validation data counts; with 0 restarts there are as many as can train for an episode each. Only that
+    choice is charged a validation; curves show others, which are free.
     """
     spec = environment.spec
     prices = prices_of(environment, slots)
+    if not restarts:
+        batches = spec.episode.steps * spec.population.batches_per_epoch
+        restarts = max(1, round(budget / float((batches * prices.batch + prices.validation).mean())))
     choosing = prices.validation if restarts > 1 else 0.0 * prices.validation  # [N]
     minibatches = (budget / restarts - float(choosing.mean())) / float(prices.batch.mean())
     schedule = schedule_for(minibatches, Schedule(spec.episode.steps, spec.population.batches_per_epoch))

@@ -26,7 +26,6 @@ AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controll
 GREEDY = ":greedy"
 FINAL = "final:"  # in a comparison: the network that a controller ended with, from the start
 BEST_OF = "best-of"  # in a comparison: the best of several networks that never grow
-RESTARTS = 8  # of best-of where no number is given
 
 
 @dataclass(frozen=True)
@@ -88,21 +87,21 @@ def describe() -> list[tuple[str, str]]:
             "compare only: the network that NAME ended with, trained from the start for as many FLOPs",
         ),
         (
-            f"{BEST_OF}:{RESTARTS}",
-            f"compare only: the best of {RESTARTS} ungrown networks on validation data; they share the FLOPs",
+            BEST_OF,
+            "compare only: the best on validation data of as many ungrown networks as growth's FLOPs buy; "
+            f"after a colon: how many are to share them, as in {BEST_OF}:8",
         ),
     ]
 
 
 def restarts_of(name: str) -> int:
-    """The number in 'best-of:8'; raises UserError where it is none of 1 to 1000."""
+    """The number in 'best-of:8', 0 in 'best-of'; raises UserError where it is none of 1 to 1000."""
     _, colon, text = name.partition(":")
-    number = text if colon else str(RESTARTS)
-    if not number.isdecimal() or not 1 <= int(number) <= 1000:
+    if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
         raise UserError(
             f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
         )
-    return int(number)
+    return int(text or 0)
 
 
 def load_controller(

@@ -140,3 +140,8 @@ def text(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
     start = torch.randint(0, 7, (count, 1), generator=torch.Generator().manual_seed(seed))
     run = (start + torch.arange(7)) % 7
     return run[:, :-1], run[:, 1:]
+
+
+def classes_of(model: nn.Module) -> set[str]:
+    """Every class in a model, by the package it comes from: what someone needs installed to unpickle it."""
+    return {f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()}

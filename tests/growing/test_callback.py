@@ -8,11 +8,11 @@ import torch.nn.functional as F
 
 import esper
 from esper.foundation.errors import UserError
-from esper.growing.plain import classes_of
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
+from tests.growing.models import classes_of
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 X, Y = models.images()

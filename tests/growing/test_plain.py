@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from esper.foundation.errors import UserError
 from esper.growing.cutting import Cut, cut
 from esper.growing.exporting import save_archive, save_onnx
-from esper.growing.plain import assemble, classes_of, plain_graft, plain_member
+from esper.growing.plain import assemble, plain_graft, plain_member
 from esper.lifecycle.actions import Style, selectable_blueprints
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
@@ -24,6 +24,7 @@ from esper.population.data import Clock, MemberData
 from esper.population.extract import AddGraft, GateGraft, MultiplyGraft, extract
 from esper.population.population import Population
 from tests.growing import models
+from tests.growing.models import classes_of
 
 SHAPES = {"cnn": (5, 8, 6, 6), "mlp": (5, 8), "transformer": (5, 6, 8)}
 KINDS = [

@@ -30,7 +30,7 @@ EXPECTED = {
     "static-final of heuristic",
     "static-final of main-0, equal FLOPs",
     "static, equal FLOPs",
-    "best of 8, equal FLOPs",
+    "best of restarts, equal FLOPs",
     "static width 4",
     "static width 5",
     "static width 6",
@@ -74,7 +74,7 @@ def test_a_host_that_nothing_grew_on_is_the_static_one(found: Evaluation) -> Non
 
 def test_equal_flops_are_equal(found: Evaluation) -> None:
     grown = np.mean(found["main-0"].flops)
-    for name in ("static-final of main-0", "static", "best of 8"):
+    for name in ("static-final of main-0", "static", "best of restarts"):
         assert np.mean(found[f"{name}, equal FLOPs"].flops) == pytest.approx(grown, rel=0.15), name
 
 

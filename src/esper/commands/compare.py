@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
 NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
-CONTROLLERS = "static,best-of:8,random,habit,heuristic,final:heuristic"
+CONTROLLERS = "static,best-of,random,habit,heuristic,final:heuristic"
 USUAL_MEMBERS = 16
 
 
@@ -42,8 +42,8 @@ def compare(
             "--controllers",
             "-C",
             help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
-            "final:NAME is the network that NAME ended with, trained from the start, and best-of:8 the best "
-            "of 8 that never grow",
+            "final:NAME is the network that NAME ended with, trained from the start, and best-of (or "
+            "best-of:8) the best of several that never grow",
         ),
     ] = CONTROLLERS,
     members: Annotated[

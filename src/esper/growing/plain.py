@@ -186,8 +186,3 @@ def _as_graph(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) ->
             user.replace_input_with(node, call)
     graph.output(result)
     return fx.GraphModule(root, graph, class_name=type(model).__name__)
-
-
-def classes_of(model: nn.Module) -> set[str]:
-    """Every class in a model, by the package it comes from: what someone needs installed to unpickle it."""
-    return {f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()}

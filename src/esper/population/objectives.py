@@ -39,12 +39,6 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.float() - targets).square().flatten(1).mean(1)
 
 
-def nearness(outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 at no error, falling with the squared error: a bounded stand-in for accuracy in regression."""
-    return 1.0 / (1.0 + squared_error(outputs, targets))
-
-
 OBJECTIVES: dict[str, Objective] = {
     "classification": Objective(cross_entropy, accuracy),
-    "regression": Objective(squared_error, nearness),
 }

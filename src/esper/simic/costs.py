@@ -68,6 +68,7 @@ class ForwardCosts:
 
     @property
     def host(self) -> Tensor:
+        """One forward pass of a bare host.  # []"""
         return self.segments.sum()
 
     def epoch(self, slots: SlotStates, work: Work) -> Tensor:

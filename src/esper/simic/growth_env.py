@@ -145,11 +145,13 @@ class GrowthEnv(gymnasium.Env[Floats, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
+        """As `GrowthVectorEnv.reset`, for one member."""
         super().reset(seed=seed)
         observations, infos = self._members.reset(seed=seed, options=options)
         return observations[0], _first(infos)
 
     def step(self, action: Any) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
+        """As `GrowthVectorEnv.step`, for one member."""
         observations, rewards, terminated, truncated, infos = self._members.step(np.asarray(action)[None])
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
 

@@ -74,6 +74,7 @@ class Trained:
 
     @property
     def mean_return(self) -> float:
+        """Over the window's last episodes; NaN before the first has ended."""
         return _mean(self.returns)
 
 

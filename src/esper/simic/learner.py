@@ -28,6 +28,7 @@ class EveryHead(TamiyoNet):
     """A network that chooses all heads at every step and is credited for each, whatever the op reads."""
 
     def reads(self, op: Tensor) -> Tensor:
+        """All heads, under any op.  # [...] → [..., H] bool"""
         return torch.ones(*op.shape, len(self.head_names), dtype=torch.bool, device=op.device)
 
 

@@ -34,10 +34,12 @@ def potential(accuracy: Tensor, parameter_ratio: Tensor, config: RewardConfig) -
 
 
 def shaped(at: Potentials) -> Tensor:
+    """γΦ(s') − Φ(s).  # [N]"""
     return at.gamma * at.after - at.before
 
 
 def sparse(at: Potentials) -> Tensor:
+    """Φ(end) − Φ(start) at the last step, 0 before it.  # [N]"""
     return at.after - at.start if at.last else torch.zeros_like(at.after)
 
 

@@ -97,10 +97,12 @@ class EpisodeRecord:
 
     @property
     def num_steps(self) -> int:
+        """Decisions of the episode."""
         return len(self.reward)
 
     @property
     def num_members(self) -> int:
+        """Networks in the record."""
         return len(self.members)
 
     @property
@@ -125,6 +127,7 @@ class EpisodeRecord:
 
     @property
     def member_epochs(self) -> int:
+        """Epochs of all members together."""
         return self.num_steps * self.num_members
 
     @property

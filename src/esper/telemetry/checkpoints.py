@@ -207,13 +207,6 @@ class CheckpointStore:
             for path in self.periodic()[: -self.keep]:
                 path.unlink()
 
-    def load_last(self, schema: str | None = None, device: torch.device | str = "cpu") -> Checkpoint:
-        if not self.last.exists():
-            raise CheckpointError(
-                f"{self.folder} holds no checkpoint yet; start the run anew with 'esper train'"
-            )
-        return load_checkpoint(self.last, schema, device)
-
     def _best_score(self) -> float:
         """The score of `best`; a missing or damaged one is there to be replaced."""
         try:
