@@ -232,6 +232,11 @@ def test_a_contest_counts_its_steps_and_pairs_its_seeds() -> None:
     contest = Contest(config, LineUp.parse("static,habit,best-of:2").load(config), seeds=2)
     ticks: list[int] = []
     comparison, reel = contest.run(lambda result: ticks.append(1))
+    assert [(lanes.round, lanes.title) for lanes in contest.lanes] == [
+        (1, "static"),
+        (2, "habit"),
+        (3, "best-of:2"),
+    ]
     assert len(ticks) == contest.steps
     assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
     assert comparison.controllers[2].members == [0, 1, 2, 3]

@@ -31,11 +31,13 @@ from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.films import film, film_reel
+from esper.simic.lanes import lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.telemetry.differences import paired_differences
+from esper.telemetry.lanes import Lanes
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
@@ -335,6 +337,7 @@ class Contest:
         self.config, self.arms, self.seeds = config, arms, seeds
         self._device = choose_device(config.device)
         self._first = make_environment(config, self._device)
+        self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 
     @property
     def steps(self) -> int:
@@ -353,6 +356,7 @@ class Contest:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
         joined = [_joined(parts) for parts in results.values()]
+        self.lanes = [lanes_of(run.record, self._first, i, run.name) for i, run in enumerate(filmed, start=1)]
         comparison = as_comparison(self._first, filmed)
         return replace(comparison, controllers=joined, differences=paired_differences(joined)), _films(filmed)
 

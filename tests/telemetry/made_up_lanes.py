@@ -17,7 +17,9 @@ _SIZES = np.array([0, 600, 40, 17, 152, 384])
 _PATIENCE = {2: 1, 3: 3, 4: 5, 6: 2, 8: 1, 9: 3, 10: 1}  # steps in a stage
 
 
-def made_up_lanes(round: int = 1, members: int = 16, steps: int = 24, slots: int = 3, seed: int = 0) -> Lanes:
+def made_up_lanes(
+    round: int = 1, members: int = 16, steps: int = 24, slots: int = 3, seed: int = 0, title: str = ""
+) -> Lanes:
     """Seeds that are planted, blend, stay or go; better rounds keep more."""
     draw = np.random.default_rng((seed, round))
     stage = np.full((steps, members, slots), 1)
@@ -69,6 +71,7 @@ def made_up_lanes(round: int = 1, members: int = 16, steps: int = 24, slots: int
         op_names=OPS,
         blueprint_names=BLUEPRINTS,
         columns={name: np.asarray(column).astype(COLUMNS[name][0]) for name, column in columns.items()},
+        title=title,
     )
 
 

@@ -113,6 +113,8 @@ def _finish(contest: Contest, folder: RunFolder, quiet: bool, as_json: bool) -> 
     with interruption_told(folder):
         comparison, reel = run_contest(contest, quiet)
     folder.write_film(reel)
+    for lanes in contest.lanes:
+        folder.lanes.write(lanes, len(contest.lanes))
     folder.write_results(comparison)
     page = write_report(folder)
     if as_json:

@@ -18,7 +18,7 @@ from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
-def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int) -> Lanes:
+def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int, title: str = "") -> Lanes:
     """The whole episode of every member, in few bytes, with the names of its numbers."""
     columns: dict[str, NDArray[Any]] = {
         "members": record.members,
@@ -44,6 +44,7 @@ def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int) 
         op_names={int(op): op.name for op in Op},
         blueprint_names={int(b): b.name for b in Blueprint},
         columns={name: column.astype(COLUMNS[name][0]) for name, column in columns.items()},
+        title=title,
     )
 
 

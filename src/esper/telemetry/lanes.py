@@ -2,6 +2,8 @@
 
     lanes/000012.safetensors    round 12; its header, under `lanes`, is one JSON object
 
+A growth has one file, 0; a comparison one for each controller, in their order from 1 on, with its name.
+
 The tensors are those of `COLUMNS`, for T steps, N members and S slots; rows of T + 1 begin before the first
 step. The header names the round, the slots, the host's parts and what the numbers of stages, ops and
 blueprints mean, so that a reader needs no table of its own. A round of 2,048 members with 3 slots and 24
@@ -67,6 +69,7 @@ class Lanes:
     op_names: Mapping[int, str]
     blueprint_names: Mapping[int, str]
     columns: Mapping[str, NDArray[Any]]
+    title: str = ""  # what the viewer should know it by, where that is not the round: the controller
 
     def __post_init__(self) -> None:
         sizes: dict[str, int] = {"S": len(self.slots)}
@@ -86,7 +89,9 @@ class Lanes:
 
     def to_bytes(self) -> bytes:
         """The file's bytes."""
-        header = {"format": 1} | {f.name: plain(getattr(self, f.name)) for f in fields(self)[:-1]}
+        header = {"format": 1} | {
+            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
+        }
         columns = {name: np.ascontiguousarray(self.columns[name]) for name in COLUMNS}
         return bytes(save(columns, {"lanes": json.dumps(header)}))
 

@@ -112,8 +112,14 @@ function blank(T, N, S) {
 
 class Lanes {
   constructor(about, columns, { T, N, S }, bytes) {
-    Object.assign(this, about, { columns, T, N, S, bytes });
+    const { title: label, ...rest } = about;
+    Object.assign(this, rest, { label, columns, T, N, S, bytes });
     this.blueprints = Object.keys(this.blueprint_names).length;
+  }
+
+  // What the whole of it is called.
+  get name() {
+    return this.label || (this.round ? `round ${this.round}` : "one episode");
   }
 
   title(n) {

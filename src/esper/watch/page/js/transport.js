@@ -40,15 +40,17 @@ export class Transport {
   update(moment) {
     this.moment = moment;
     const { focus, lanes, record, shown } = moment;
-    const newest = Math.max(focus?.last?.round ?? 0, shown ?? 0);
-    const first = focus?.rounds[0]?.round ?? shown ?? 0;
-    Object.assign(this.round, { min: Math.min(first, shown ?? first), max: newest });
+    const kept = focus?.shown ?? [];
+    const newest = Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
+    const first = Math.min(focus?.rounds[0]?.round ?? Infinity, kept[0] ?? Infinity, newest);
+    Object.assign(this.round, { min: first, max: newest });
     this.round.value = state.round ?? newest;
     this.round.disabled = newest <= Number(this.round.min);
     const at = record?.round ?? shown;
     const of = focus?.last?.rounds ?? newest;
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
-    this.roundText.textContent = at === null || newest === 0 ? "one episode" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
+    const named = lanes?.label || (newest === 0 && "one episode");
+    this.roundText.textContent = named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
     const span = Math.max(newest - this.round.min, 1);
     fill(this.marks, (focus?.facts?.lanes ?? []).map((round) =>
       h("i", { style: `left:${(100 * (round - this.round.min)) / span}%`, title: `the members of round ${round}` })));

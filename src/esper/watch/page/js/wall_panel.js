@@ -47,7 +47,7 @@ export function makeWallPanel({ compact = false }) {
         Object.assign(held, { key, lanes, order: chosen(lanes, state.sort, state.filter, moment.step) });
       }
       const some = held.order.length === lanes.N ? "" : `${held.order.length.toLocaleString("en")} of `;
-      hint.textContent = `${some}${lanes.N.toLocaleString("en")} in round ${lanes.round}, step ${moment.t + 1}`;
+      hint.textContent = `${some}${lanes.N.toLocaleString("en")} in ${lanes.name}, step ${moment.t + 1}`;
       canvas.setAttribute("aria-label", `${some}${lanes.N} members, ${lanes.T} steps, ${lanes.S} slots each`);
       controls.update(lanes);
       drawLegend(legend, lanes, moment.t);
