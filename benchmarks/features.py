@@ -18,7 +18,6 @@ from esper.tamiyo.policy.features import (
     SLOT_FEATURE_SIZE,
     batch_obs_to_features,
     column_slice,
-    get_feature_size,
 )
 from tests.scenes import random_observation
 from tests.tamiyo.features_by_element import (
@@ -33,7 +32,7 @@ from tests.tamiyo.features_by_element import (
 def features_by_slot(batch: list[MemberReport], slot_config: SlotConfig) -> Tensor:
     """The mend that the review proposes: a NumPy array for each slot, one write into the tensor."""
     at = {c.name: column_slice(c.name).start for c in COLUMNS}
-    features = torch.zeros(len(batch), get_feature_size(slot_config))
+    features = torch.zeros(len(batch), BASE_FEATURE_SIZE + SLOT_FEATURE_SIZE * slot_config.num_slots)
     for env_idx, member in enumerate(batch):
         write_base(features, env_idx, member, at)
     for slot_idx, slot_id in enumerate(slot_config.slot_ids):

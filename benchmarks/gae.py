@@ -14,23 +14,23 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import Case, Work, one_thread, thread_ms
-from esper.simic.agent.gae import Kernel, Rows, compute_gae, loop_kernel, scan_kernel
+from esper.simic.agent.gae import GaeInputs, Kernel, compute_gae, loop_kernel, scan_kernel
 from tests.operations import count_operations
 
 STEPS = 150
 GAMMA, LAMBDA = 0.995, 0.98
 
 
-def make_rows(members: int, steps: int = STEPS, device: str = "cpu") -> Rows:
+def make_rows(members: int, steps: int = STEPS, device: str = "cpu") -> GaeInputs:
     """Full rows with an end now and then."""
     generator = torch.Generator().manual_seed(0)
     floats = [torch.randn(members, steps, generator=generator) for _ in range(3)]
     flags = [torch.rand(members, steps, generator=generator) < 0.01 for _ in range(2)]
-    rows = Rows(*floats, *flags, torch.full((members,), steps))
-    return Rows(*(tensor.to(device) for tensor in rows))
+    rows = GaeInputs(*floats, *flags, torch.full((members,), steps))
+    return GaeInputs(*(tensor.to(device) for tensor in rows))
 
 
-def member_by_member(rows: Rows, gamma: float = GAMMA, lam: float = LAMBDA) -> tuple[Tensor, Tensor]:
+def member_by_member(rows: GaeInputs, gamma: float = GAMMA, lam: float = LAMBDA) -> tuple[Tensor, Tensor]:
     """What the earlier buffer did."""
     advantages, returns = torch.zeros_like(rows.rewards), torch.zeros_like(rows.rewards)
     zero = torch.zeros(())
@@ -49,7 +49,7 @@ def member_by_member(rows: Rows, gamma: float = GAMMA, lam: float = LAMBDA) -> t
     return advantages, returns
 
 
-def mended(rows: Rows, gamma: float = GAMMA, lam: float = LAMBDA) -> tuple[Tensor, Tensor]:
+def mended(rows: GaeInputs, gamma: float = GAMMA, lam: float = LAMBDA) -> tuple[Tensor, Tensor]:
     """The mend that the review proposes: ends as a mask made before the loop, and no clone."""
     advantages, returns = torch.zeros_like(rows.rewards), torch.zeros_like(rows.rewards)
     going_on = (~rows.terminated).float()

@@ -29,7 +29,7 @@ from benchmarks.common import Case, one_thread, paired_ms
 from benchmarks.gae import GAMMA, LAMBDA, STEPS, make_rows
 from esper.lifecycle.actions import head_sizes
 from esper.simic.agent.config import PPOConfig
-from esper.simic.agent.gae import Rows, compute_gae
+from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.distribution import MaskedHeads
@@ -76,14 +76,14 @@ def agree(name: str, ours: Any, theirs: Any) -> None:
 # --- advantages ---------------------------------------------------------------------------------------------
 
 
-def rows_with_terminals(members: int) -> Rows:
+def rows_with_terminals(members: int) -> GaeInputs:
     """Full rows whose next values are those of the next step: what every library can express."""
     rows = make_rows(members)
     following = torch.cat((rows.values[:, 1:], rows.next_values[:, -1:]), dim=1)
     return rows._replace(next_values=following, truncated=torch.zeros_like(rows.truncated))
 
 
-def gae_case(rows: Rows, theirs: Callable[[], Any], name: str) -> Case:
+def gae_case(rows: GaeInputs, theirs: Callable[[], Any], name: str) -> Case:
     """theirs() → advantages [N, T]"""
     agree(name, compute_gae(*rows, GAMMA, LAMBDA)[0], theirs())
     return Case(ours=lambda: compute_gae(*rows, GAMMA, LAMBDA), baseline=theirs)

@@ -23,7 +23,7 @@ from torch import Tensor
 from benchmarks.kl_shapes import by_head as split_heads
 from benchmarks.kl_shapes import make_heads, python_floats, variants
 from esper.foundation.rows import map_tensors
-from esper.simic.agent.gae import Rows, compute_gae, fastest_kernel, loop_kernel, scan_kernel
+from esper.simic.agent.gae import GaeInputs, compute_gae, fastest_kernel, loop_kernel, scan_kernel
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
@@ -43,7 +43,7 @@ def waits_are_errors() -> Iterator[None]:
 
 
 def ragged_rollout(agent: PPOAgent, scene: Scene, buffer: TamiyoRolloutBuffer) -> None:
-    """Some members sit steps out, and some are penalised."""
+    """Some members sit steps out."""
     state = agent.initial_state(scene.members)
     no = torch.zeros(scene.members, dtype=torch.bool, device=agent.device)
     even = torch.arange(scene.members, device=agent.device) % 2 == 0
@@ -51,11 +51,10 @@ def ragged_rollout(agent: PPOAgent, scene: Scene, buffer: TamiyoRolloutBuffer) -
     for t in range(scene.steps):
         step, state = step_of(agent, scene, t, state, no)
         buffer.add(step, ~even if t == 1 else ~no)
-        buffer.penalise(even, torch.full_like(step.reward, -0.5))
 
 
 def check_learner(members: int, steps: int) -> dict[str, Any]:
-    """Act, store, penalise and learn without a hidden wait; raises where there is one."""
+    """Act, store and learn without a hidden wait; raises where there is one."""
     torch.manual_seed(0)
     agent = PPOAgent(TamiyoNet(), PPOConfig(target_kl=1e-4), DEVICE)  # so small that the early stop acts too
     scene = Scene.random(members, 3, steps, DEVICE)
@@ -134,8 +133,8 @@ def time_gae(members: int, steps: int = 150) -> dict[str, Any]:
     rng = np.random.default_rng(0)
     floats = [torch.from_numpy(rng.normal(size=(members, steps)).astype(np.float32)) for _ in range(3)]
     flags = [torch.from_numpy(rng.random((members, steps)) < 0.02) for _ in range(2)]
-    rows = Rows(*floats, *flags, torch.from_numpy(rng.integers(0, steps + 1, members)))
-    on_gpu = Rows(*(tensor.to(DEVICE) for tensor in rows))
+    rows = GaeInputs(*floats, *flags, torch.from_numpy(rng.integers(0, steps + 1, members)))
+    on_gpu = GaeInputs(*(tensor.to(DEVICE) for tensor in rows))
     expected, found = loop_kernel(rows, 0.995, 0.98)[0], compute_gae(*on_gpu, gamma=0.995, lam=0.98)[0]
     return {
         "members": members,

@@ -24,8 +24,8 @@ from esper.config import RunConfig
 from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller, restarts_of
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
+from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, stage_table
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
@@ -211,8 +211,7 @@ def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
 
 def from_the_start(slots: SlotStates) -> SlotStates:
     """The seeds that a network ended with, as fossils at full strength: the same network with no growth."""
-    heard = stage_table(HEARD_STAGES, slots.device)[slots.stage] & (slots.alpha > 0)
-    return at_full_strength(slots, heard)
+    return at_full_strength(slots, is_heard(slots))
 
 
 # ---- all arms --------------------------------------------------------------------------------------------

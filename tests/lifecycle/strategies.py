@@ -10,7 +10,7 @@ import torch
 
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.lifecycle.engine import Outcome, TickOutcome, apply, tick
+from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from tests.lifecycle import reference as ref
@@ -132,7 +132,7 @@ class Step:
     """One decision step, played by the tensor programs and by the reference."""
 
     before: SlotStates
-    applied: Outcome
+    applied: ActionOutcome
     ticked: TickOutcome
     verdicts: list[ref.Verdict]
     mid_members: SlotStates

@@ -111,7 +111,7 @@ def test_a_ramped_prune_goes_down_in_blending_and_ends_in_the_tick_that_reaches_
     assert (states.stage.item(), states.blueprint.item()) == (Stage.BLENDING, 1)
     last = tick(states, RULES)
     assert (last.states.stage.item(), last.states.alpha.item()) == (Stage.PRUNED, 0.0)
-    assert (last.pruned.item(), last.moved.item(), last.states.blueprint.item()) == (True, True, -1)
+    assert (last.pruned.item(), last.states.blueprint.item()) == (True, -1)
 
 
 def test_cooldown_is_exact_and_ticked_once() -> None:

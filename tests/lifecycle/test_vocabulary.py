@@ -62,9 +62,7 @@ def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
         "check_stage": lambda: check_stage(value),
         "SlotRecord": lambda: SlotRecord(stage=value),
         "SlotMaskState": lambda: SlotMaskState(stage=value),
-        "from_tensors": lambda: SlotStates.from_tensors(
-            {**SlotStates.empty(2, 2).tensors(), "stage": torch.full((2, 2), value)}
-        ),
+        "SlotStates": lambda: SlotStates.empty(2, 2).replace(stage=torch.full((2, 2), value)).check(),
     }
     for door in doors.values():
         with pytest.raises(ValueError, match=rf"is {value}; allowed are UNKNOWN 0, .* \(5 is retired\)"):

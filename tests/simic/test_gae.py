@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.simic.agent.gae import Kernel, Rows, compute_gae, fastest_kernel, loop_kernel, scan_kernel
+from esper.simic.agent.gae import GaeInputs, Kernel, compute_gae, fastest_kernel, loop_kernel, scan_kernel
 from tests.operations import count_operations
 
 GOLDEN = Path(__file__).parents[1] / "data" / "gae.npz"
@@ -25,7 +25,7 @@ if importlib.util.find_spec("numba"):
 every_kernel = pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
 
 
-def scalar_reference(rows: Rows, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def scalar_reference(rows: GaeInputs, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """One number at a time, in float64, straight from the definition."""
     advantages = torch.zeros(rows.rewards.shape, dtype=torch.float64)
     returns = torch.zeros_like(advantages)
@@ -43,7 +43,7 @@ def scalar_reference(rows: Rows, gamma: float, lam: float) -> tuple[Tensor, Tens
     return advantages, returns
 
 
-def random_rows(seed: int, members: int, horizon: int, ends: float) -> Rows:
+def random_rows(seed: int, members: int, horizon: int, ends: float) -> GaeInputs:
     generator = torch.Generator().manual_seed(seed)
 
     def normal() -> Tensor:
@@ -53,7 +53,7 @@ def random_rows(seed: int, members: int, horizon: int, ends: float) -> Rows:
         return torch.rand(members, horizon, generator=generator) < ends
 
     counts = torch.randint(0, horizon + 1, (members,), generator=generator)
-    return Rows(normal(), normal(), normal(), flags(), flags(), counts)
+    return GaeInputs(normal(), normal(), normal(), flags(), flags(), counts)
 
 
 def assert_same(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -89,7 +89,7 @@ def test_gae_equals_the_golden_data(kernel: Kernel, batch: str) -> None:
         )}  # fmt: skip
     values = data["values"].float()
     following = torch.cat((values[:, 1:], torch.zeros(len(values), 1)), dim=1)
-    rows = Rows(
+    rows = GaeInputs(
         data["rewards"].float(),
         values,
         torch.where(data["truncated"], data["bootstrap_values"].float(), following),
@@ -101,14 +101,14 @@ def test_gae_equals_the_golden_data(kernel: Kernel, batch: str) -> None:
     assert_same(kernel(rows, gamma, lam), (data["advantages"], data["returns"]))
 
 
-def plain_rows(rewards: list[float], value: float, **ends: int) -> Rows:
+def plain_rows(rewards: list[float], value: float, **ends: int) -> GaeInputs:
     """One row with a constant value function; `terminated=t` or `truncated=t` marks a step."""
     steps = len(rewards)
     flags = {name: torch.zeros(1, steps, dtype=torch.bool) for name in ("terminated", "truncated")}
     for name, t in ends.items():
         flags[name][0, t] = True
     values = torch.full((1, steps), value)
-    return Rows(
+    return GaeInputs(
         torch.tensor([rewards]),
         values,
         values.clone(),
@@ -201,6 +201,6 @@ def test_wrong_shapes_and_types_are_refused_by_name() -> None:
 @pytest.mark.parametrize("horizon", [1, 25, 150, 300])
 def test_the_gpu_kernel_equals_the_scalar_reference(horizon: int) -> None:
     rows = random_rows(3, 33, horizon, 0.1)
-    on_gpu = Rows(*(tensor.cuda() for tensor in rows))
+    on_gpu = GaeInputs(*(tensor.cuda() for tensor in rows))
     found = compute_gae(*on_gpu, gamma=0.99, lam=0.95)
     assert_same((found[0].cpu(), found[1].cpu()), scalar_reference(rows, 0.99, 0.95))

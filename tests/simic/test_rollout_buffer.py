@@ -177,34 +177,6 @@ def test_a_row_that_ends_in_neither_needs_a_bootstrap_value() -> None:
     other.check()  # the third row is empty, and owes nothing
 
 
-@pytest.mark.parametrize("when", range(4))
-def test_a_penalty_reaches_the_last_stored_transition_whenever_it_happens(when: int) -> None:
-    members, steps = 3, 4
-    buffer = make_buffer(members, steps + 1)
-    rewards = torch.zeros(members, steps)
-    for t in range(steps):
-        step = transition(members, t)
-        buffer.add(step)
-        rewards[:, t] = step.reward
-        if t == when:  # the damage shows before the next decision
-            buffer.penalise(torch.tensor([False, True, False]), torch.tensor([-1.0, -10.0, -100.0]))
-            rewards[1, t] -= 10.0
-    torch.testing.assert_close(buffer.get_batched_sequences().steps.reward, rewards)
-
-
-def test_a_penalty_follows_each_rows_own_clock_and_ignores_empty_rows() -> None:
-    buffer = make_buffer(3, 4)
-    buffer.add(transition(3, 0), torch.tensor([True, True, False]))
-    buffer.add(transition(3, 1), torch.tensor([True, False, False]))
-    buffer.penalise(torch.ones(3, dtype=torch.bool), torch.full((3,), -5.0))
-    reward = buffer.get_batched_sequences().steps.reward
-    torch.testing.assert_close(
-        reward[0], torch.stack((transition(3, 0).reward[0], transition(3, 1).reward[0] - 5))
-    )
-    torch.testing.assert_close(reward[1, 0], transition(3, 0).reward[1] - 5)
-    assert not reward[2].any()
-
-
 def test_a_step_that_does_not_fit_is_refused_by_name() -> None:
     buffer = make_buffer(3, 4)
     with pytest.raises(ValueError, match=r"reward is torch\.float64"):

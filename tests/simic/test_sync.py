@@ -58,9 +58,9 @@ def test_an_update_reads_nothing_back_before_its_end(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(agent, "_may_look", lambda: False)
     reads: list[int] = []
 
-    def read_back(values: torch.Tensor) -> list[float]:
+    def read_back(values: dict[str, torch.Tensor]) -> dict[str, list[float]]:
         reads.append(len(values))
-        return [float(v) for v in values.numpy()]
+        return {name: value.flatten().double().numpy().tolist() for name, value in values.items()}
 
     monkeypatch.setattr("esper.simic.agent.ppo.read_back", read_back)
     with Waits() as waits:

@@ -20,7 +20,6 @@ from esper.tamiyo.policy.features import (
     COLUMNS,
     SLOT_FEATURE_SIZE,
     column_slice,
-    get_feature_size,
 )
 from esper.tamiyo.policy.observation import Observation
 
@@ -117,7 +116,7 @@ def slot_features(report: SlotReport, at: dict[str, int]) -> Iterator[tuple[int,
 def features_one_by_one(batch: list[MemberReport], slot_config: SlotConfig) -> Tensor:
     """The whole batch, as the review quotes it."""
     at = {c.name: column_slice(c.name).start for c in COLUMNS}
-    features = torch.zeros(len(batch), get_feature_size(slot_config))
+    features = torch.zeros(len(batch), BASE_FEATURE_SIZE + SLOT_FEATURE_SIZE * slot_config.num_slots)
     for env_idx, member in enumerate(batch):
         write_base(features, env_idx, member, at)
     for slot_idx, slot_id in enumerate(slot_config.slot_ids):

@@ -24,7 +24,7 @@ from esper.lifecycle.actions import (
     selectable_blueprints,
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.lifecycle.engine import Outcome, apply, tick
+from esper.lifecycle.engine import ActionOutcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
@@ -71,7 +71,7 @@ class Turn:
     observation: Observation
     masks: ActionMasks
     actions: Actions
-    outcome: Outcome
+    outcome: ActionOutcome
 
 
 def turns(

@@ -4,12 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor
 
 Record = TypeVar("Record")
+
+
+class RowRecord:
+    """What every frozen dataclass of tensors over members can do; its tensors share their first axis."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by field name, in the order of the fields; records inside give dotted names."""
+        return tensors_of(self)
+
+    def replace(self, **changes: Tensor) -> Self:
+        """The same record with some fields changed."""
+        return replace(self, **changes)  # type: ignore[type-var]
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same record on another device."""
+        return map_tensors(lambda tensor: tensor.to(device), self)
+
+    def __getitem__(self, members: Any) -> Self:
+        """The chosen members, by index, slice, index tensor or mask; the first axis stays."""
+        if isinstance(members, int):
+            count = len(next(iter(self.tensors().values())))
+            if not -count <= members < count:
+                raise IndexError(f"member {members} is out of range; there are {count} members")
+            members = [members]
+        return map_tensors(lambda tensor: tensor[members], self)
 
 
 def fit(where: Tensor, value: Tensor) -> Tensor:
@@ -73,7 +98,12 @@ def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> R
     return replace(record, **changes)  # type: ignore[type-var]
 
 
-def check_like(own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str) -> None:
+def check_like(
+    own: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
+    what: str,
+    mend: str = "restore into the same members, host, slots and config",
+) -> None:
     """Refuse tensors whose names, shapes or types differ, before anything is overwritten."""
     missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
@@ -83,5 +113,5 @@ def check_like(own: Mapping[str, Tensor], given: Mapping[str, Tensor], what: str
         if other.shape != tensor.shape or other.dtype != tensor.dtype:
             raise ValueError(
                 f"{name} of {what} is {other.dtype} {tuple(other.shape)}; expected {tensor.dtype} "
-                f"{tuple(tensor.shape)}: restore into the same members, host, slots and config"
+                f"{tuple(tensor.shape)}: {mend}"
             )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Op, Style, selectable_blueprints
+from esper.lifecycle.actions import Actions, Blueprint, Op, Style, has_gate, selectable_blueprints
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import gate_parameter_count, parameter_count
@@ -51,7 +51,7 @@ class Prices:
     def spent(self, slots: SlotStates) -> Tensor:
         """The parameters of all living seeds.  # [N]"""
         slot = torch.arange(slots.num_slots, device=slots.device)
-        each = self.seeds[slot, slots.blueprint.clamp(min=0)] + _gated(slots.device)[slots.style] * self.gates
+        each = self.seeds[slot, slots.blueprint.clamp(min=0)] + has_gate(slots.style) * self.gates
         return (each * holds_seed(slots)).sum(dim=1)
 
 
@@ -67,10 +67,6 @@ def _allowed_blueprints(topology: str, names: Sequence[str] | None, causal: bool
             "one of them"
         )
     return [fitting[name] for name in names]
-
-
-def _gated(device: torch.device) -> Tensor:
-    return torch.tensor([STYLE_BLEND[style] is Blend.GATE for style in Style], device=device)
 
 
 class Limited:
@@ -116,7 +112,7 @@ class Limited:
         gate_fits = gate_fits & (restyled | ~masks.slot_by_op[:, Op.SET_ALPHA_TARGET]).all(
             dim=1, keepdim=True
         )
-        styles = masks.style & (~_gated(left.device) | gate_fits)
+        styles = masks.style & (~has_gate(torch.arange(len(Style), device=left.device)) | gate_fits)
         by_op = masks.slot_by_op.clone()
         by_op[:, Op.GERMINATE] = open_slots
         return replace(masks, blueprint=blueprints, style=styles, slot_by_op=by_op, op=by_op.any(dim=2))

@@ -19,8 +19,8 @@ from torch import Tensor, fx, nn
 from esper.foundation.errors import UserError
 from esper.growing.cutting import Cut
 from esper.growing.tracing import is_sequence
+from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, SqueezeExcite
 from esper.population.extract import Grafted, graft, member_segments
 from esper.population.population import Population
@@ -128,8 +128,7 @@ def plain_member(pieces: Cut, population: Population, states: SlotStates, member
     slots = states[member].to("cpu")
     grafts: dict[int, nn.Module] = {}
     for k in range(population.num_slots):
-        heard = Stage(int(slots.stage[0, k])) in HEARD_STAGES and float(slots.alpha[0, k]) > 0
-        if heard:
+        if is_heard(slots)[0, k]:
             grafts[k] = plain_graft(graft(population, slots, member, k), pieces.host.spatial_dims)
     return assemble(pieces, weights, grafts)
 

@@ -186,6 +186,17 @@ def tempo_ticks() -> Tensor:
     return torch.tensor(list(TEMPO_TICKS.values()))
 
 
+def has_gate(style: Tensor) -> Tensor:
+    """Whether a style blends through a gate of its own.  # style [...] int64 → [...] bool"""
+    return _gated_styles(style.device)[style]
+
+
+@device_table
+def _gated_styles() -> Tensor:
+    """# [styles] bool"""
+    return torch.tensor([STYLE_BLEND[style] is Blend.GATE for style in Style])
+
+
 def relevance(op: Tensor) -> Tensor:
     """Which heads each op reads; the op head always.  # op [...] int64 → [..., heads] bool"""
     return _relevance_table(op.device)[op]

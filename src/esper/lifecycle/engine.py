@@ -39,7 +39,7 @@ from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ActionOutcome:
     """What became of one action per member."""
 
     states: SlotStates
@@ -57,7 +57,6 @@ class TickOutcome:
 
     states: SlotStates
     pruned: Tensor  # [N, S] bool: seeds that ended here
-    moved: Tensor  # [N, S] bool: slots that changed stage
 
 
 @device_table
@@ -116,7 +115,7 @@ def apply(
     config: LifecycleConfig,
     topology: str,
     steps_left: int | None = None,
-) -> Outcome:
+) -> ActionOutcome:
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
     evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints.
@@ -138,7 +137,7 @@ def apply(
     succeeded = legal & passed
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
     after, germinated, pruned = _execute(states, _Orders.of(choices, executed, states.num_slots))
-    return Outcome(
+    return ActionOutcome(
         states=after,
         legal=legal,
         succeeded=succeeded,
@@ -165,7 +164,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
         stage=stage.masked_fill(ended, int(Stage.PRUNED)),
         epochs_in_stage=clock.masked_fill(moved, 0),
     )
-    return TickOutcome(states=after.replace(age=after.age + holds_seed(after)), pruned=ended, moved=moved)
+    return TickOutcome(states=after.replace(age=after.age + holds_seed(after)), pruned=ended)
 
 
 def force_prune(states: SlotStates, where: Tensor) -> SlotStates:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
 
+from esper.foundation.rows import RowRecord, map_tensors
+
 
 @dataclass(frozen=True)
-class SlotEvidence:
+class SlotEvidence(RowRecord):
     """Measurements of every slot, each [N, S] float32, NaN where there is none."""
 
     contribution: Tensor  # validation accuracy lost without the seed, in percentage points
@@ -27,6 +28,7 @@ class SlotEvidence:
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotEvidence:
+        """Nothing is known of any slot."""
         return SlotEvidence(
             **{
                 f.name: torch.full((num_members, num_slots), float("nan"), device=device)
@@ -34,29 +36,6 @@ class SlotEvidence:
             }
         )
 
-    def replace(self, **changes: Tensor) -> SlotEvidence:
-        return replace(self, **changes)
-
     def forget(self, where: Tensor) -> SlotEvidence:
         """Unmeasured again where True: a new seed inherits nothing.  # where [N, S]"""
-        return SlotEvidence(
-            **{name: value.masked_fill(where, float("nan")) for name, value in self.tensors().items()}
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> SlotEvidence:
-        """The inverse of `tensors`, checked: this is where a stranger's file comes in."""
-        names = {f.name for f in fields(SlotEvidence)}
-        missing, unknown = sorted(names - set(tensors)), sorted(set(tensors) - names)
-        if missing or unknown:
-            raise ValueError(f"evidence lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")
-        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-        if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-            raise ValueError(f"evidence must share one shape [members, slots]; given {shapes}")
-        bad_dtype = {n: str(t.dtype) for n, t in tensors.items() if t.dtype != torch.float32}
-        if bad_dtype:
-            raise ValueError(f"evidence has wrong types {bad_dtype}; expected torch.float32")
-        return SlotEvidence(**dict(tensors))
+        return map_tensors(lambda value: value.masked_fill(where, float("nan")), self)

@@ -59,6 +59,19 @@ def holds_seed(states: SlotStates) -> Tensor:
     return _seed_table(states.device).take(states.stage)
 
 
+def is_heard(states: SlotStates) -> Tensor:
+    """Where the host's output depends on a seed: in BLENDING, HOLDING or FOSSILIZED, and alpha above 0.
+
+    # [N, S] bool
+    """
+    return _heard_table(states.device).take(states.stage) & (states.alpha > 0)
+
+
+@device_table
+def _heard_table() -> Tensor:
+    return stage_table(HEARD_STAGES)
+
+
 def legal_slots_by_op(
     states: SlotStates,
     config: LifecycleConfig,

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from esper.foundation.rows import RowRecord
 from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage, stage_names
 
@@ -91,7 +91,7 @@ _FIELD_DTYPE: dict[str, torch.dtype] = {f.name: _DTYPES[str(f.type)] for f in fi
 
 
 @dataclass(frozen=True)
-class SlotStates:
+class SlotStates(RowRecord):
     """The slots of N members. Every field is [N, S]; integers are int64, alphas float32.
 
     States are values: the rules return new ones and never write into the old.
@@ -139,8 +139,9 @@ class SlotStates:
         blank = SlotRecord()
         filled = [[record or blank for record in row] for row in rows]
         values = {name: [[getattr(r, name) for r in row] for row in filled] for name in _FIELD_DTYPE}
-        tensors = {n: torch.tensor(values[n], dtype=dtype) for n, dtype in _FIELD_DTYPE.items()}
-        return SlotStates.from_tensors(tensors).to(device)
+        states = SlotStates(**{n: torch.tensor(values[n], dtype=dtype) for n, dtype in _FIELD_DTYPE.items()})
+        states.check()
+        return states.to(device)
 
     @property
     def num_members(self) -> int:
@@ -153,43 +154,6 @@ class SlotStates:
     @property
     def device(self) -> torch.device:
         return self.stage.device
-
-    def __getitem__(self, members: Any) -> SlotStates:
-        """The chosen members, by index, slice, index tensor or mask; always [n, S]."""
-        if isinstance(members, int):
-            if not -self.num_members <= members < self.num_members:
-                raise IndexError(f"member {members} is out of range; there are {self.num_members} members")
-            members = [members]
-        return SlotStates(**{name: value[members] for name, value in self.tensors().items()})
-
-    def replace(self, **changes: Tensor) -> SlotStates:
-        return replace(self, **changes)
-
-    def to(self, device: torch.device | str) -> SlotStates:
-        return SlotStates(**{name: value.to(device) for name, value in self.tensors().items()})
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Plain tensors by field name, for checkpoints; `from_tensors` takes them back."""
-        return {f.name: getattr(self, f.name) for f in fields(self)}
-
-    @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> SlotStates:
-        """The inverse of `tensors`, checked: this is where a stranger's file comes in."""
-        missing = sorted(set(_FIELD_DTYPE) - set(tensors))
-        unknown = sorted(set(tensors) - set(_FIELD_DTYPE))
-        if missing or unknown:
-            raise ValueError(
-                f"slot states lack {missing or 'nothing'} and have unknown {unknown or 'nothing'}"
-            )
-        shapes = {name: tuple(t.shape) for name, t in tensors.items()}
-        if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
-            raise ValueError(f"slot states must share one shape [members, slots]; given {shapes}")
-        bad_dtype = {n: str(t.dtype) for n, t in tensors.items() if t.dtype != _FIELD_DTYPE[n]}
-        if bad_dtype:
-            raise ValueError(f"slot states have wrong types {bad_dtype}; expected {_FIELD_DTYPE}")
-        states = SlotStates(**{name: tensors[name] for name in _FIELD_DTYPE})
-        states.check()
-        return states
 
     def check(self) -> None:
         """Refuse values that no rule can produce. Reads the tensors back: for entrances, not for steps."""

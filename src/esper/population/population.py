@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.device_tables import device_table
 from esper.foundation.streams import Stream, random_bits
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint
+from esper.lifecycle.actions import Blueprint, has_gate
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.bodies import Bodies, seed_rows
@@ -33,11 +32,6 @@ from esper.population.plan import (
     training_rows,
 )
 from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, Studio, TrainStep
-
-
-@device_table
-def _gated_styles() -> Tensor:
-    return torch.tensor([blend is Blend.GATE for blend in STYLE_BLEND.values()])
 
 
 @dataclass(frozen=True)
@@ -290,9 +284,8 @@ class Population:
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
         """Parameters of each member: its host and every seed that it holds.  # [N]"""
-        gated = _gated_styles(states.device)[states.style]
         slot = torch.arange(self.num_slots, device=self.device)
-        seeds = self._parameters[slot, states.blueprint.clamp(min=0)] + gated * self._gates
+        seeds = self._parameters[slot, states.blueprint.clamp(min=0)] + has_gate(states.style) * self._gates
         return self.bodies.host_width + (holds_seed(states) * seeds).sum(dim=1)
 
     def tensors(self) -> dict[str, Tensor]:

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend
+from esper.lifecycle.actions import NUM_BLUEPRINTS, has_gate
+from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage, stage_table
+from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
@@ -77,7 +77,7 @@ class ForwardCosts:
         A row that differs from its member's own from slot s on is charged from there.
         """
         seed = self._by_slot(slots)  # [N, S]
-        heard = _heard(slots.device)[slots.stage] & (slots.alpha > 0)
+        heard = is_heard(slots)
         alone = slots.stage == Stage.TRAINING
         grown = seed * heard
         own = self.host + grown.sum(1)  # [N] one forward pass as the member is
@@ -102,17 +102,7 @@ class ForwardCosts:
         """One forward pass of the seed in each slot, with its gate if it has one.  # [N, S]"""
         where = torch.arange(slots.num_slots, device=slots.device)
         bodies = self.seeds[where, slots.blueprint.clamp(min=0)]
-        return bodies + _gated(slots.device)[slots.style] * self.gates
-
-
-@device_table
-def _heard() -> Tensor:
-    return stage_table(HEARD_STAGES)
-
-
-@device_table
-def _gated() -> Tensor:
-    return torch.tensor([blend is Blend.GATE for blend in STYLE_BLEND.values()])
+        return bodies + has_gate(slots.style) * self.gates
 
 
 def _behind(costs: Tensor, here: bool = False) -> Tensor:

@@ -38,7 +38,7 @@ from torch import Tensor
 from esper.foundation.rows import check_like, named, part, refill, tensors_of
 from esper.lifecycle.actions import Actions, Head
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.engine import Outcome, TickOutcome, apply, tick
+from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_config import SlotConfig
@@ -58,6 +58,8 @@ from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Split, Task
 
 NO_OP = -1  # the last op before the first action
+# [N] each, beside the rows.
+_PER_MEMBER = ("potential", "start_potential", "flops", "last_op", "last_succeeded")
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ class StepResult:
     observation: Observation  # for the next decision
     reward: Tensor  # [N] float32, the governor's penalty included
     terminated: Tensor  # [N] bool
-    outcome: Outcome  # of the actions
+    outcome: ActionOutcome  # of the actions
     ticked: TickOutcome
     panicked: Tensor  # [N] bool: rolled back
     rolled_back: Tensor  # [N, S] bool: seeds that the governor ended
@@ -159,8 +161,8 @@ class GrowthEnvironment:
         self._governor = Governor(self.spec.governor, self.population, self.rows, self._chance_loss)
         self.potential = self.start_potential = self._potential()
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
-        self._last_op = torch.full_like(self.members, NO_OP)
-        self._last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
+        self.last_op = torch.full_like(self.members, NO_OP)
+        self.last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
         return self.observe()
 
     def _checked(self, slots: SlotStates) -> SlotStates:
@@ -207,8 +209,8 @@ class GrowthEnvironment:
             loss_history=rows.signals.loss_history,
             accuracy_history=rows.signals.accuracy_history,
             parameter_ratio=self.parameters / self.host_parameters,
-            last_succeeded=self._last_succeeded,
-            last_op=self._last_op,
+            last_succeeded=self.last_succeeded,
+            last_op=self.last_op,
             slots=rows.slots,
             evidence=rows.evidence,
         )
@@ -227,7 +229,7 @@ class GrowthEnvironment:
         self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
         self.parameters = self.population.parameter_counts(self.slots)
         self.clock += 1
-        self._last_op, self._last_succeeded = actions[Head.OP], outcome.succeeded
+        self.last_op, self.last_succeeded = actions[Head.OP], outcome.succeeded
         return StepResult(
             observation=self.observe(),
             reward=self._reward(panicked),
@@ -248,11 +250,7 @@ class GrowthEnvironment:
             **named("population", self.population.tensors()),
             **named("rows", tensors_of(self.rows)),
             **named("governor", self._governor.state_dict()),
-            "potential": self.potential.clone(),
-            "start_potential": self.start_potential.clone(),
-            "flops": self.flops.clone(),
-            "last_op": self._last_op.clone(),
-            "last_succeeded": self._last_succeeded.clone(),
+            **{name: getattr(self, name).clone() for name in _PER_MEMBER},
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
             "clock": torch.tensor(self.clock),
@@ -272,16 +270,13 @@ class GrowthEnvironment:
         self.rows = rows
         self.parameters = self.population.parameter_counts(rows.slots)
         self._governor.load_state_dict(part("governor", tensors))
-        self.potential = tensors["potential"].to(self.device)
-        self.start_potential = tensors["start_potential"].to(self.device)
-        self.flops = tensors["flops"].to(self.device)
-        self._last_op = tensors["last_op"].to(self.device)
-        self._last_succeeded = tensors["last_succeeded"].to(self.device)
+        for name in _PER_MEMBER:
+            setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
 
     # ---- the parts of a step ---------------------------------------------------------------------------
 
-    def _grow(self, actions: Actions) -> tuple[Outcome, TickOutcome, SlotEvidence]:
+    def _grow(self, actions: Actions) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
         rules = self.spec.lifecycle
         left = self.steps - self.clock

@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head
+from esper.lifecycle.actions import Blueprint, Head, Style, has_gate
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.rollout import Bools, EpisodeRecord, Ints
 from esper.telemetry.events import Event, EventKind
 
 _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
-_GATED = np.array([blend is Blend.GATE for blend in STYLE_BLEND.values()])
+_GATED = has_gate(torch.arange(len(Style))).numpy()
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,9 @@ class Watch:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
+    """What one epoch says about every member."""
+
     watch: Watch
     panicked: Tensor  # [N] bool: roll this member back
     good: Tensor  # [N] bool: nothing is odd, so its rows may be kept
@@ -57,7 +59,7 @@ class Verdict:
 
 def judge(
     watch: Watch, training_loss: Tensor, loss: Tensor, chance_loss: float, config: GovernorConfig
-) -> Verdict:
+) -> Judgement:
     """Look at one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
     finite = training_loss.isfinite() & loss.isfinite()
     spike = finite & _spikes(watch.window, loss, config)
@@ -71,7 +73,7 @@ def judge(
         spikes=spikes.masked_fill(panicked, 0),
         learned=watch.learned | (finite & (loss < config.learned_share * chance_loss)),
     )
-    return Verdict(after, panicked, usual)
+    return Judgement(after, panicked, usual)
 
 
 def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 
-class Rows(NamedTuple):
+class GaeInputs(NamedTuple):
     """The inputs of a kernel, checked."""
 
     rewards: Tensor  # [N, T] float32
@@ -33,7 +33,7 @@ class Rows(NamedTuple):
 
 
 Advantages = tuple[Tensor, Tensor]  # advantages and returns, [N, T] float32 each
-Kernel = Callable[[Rows, float, float], Advantages]  # (rows, γ, λ)
+Kernel = Callable[[GaeInputs, float, float], Advantages]  # (rows, γ, λ)
 
 
 def compute_gae(
@@ -50,7 +50,7 @@ def compute_gae(
 
     rewards, values, next_values [N, T] float32; terminated, truncated [N, T] bool; step_counts [N] int64.
     """
-    rows = Rows(rewards, values, next_values, terminated, truncated, step_counts)
+    rows = GaeInputs(rewards, values, next_values, terminated, truncated, step_counts)
     _check(rows)
     return fastest_kernel(rewards.device.type)(rows, gamma, lam)
 
@@ -69,7 +69,7 @@ def fastest_kernel(device_type: str) -> Kernel:
     return loop_kernel if device_type == "cpu" else scan_kernel
 
 
-def loop_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """Backwards in time with everything hoisted: one in-place operation per step."""
     delta, decay = _delta_and_decay(rows, gamma, lam)
     advantages, decay = delta.T.contiguous(), decay.T.contiguous()  # [T, N]: a step is one block of memory
@@ -80,7 +80,7 @@ def loop_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
     return advantages, _returns(advantages, rows)
 
 
-def scan_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """A doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
     advantages, decay = _delta_and_decay(rows, gamma, lam)
     stride = 1
@@ -93,7 +93,7 @@ def scan_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
     return advantages, _returns(advantages, rows)
 
 
-def _delta_and_decay(rows: Rows, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+def _delta_and_decay(rows: GaeInputs, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
     valid = valid_steps(rows.step_counts, rows.rewards.shape[1])
     delta = rows.rewards - rows.values + gamma * rows.next_values.masked_fill(rows.terminated, 0.0)
@@ -101,7 +101,7 @@ def _delta_and_decay(rows: Rows, gamma: float, lam: float) -> tuple[Tensor, Tens
     return torch.where(valid, delta, 0.0), goes_on * (gamma * lam)
 
 
-def _returns(advantages: Tensor, rows: Rows) -> Tensor:
+def _returns(advantages: Tensor, rows: GaeInputs) -> Tensor:
     valid = valid_steps(rows.step_counts, rows.values.shape[1])
     return torch.where(valid, advantages + rows.values, 0.0)
 
@@ -111,7 +111,7 @@ def valid_steps(step_counts: Tensor, horizon: int) -> Tensor:
     return torch.arange(horizon, device=step_counts.device) < step_counts.unsqueeze(1)
 
 
-def _check(rows: Rows) -> None:
+def _check(rows: GaeInputs) -> None:
     """Shapes and types; no value is read."""
     shape = rows.rewards.shape
     for name, tensor in rows._asdict().items():

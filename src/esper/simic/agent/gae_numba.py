@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.simic.agent.gae import Advantages, Rows
+from esper.simic.agent.gae import Advantages, GaeInputs
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
 
-def numba_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+def numba_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """`compute_gae` row after row, each row while it is in the cache."""
     out = torch.empty(2, *rows.rewards.shape)
     arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, out)]

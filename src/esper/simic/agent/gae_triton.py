@@ -10,12 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
-from esper.simic.agent.gae import Advantages, Rows, scan_kernel
+from esper.simic.agent.gae import Advantages, GaeInputs, scan_kernel
 
 LONGEST_ROW = 8192  # what one program holds in registers; longer rows take the scan in torch
 
 
-def triton_kernel(rows: Rows, gamma: float, lam: float) -> Advantages:
+def triton_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """`compute_gae` in one launch."""
     members, horizon = rows.rewards.shape
     if horizon > LONGEST_ROW:

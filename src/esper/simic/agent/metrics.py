@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -38,69 +38,56 @@ class UpdateMetrics:
 
 
 class Tally:
-    """The sums of an update, on the device. `pack` and `unpack` agree on one layout."""
+    """The sums of an update, kept on the device; `means` names them."""
 
     MEANS = ("policy_loss", "value_loss", "kl", "clip_fraction", "grad_norm")
+    COUNTS = ("steps_taken", "steps_vetoed")
+    HEAD_MEANS = ("head_kl", "head_entropy")
 
     def __init__(self, num_heads: int, device: torch.device) -> None:
-        self._means = torch.zeros(
-            len(self.MEANS) + 1, dtype=torch.float64, device=device
-        )  # sums and their count
-        self._heads = torch.zeros(
-            3, num_heads, dtype=torch.float64, device=device
-        )  # KL, entropy and their count
-        self._steps = torch.zeros(2, dtype=torch.float64, device=device)  # taken, refused as non-finite
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float64, device=device)
+
+        self._means = zeros(len(self.MEANS) + 1)  # the last one counts the minibatches
+        self._counts = zeros(len(self.COUNTS))
+        self._heads = zeros(len(self.HEAD_MEANS) + 1, num_heads)  # the last row counts the minibatches
 
     def add(self, terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor) -> None:
         """live []: not stopped before this minibatch; vetoed []: its step was not taken."""
         finite = grad_norm.isfinite()
-        norm = torch.where(finite, grad_norm, 0.0)
-        means = (
-            terms.policy_loss,
-            terms.value_loss,
-            terms.kl,
-            terms.clip_fraction,
-            norm,
-            torch.ones_like(norm),
-        )
-        heads = (terms.head_kl, terms.head_entropy, torch.ones_like(terms.head_kl))
-        self._means += torch.where(live, torch.stack(means).double(), 0.0)
-        self._heads += torch.where(live & terms.head_used, torch.stack(heads).double(), 0.0)
-        self._steps += torch.stack((~vetoed, live & ~finite))
+        values = {"grad_norm": torch.where(finite, grad_norm, 0.0)}
+        means = [values[name] if name in values else getattr(terms, name) for name in self.MEANS]
+        heads = [getattr(terms, name) for name in self.HEAD_MEANS]
+        self._means += torch.where(live, torch.stack([*means, torch.ones_like(terms.kl)]).double(), 0.0)
+        ones = torch.ones_like(terms.head_kl)
+        self._heads += torch.where(live & terms.head_used, torch.stack([*heads, ones]).double(), 0.0)
+        self._counts += torch.stack((~vetoed, live & ~finite))
 
-    def pack(self) -> Tensor:
-        """Everything in one vector.  # float64"""
-        return torch.cat((self._means, self._steps, self._heads.flatten()))
+    def means(self) -> dict[str, Tensor]:
+        """Each quantity by its name: a mean over the minibatches, NaN for a head that none read, or a count.
 
-    @staticmethod
-    def unpack(numbers: Sequence[float], head_names: Sequence[str]) -> dict[str, float | dict[str, float]]:
-        """The packed sums as named means; `steps_taken` and `steps_vetoed` are counts."""
-        size, heads = len(Tally.MEANS), len(head_names)
-        looked_at = max(numbers[size], 1.0)
-        kl, entropy, count = (numbers[size + 3 :][i * heads : (i + 1) * heads] for i in range(3))
-        named: dict[str, float | dict[str, float]] = {
-            name: numbers[i] / looked_at for i, name in enumerate(Tally.MEANS)
+        # [] float64, or [heads]
+        """
+        totals, heads = self._means[:-1] / self._means[-1].clamp(min=1), self._heads[:-1] / self._heads[-1]
+        return {
+            **dict(zip(self.MEANS, totals, strict=True)),
+            **dict(zip(self.COUNTS, self._counts, strict=True)),
+            **dict(zip(self.HEAD_MEANS, heads, strict=True)),
         }
-        named |= {"steps_taken": numbers[size + 1], "steps_vetoed": numbers[size + 2]}
-        named["head_kl"] = _means_by_name(kl, count, head_names)
-        named["head_entropy"] = _means_by_name(entropy, count, head_names)
-        return named
 
 
-def _means_by_name(sums: Sequence[float], counts: Sequence[float], names: Sequence[str]) -> dict[str, float]:
-    return {
-        name: total / count if count else float("nan")
-        for name, total, count in zip(names, sums, counts, strict=True)
-    }
+def read_back(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
+    """The numbers of some tensors, by name, in one transfer.
 
-
-def read_back(values: Tensor) -> list[float]:
-    """The one place where the learner waits for its device: a copy into pinned memory, then its event."""
-    if values.device.type != "cuda":
-        return [float(v) for v in values.tolist()]
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    copied = torch.cuda.Event()
-    copied.record()
-    copied.synchronize()
-    return [float(v) for v in host.tolist()]
+    The one place where the learner waits for its device: a copy into pinned memory, then its event.
+    """
+    values = torch.cat([tensor.detach().double().flatten() for tensor in tensors.values()])
+    if values.device.type == "cuda":
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
+        copied = torch.cuda.Event()
+        copied.record()
+        copied.synchronize()
+        values = host
+    sizes = [tensor.numel() for tensor in tensors.values()]
+    return dict(zip(tensors, (part.tolist() for part in values.split(sizes)), strict=True))

@@ -6,7 +6,7 @@ gradients turn optimiser steps into no-ops there; faults and metrics come back i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.foundation.rows import map_tensors
+from esper.foundation.rows import check_like, map_tensors, named, part
 from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
 from esper.simic.agent.losses import LossTerms, LossWeights, explained_variance, ppo_loss, standardise
@@ -115,8 +115,7 @@ class PPOAgent:
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
         for rows in self._minibatches(buffer.num_members):
-            part = _choose_rows(batch, rows)
-            terms = self._evaluate(part, rows, weights)
+            terms = self._evaluate(_choose_rows(batch, rows), rows, weights)
             live = ~stopped
             stopped = stopped | (terms.kl > limit)
             self.optimiser.zero_grad()
@@ -130,11 +129,11 @@ class PPOAgent:
 
         if self.feature_normaliser is not None:
             self.feature_normaliser.update(rollout.steps.observation.features, rollout.valid)
-        faults = torch.stack((buffer.fault(), self._fault)).double()
-        numbers = read_back(torch.cat((faults, stopped.double().unsqueeze(0), summary, tally.pack())))
-        buffer.check(int(numbers[0]))
-        self._raise_fault(int(numbers[1]))
-        metrics = self._metrics(numbers[2:], buffer.num_members)
+        faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
+        numbers = read_back({**faults, **summary, **tally.means(), "stopped": stopped})
+        buffer.check(int(numbers["buffer_fault"][0]))
+        self._raise_fault(int(numbers["policy_fault"][0]))
+        metrics = self._metrics(numbers, buffer.num_members)
         self.updates += 1
         return metrics
 
@@ -147,49 +146,39 @@ class PPOAgent:
 
     def check(self) -> None:
         """Raise if a head that was read had no legal choice since the last look. Reads the device once."""
-        self._raise_fault(int(read_back(self._fault.unsqueeze(0))[0]))
+        self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""
-        groups = {
-            "policy": self.policy.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
-            "value_normaliser": self.value_normaliser.state_dict(),
-            "feature_normaliser": self.feature_normaliser.state_dict() if self.feature_normaliser else {},
+        normaliser = self.feature_normaliser
+        return {
+            **named("policy", self.policy.state_dict()),
+            **named("optimiser", self.optimiser.state_dict()),
+            **named("value_normaliser", self.value_normaliser.state_dict()),
+            **named("feature_normaliser", normaliser.state_dict() if normaliser else {}),
+            "updates": torch.tensor(self.updates),
+            "seed": torch.tensor(self.seed),
         }
-        tensors = {
-            f"{group}.{name}": t.detach().clone()
-            for group, named in groups.items()
-            for name, t in named.items()
-        }
-        return tensors | {"updates": torch.tensor(self.updates), "seed": torch.tensor(self.seed)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
         if self.config.normalise_observations and "feature_normaliser.mean" in tensors:
             self._make_feature_normaliser(tensors["feature_normaliser.mean"].shape[0])
-        _check_state(self.state_dict(), tensors)
-
-        def group(prefix: str) -> dict[str, Tensor]:
-            return {
-                name.removeprefix(f"{prefix}."): t
-                for name, t in tensors.items()
-                if name.startswith(f"{prefix}.")
-            }
-
-        self.policy.load_state_dict(group("policy"))
-        self.optimiser.load_state_dict(group("optimiser"))
-        self.value_normaliser.load_state_dict(group("value_normaliser"))
+        mend = "build the policy with the config it was trained with"
+        check_like(self.state_dict(), tensors, "the agent's state", mend)
+        self.policy.load_state_dict(part("policy", tensors))
+        self.optimiser.load_state_dict(part("optimiser", tensors))
+        self.value_normaliser.load_state_dict(part("value_normaliser", tensors))
         if self.feature_normaliser is not None:
-            self.feature_normaliser.load_state_dict(group("feature_normaliser"))
+            self.feature_normaliser.load_state_dict(part("feature_normaliser", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
     def _may_look(self) -> bool:
         """On the CPU a look costs nothing and saves the no-ops that a stop leaves to be done."""
         return self.device.type == "cpu"
 
-    def _prepare(self, rollout: Sequences) -> tuple[Sequences, Tensor]:
-        """The rollout in the network's units, and [explained variance, steps learned, steps dropped]."""
+    def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
+        """The rollout in the network's units, and what there is to tell of it, by name.  # each []"""
         steps = rollout.steps
         finite = rollout.returns.isfinite() & rollout.advantages.isfinite()
         learned = rollout.valid & finite
@@ -210,7 +199,8 @@ class PPOAgent:
             advantages=standardise(advantages, learned & ~steps.forced),
             returns=self._in_network_units(returns),
         )
-        return batch, torch.stack((variance, learned.sum(), (rollout.valid & ~finite).sum())).double()
+        summary = {"explained_variance": variance, "steps_learned": learned.sum()}
+        return batch, {**summary, "steps_dropped": (rollout.valid & ~finite).sum()}
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
         """Row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
@@ -221,34 +211,35 @@ class PPOAgent:
                 yield None
                 continue
             draw = self.updates * self.config.epochs + epoch
-            yield from random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)[0].tensor_split(
-                parts
-            )
+            (order,) = random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)
+            yield from order.tensor_split(parts)
 
     def _parts(self, num_members: int) -> int:
         return min(self.config.minibatches, num_members)
 
-    def _evaluate(self, part: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
+    def _evaluate(self, batch: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
         """The loss of some rows under the present weights."""
-        steps = part.steps
+        steps = batch.steps
         output = self.policy.sequence(
-            steps.observation, steps.masks, part.initial_state, steps.reset, actions=steps.actions
+            steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
         )
-        self._note_faults(output.fault * part.valid.unsqueeze(-1), rows)
-        return ppo_loss(output, part, weights)
+        self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
+        return ppo_loss(output, batch, weights)
 
-    def _metrics(self, numbers: Sequence[float], num_members: int) -> UpdateMetrics:
-        stopped, variance, learned, dropped = numbers[:4]
-        named: dict[str, Any] = Tally.unpack(numbers[4:], self.policy.head_names)
+    def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
+        def by_head(name: str) -> dict[str, float]:
+            return dict(zip(self.policy.head_names, numbers[name], strict=True))
+
         return UpdateMetrics(
-            epochs_done=named.pop("steps_taken") / self._parts(num_members),
-            steps_vetoed=int(named.pop("steps_vetoed")),
-            stopped_early=stopped > 0,
-            explained_variance=variance,
+            **{name: numbers[name][0] for name in (*Tally.MEANS, "explained_variance")},
+            epochs_done=numbers["steps_taken"][0] / self._parts(num_members),
+            stopped_early=bool(numbers["stopped"][0]),
+            steps_vetoed=int(numbers["steps_vetoed"][0]),
             entropy_coefficient=self.entropy_coefficient,
-            steps_learned=int(learned),
-            steps_dropped=int(dropped),
-            **named,
+            steps_learned=int(numbers["steps_learned"][0]),
+            steps_dropped=int(numbers["steps_dropped"][0]),
+            head_entropy=by_head("head_entropy"),
+            head_kl=by_head("head_kl"),
         )
 
     def _normalised(self, observation: HasFeatures) -> HasFeatures:
@@ -292,18 +283,3 @@ def _as_sequence(step: Tensor) -> Tensor:
 def _choose_rows(batch: Sequences, rows: Tensor | None) -> Sequences:
     """Some rows of a batch, or all of it.  # rows [n]"""
     return batch if rows is None else map_tensors(partial(torch.index_select, dim=0, index=rows), batch)
-
-
-def _check_state(own: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> None:
-    """Refuse a state of another network before anything is overwritten."""
-    missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
-    if missing or unknown:
-        raise ValueError(
-            f"the agent's state lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}"
-        )
-    for name, tensor in own.items():
-        if given[name].shape != tensor.shape:
-            raise ValueError(
-                f"{name} has shape {tuple(given[name].shape)}; this agent's is {tuple(tensor.shape)}: "
-                "build the policy with the config it was trained with"
-            )

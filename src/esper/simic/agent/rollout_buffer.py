@@ -164,17 +164,6 @@ class TamiyoRolloutBuffer:
                 )
 
     @torch.no_grad()
-    def penalise(self, rows: Tensor, amount: Tensor) -> None:
-        """Add to the reward of the last stored transition of the given rows; a row that has none ignores it.
-
-        The governor sees the damage one step later than the action that did it: this is how its penalty
-        reaches the transition that caused it.  # rows [N] bool, amount [N]
-        """
-        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
-        owed = torch.where(rows & (self.step_counts > 0), amount, 0.0)
-        self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
-
-    @torch.no_grad()
     def compute_advantages_and_returns(
         self, gamma: float, lam: float, bootstrap_values: Tensor | None = None
     ) -> None:

@@ -7,7 +7,7 @@ in `esper.lifecycle.legality`, where the executor finds them too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.device_tables import device_table
+from esper.foundation.rows import RowRecord
 from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
@@ -29,7 +30,7 @@ OPEN_HEADS = {"tempo": Tempo, "alpha_speed": AlphaSpeed, "alpha_curve": AlphaCur
 
 
 @dataclass(frozen=True)
-class ActionMasks:
+class ActionMasks(RowRecord):
     """True = legal. Read, never write: a head that does not depend on the state shares one row."""
 
     slot: Tensor  # [N, S]: the enabled slots
@@ -46,9 +47,6 @@ class ActionMasks:
         """The mask of one head.  # [N, choices]"""
         mask: Tensor = getattr(self, head.name.lower())
         return mask
-
-    def tensors(self) -> dict[str, Tensor]:
-        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     def check(self) -> None:
         """Raise if a member has a head, or a legal op, with no legal choice. Reads values back."""

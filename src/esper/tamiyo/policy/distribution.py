@@ -122,10 +122,3 @@ def describe_fault(fault: int, member: int, head: int, head_names: Sequence[str]
         Fault.NOTHING_LEGAL: "has no legal choice; an op is only legal if each head that it reads has one",
     }[Fault(fault)]
     return f"member {member}, head {head_names[head]!r} {what}"
-
-
-def check_faults(fault: Tensor, head_names: Sequence[str]) -> None:
-    """Raise if any head is at fault, naming member and head. Reads the device once.  # fault [N, ..., H]"""
-    worst = fault.reshape(fault.shape[0], -1, fault.shape[-1]).amax(1).cpu()  # [N, H]
-    for member, head in worst.nonzero().tolist():
-        raise ValueError(describe_fault(int(worst[member, head]), member, head, head_names))

@@ -23,7 +23,6 @@ from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
-from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage, stage_index_table
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
@@ -256,14 +255,6 @@ COLUMNS = BASE_COLUMNS + SLOT_COLUMNS
 BASE_FEATURE_SIZE = sum(c.width for c in BASE_COLUMNS)
 SLOT_FEATURE_SIZE = sum(c.width for c in SLOT_COLUMNS)
 BELOW_ALL = min(c.range[0] for c in COLUMNS)
-
-
-def get_feature_size(slots: int | SlotConfig) -> int:
-    """The width of the feature vector of a host with these slots."""
-    num_slots = slots.num_slots if isinstance(slots, SlotConfig) else slots
-    if num_slots < 1:
-        raise ValueError(f"{num_slots} slots; a host has at least 1")
-    return BASE_FEATURE_SIZE + SLOT_FEATURE_SIZE * num_slots
 
 
 def column_slice(name: str) -> slice:
