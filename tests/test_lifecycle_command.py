@@ -106,7 +106,7 @@ def test_lanes_in_colour_use_the_palette() -> None:
 def test_the_legend_explains_every_stage() -> None:
     lines = [line.plain for line in legend(coloured=False)]
     assert len(lines) == len(palette.STAGE_MEANINGS)
-    assert all(stage.lower() in " ".join(lines) for stage in palette.STAGE_MEANINGS)
+    assert all(palette.stage_name(stage) in " ".join(lines) for stage in palette.STAGE_MEANINGS)
 
 
 def test_the_command_draws_and_writes_a_png(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

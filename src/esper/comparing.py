@@ -36,7 +36,7 @@ from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
-from esper.telemetry.differences import paired_differences
+from esper.telemetry.differences import FINAL_OF, paired_differences
 from esper.telemetry.lanes import Lanes
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 
@@ -295,7 +295,7 @@ class LineUp:
         if len(set(shown.values())) < len(shown):
             shown = {name: name for name in controllers}
         labels = {
-            part: f"static-final of {shown[part.removeprefix(FINAL)]}" if part.startswith(FINAL) else part
+            part: f"{FINAL_OF}{shown[part.removeprefix(FINAL)]}" if part.startswith(FINAL) else part
             for part in named
         } | shown
         back = {label: name for name, label in shown.items()}

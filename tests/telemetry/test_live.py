@@ -13,11 +13,11 @@ from esper.telemetry.live import (
     LiveView,
     PlainView,
     QuietView,
-    duration,
     open_view,
     plain_line,
     sparkline,
 )
+from esper.telemetry.numbers import duration
 from esper.telemetry.schema import Film, FilmReel, RoundSummary
 
 

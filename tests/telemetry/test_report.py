@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -11,14 +12,23 @@ import pytest
 from matplotlib.figure import Figure
 
 from esper import cli
-from esper.foundation.statistics import learning_verdict
+from esper.foundation.statistics import learning_verdict, t_quantile
 from esper.telemetry import charts
+from esper.telemetry.differences import against_growers, clear_among, paired_differences
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.events import Event
 from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report import render_report, write_report
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import RoundSummary
+from esper.telemetry.schema import (
+    Comparison,
+    ControllerResult,
+    PairedDifference,
+    RoundSummary,
+    SavedNetwork,
+    SavedSlot,
+    to_json,
+)
 from tests.telemetry.made_up_run import made_up_run
 
 
@@ -83,6 +93,100 @@ def test_the_page_holds_every_part(page: str) -> None:
         "Seed 7",
     ):
         assert part in page
+
+
+def test_the_first_screen_says_what_was_asked_for_and_what_came_out(page: str) -> None:
+    sections = re.findall(r"<h2>(.+?)</h2>", page)
+    assert sections[:2] == ["What was asked for", "What came out"]
+    first = page.split("<h2>Results</h2>")[0]
+    assert "Train a controller on digits" in first
+    assert "validation accuracy at the end of the last round" in first
+    assert first.count("<img") == 1, "one picture"
+
+
+def test_numbers_have_units_and_no_exponents(page: str) -> None:
+    text = re.sub(r"base64,[^\"]+", "", page)
+    assert not re.search(r"\d[eE][+-]\d", text)
+    assert "GFLOPs a member" in text
+    assert "nowrap" in text
+
+
+def test_differences_are_one_wide_table_with_a_caution(page: str) -> None:
+    rows = re.findall(r"<tr>(.+?)</tr>", page.split("<h2>Results</h2>")[1].split("</section>")[0])
+    heads = [row for row in rows if "<th>" in row]
+    assert len(heads) == 2
+    assert "Δ accuracy, points" in heads[1]
+    assert sum("<td>static</td>" in row for row in rows) == 1 + 3, "itself, and three against it"
+    assert "even if all 3 are to hold at once" in page
+
+
+def test_a_network_from_the_start_is_set_against_the_controller_that_grew_it(tmp_path: Path) -> None:
+    def result(name: str, gain: float) -> ControllerResult:
+        accuracy = [0.5 + gain + 0.001 * i for i in range(4)]
+        return ControllerResult(name, [0, 1, 2, 3], accuracy, [9.0] * 4, [2.0] * 4, [1e9] * 4)
+
+    arms = [result("static", 0.0), result("habit", 0.1), result("static-final of habit", 0.3)]
+    (gap,) = [d for d in against_growers(arms) if d.quantity == "test_accuracy"]
+    assert (gap.controller, gap.baseline) == ("static-final of habit", "habit")
+    assert gap.mean == pytest.approx(0.2)
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1, kind="compare")
+    folder.write_results(Comparison("digits", "cnn", arms, paired_differences(arms)))
+    text = render_report(folder)
+    assert "<td>static-final of habit</td><td>habit</td>" in text
+    assert "habit is above static: +10.0" in text
+
+
+def test_several_intervals_that_hold_at_once_are_wider() -> None:
+    alone = PairedDifference("a", "b", "test_accuracy", mean=1.0, ci=0.9, members=10)
+    assert clear_among(alone, 1)
+    assert not clear_among(alone, 5)
+    assert t_quantile(9, 5) == pytest.approx(3.25, abs=0.005), "99.5 % of Student's t with 9 degrees"
+
+
+def test_the_kl_panel_shows_the_limit_and_who_stopped(folder: RunFolder) -> None:
+    rounds = [replace(r, extra={"epochs_done": 2.0 if r.round == 3 else 4.0}) for r in folder.metrics()]
+    limit, stopped, _ = charts.learner_health(rounds, kl_limit=0.02, epochs=4).axes[0].lines
+    assert set(limit.get_ydata()) == {0.02}
+    assert list(stopped.get_xdata()) == [3]
+
+
+def test_refusals_are_drawn_where_there_were_any(folder: RunFolder) -> None:
+    extra = {"refused_advance": 0.4, "refused_prune": 0.0}
+    axes = charts.refusals([replace(r, extra=extra) for r in folder.metrics()]).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["advance"]
+
+
+@pytest.mark.parametrize("values", [(0.21, 0.45), (1e-7, 3e-6), (3.0, 4e8)])
+def test_logarithmic_axes_have_at_least_two_plain_ticks(
+    folder: RunFolder, values: tuple[float, float]
+) -> None:
+    rounds = [replace(r, value_loss=values[r.round % 2]) for r in folder.metrics()]
+    figure = charts.learner_health(rounds)
+    figure.canvas.draw()
+    axis = figure.axes[-1].yaxis
+    low, high = axis.get_view_interval()
+    ticks = [
+        label.get_text()
+        for label, at in zip(axis.get_ticklabels(), axis.get_ticklocs(), strict=True)
+        if low <= at <= high
+    ]
+    assert len(ticks) >= 2
+    assert not any("e" in tick for tick in ticks)
+
+
+def test_a_grown_network_stands_in_its_report_beside_itself_ungrown(tmp_path: Path) -> None:
+    folder = RunFolder.create(
+        tmp_path / "run", config="task: digits", seed=1, kind="grow", request={"controller": "habit"}
+    )
+    slots = [
+        SavedSlot("r0c0", "FOSSILIZED", "CONV_LIGHT", "LINEAR_ADD", 1.0, 2.5),
+        SavedSlot("r0c1", "DORMANT"),
+    ]
+    network = SavedNetwork("digits", "cnn(width=4)", "habit", 3, 8, 24, 100, 250, 0.9, 0.88, 0.8, slots)
+    (folder.path / "network.json").write_text(to_json(network))
+    text = render_report(folder)
+    for part in ("by habit", "88.0%", "80.0%", "conv light", "+2.5", "nothing", "network.pt2"):
+        assert part in text
 
 
 def test_what_people_wrote_is_escaped(page: str) -> None:

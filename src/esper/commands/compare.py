@@ -137,7 +137,7 @@ def print_comparison(comparison: Comparison) -> None:
     from rich.table import Table
 
     from esper.foundation.statistics import mean_interval
-    from esper.telemetry.live import interval
+    from esper.telemetry.numbers import interval, three_digits
 
     baseline = comparison.controllers[0].name
     screen = console()
@@ -150,13 +150,14 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_column(title, justify="right", no_wrap=True)
     for result in comparison.controllers:
         accuracy, half = mean_interval(result.test_accuracy)
+        flops, half_flops = mean_interval(result.flops)
         gaps = {d.quantity: d for d in comparison.differences if d.controller == result.name}
         points, worth = gaps.get("test_accuracy"), gaps.get("potential")
         cells = {
             "test accuracy, %": interval(100 * accuracy, 100 * half, ".1f"),
             "parameters": interval(*mean_interval(result.parameters), ",.0f"),
             "Φ": interval(*mean_interval(result.potential), ".3f"),
-            "GFLOPs": interval(*mean_interval([flops / 1e9 for flops in result.flops]), ",.3g"),
+            "GFLOPs": interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
             "Δ accuracy": interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
             "Δ Φ": interval(worth.mean, worth.ci, "+.3f") if worth else "",
         }

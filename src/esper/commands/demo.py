@@ -73,7 +73,7 @@ def _contest(run: TrainingRun, members: int) -> Contest:
 def verdict(comparison: Comparison) -> str:
     """What training changed, and what growth is worth, each with its interval."""
     from esper.telemetry.differences import paired_differences
-    from esper.telemetry.live import interval
+    from esper.telemetry.numbers import interval
 
     by_name = {result.name: result for result in comparison.controllers}
     sentences = []

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from esper.commands.options import console
 from esper.foundation.interrupts import interruptible
-from esper.telemetry.live import duration
+from esper.telemetry.numbers import duration
 
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 

@@ -12,9 +12,12 @@ from scipy.special import stdtrit
 NAN = float("nan")
 
 
-def t_quantile(degrees: int) -> float:
-    """Student's t at 97.5 %, the half-width of a 95 % interval in standard errors; NaN below 1 degree."""
-    return float(stdtrit(degrees, 0.975)) if degrees >= 1 else NAN
+def t_quantile(degrees: int, intervals: int = 1) -> float:
+    """The half-width of a 95 % interval in standard errors, by Student's t; NaN below 1 degree of freedom.
+
+    With several intervals, of the kind that hold all at once with 95 % (after Bonferroni).
+    """
+    return float(stdtrit(degrees, 1 - 0.025 / intervals)) if degrees >= 1 else NAN
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:

@@ -11,16 +11,18 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from esper.foundation.statistics import mean_interval
 from esper.telemetry.earnings import BlueprintEarnings
+from esper.telemetry.numbers import plain_number
 from esper.telemetry.palette import INK, MUTED, OP_COLOURS, SERIES, STAGE_COLOURS
 from esper.telemetry.pictures import dress, figure, percent
 from esper.telemetry.schema import ControllerResult, PairedDifference, RoundSummary
 
 _MARKERS = "osD^vPX*"
 _WIDE = 6.0  # the ratio from which on sizes need a logarithmic axis
+REFUSED = "refused_"  # what names of refusal rates begin with
 _LEARNER = {  # metric → (title, whether it is best read on a logarithmic axis)
     "kl": ("KL from the old policy", False),
     "clip_fraction": ("share of clipped ratios", False),
@@ -59,12 +61,22 @@ def learning_curves(rounds: Sequence[RoundSummary]) -> Figure:
     return picture
 
 
-def learner_health(rounds: Sequence[RoundSummary]) -> Figure:
-    """How the update behaves: KL, clipping, explained variance, value loss."""
+def learner_health(
+    rounds: Sequence[RoundSummary], kl_limit: float | None = None, epochs: int | None = None
+) -> Figure:
+    """How the update behaves: KL, clipping, explained variance, value loss.
+
+    `kl_limit` is where an update stops, drawn as a line; a round whose update stopped before all of its
+    `epochs` has a mark on it.
+    """
     picture = figure(2.6)
-    for axes, (name, (title, logarithmic)), colour in zip(
-        picture.subplots(1, len(_LEARNER)), _LEARNER.items(), SERIES, strict=False
-    ):
+    panels = picture.subplots(1, len(_LEARNER))
+    if kl_limit is not None:
+        panels[0].axhline(kl_limit, color=MUTED, linestyle="--", linewidth=1.2, label="limit")
+        stopped = [r.round for r in rounds if epochs and r.extra.get("epochs_done", epochs) < epochs]
+        panels[0].plot(stopped, [kl_limit] * len(stopped), "x", color=SERIES[1], label="stopped early")
+        panels[0].legend(frameon=False, fontsize=8)
+    for axes, (name, (title, logarithmic)), colour in zip(panels, _LEARNER.items(), SERIES, strict=False):
         dress(axes, title, x="round")
         axes.title.set_fontsize(9.5)
         values = np.array([getattr(r, name) for r in rounds], dtype=float)
@@ -72,6 +84,27 @@ def learner_health(rounds: Sequence[RoundSummary]) -> Figure:
         if logarithmic and np.nanmin(np.where(np.isfinite(values), values, np.nan), initial=np.inf) > 0:
             axes.set_yscale("log")
             _plain_log(axes.yaxis)
+    return picture
+
+
+def refusals(rounds: Sequence[RoundSummary]) -> Figure:
+    """How often a gate refused what was asked for, op by op."""
+    picture = figure(2.8)
+    axes = dress(picture.subplots(), "What gates refuse", x="round", y="share of what was asked for")
+    for name in rounds[-1].extra:
+        op = name.removeprefix(REFUSED)
+        values = [r.extra.get(name, np.nan) for r in rounds]
+        if name.startswith(REFUSED) and np.nanmax(values) > 0:
+            axes.plot(
+                [r.round for r in rounds],
+                values,
+                color=OP_COLOURS.get(op.upper(), MUTED),
+                linewidth=1.6,
+                label=op.replace("_", " "),
+            )
+    axes.set_ylim(-0.02, 1.02)
+    axes.yaxis.set_major_formatter(percent())
+    axes.legend(frameon=False, fontsize=8.5, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return picture
 
 
@@ -151,7 +184,7 @@ def blueprint_earnings(earnings: Sequence[BlueprintEarnings]) -> Figure:
     picture = figure(1.2 + 0.36 * max(len(earnings), 2))
     fates, worth = picture.subplots(1, 2, sharey=True)
     dress(fates, "What became of its seeds", x="seeds")
-    dress(worth, "Contribution when kept", x="percentage points")
+    dress(worth, "Contribution when kept (kept only above 0)", x="percentage points")
     rows = range(len(earnings))
     left = np.zeros(len(earnings))
     for label, stage in (("kept", "FOSSILIZED"), ("taken out", "PRUNED"), ("unfinished", "DORMANT")):
@@ -222,20 +255,22 @@ def _size_axis(axes: Axes) -> None:
     """Parameters: a logarithmic axis where they span a wide range, with numbers that people read."""
     low, high = axes.get_xlim()
     if low > 0 and high < _WIDE * low:
-        axes.xaxis.set_major_formatter(FuncFormatter(_plain_number))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
         return
     axes.set_xscale("log")
     _plain_log(axes.xaxis)
 
 
 def _plain_log(axis: Axis) -> None:
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    axis.set_major_formatter(FuncFormatter(_plain_number))
+    """Ticks of a logarithmic axis as plain numbers, and at least two of them."""
+    low, high = sorted(axis.get_view_interval())
+    fine, coarse = LogLocator(subs=(1.0, 2.0, 5.0), numticks=6), LogLocator(numticks=6)
+    enough = (
+        ticks for ticks in (fine, coarse) if sum(low <= t <= high for t in ticks.tick_values(low, high)) > 1
+    )
+    axis.set_major_locator(next(enough, MaxNLocator(4)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _plain_number(value: float, _: object) -> str:
-    return f"{value:,g}" if value < 1e6 else f"{value / 1e6:g} M"
 
 
 def _bar(half: float) -> float | None:

@@ -18,6 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from esper.telemetry.numbers import duration, interval, number
 from esper.telemetry.palette import MUTED, OP_COLOURS, STAGE_COLOURS
 from esper.telemetry.schema import FilmReel, RoundSummary, to_json
 from esper.telemetry.strips import FilmStrip
@@ -158,12 +159,12 @@ class LiveView(QuietView):
 
     def _figures(self, summary: RoundSummary) -> Table:
         table = Table.grid(padding=(0, 3))
-        entropy = _number(summary.entropy, ".2f")
+        entropy = number(summary.entropy, ".2f")
         table.add_row(
             _figure("round", f"{summary.round} of {summary.rounds}"),
             _figure("time left", duration(summary.seconds_left)),
-            _figure("member-epochs/s", _number(summary.member_epochs_per_second, ",.0f")),
-            _figure("parameters", f"× {_number(summary.parameter_ratio_mean, '.2f')}"),
+            _figure("member-epochs/s", number(summary.member_epochs_per_second, ",.0f")),
+            _figure("parameters", f"× {number(summary.parameter_ratio_mean, '.2f')}"),
         )
         table.add_row(
             _figure("return", interval(summary.return_mean, summary.return_ci, "+.3f")),
@@ -195,8 +196,8 @@ def plain_line(summary: RoundSummary) -> str:
         f"return {interval(summary.return_mean, summary.return_ci, '+.3f')}",
         f"above twin {above}" if (above := above_twin(summary)) else "",
         f"accuracy {interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, '.1f')} %",
-        f"parameters x {_number(summary.parameter_ratio_mean, '.2f')}",
-        f"{_number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
+        f"parameters x {number(summary.parameter_ratio_mean, '.2f')}",
+        f"{number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
         f"{duration(summary.seconds_left)} left",
         " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
     ]
@@ -210,26 +211,10 @@ def above_twin(summary: RoundSummary) -> str:
     return interval(summary.extra["above_twin"], summary.extra.get("above_twin_ci", math.nan), "+.3f")
 
 
-def interval(mean: float, half: float, form: str) -> str:
-    """'0.13 ± 0.02', or the mean alone where there is no interval."""
-    if not math.isfinite(half):
-        return _number(mean, form)
-    return f"{_number(mean, form)} ± {_number(half, form.lstrip('+'))}"
-
-
 def stopping(seconds: float) -> str:
     """What is said to somebody who asked for a stop; `seconds` to the end of the round, NaN if unknown."""
     about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
     return f"finishing the round{about}; again to stop now"
-
-
-def duration(seconds: float) -> str:
-    """Hours, minutes and seconds as 1:02:03 or 2:03."""
-    if not math.isfinite(seconds):
-        return "–"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def sparkline(values: Sequence[float] | deque[float]) -> str:
@@ -240,10 +225,6 @@ def sparkline(values: Sequence[float] | deque[float]) -> str:
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
     top = len(_SPARKS) - 1
     return "".join(_SPARKS[round((v - low) / span * top)] if math.isfinite(v) else " " for v in values)
-
-
-def _number(value: float, form: str) -> str:
-    return format(value, form) if math.isfinite(value) else "–"
 
 
 def _figure(name: str, value: str) -> Text:

@@ -90,6 +90,11 @@ SERIES: tuple[str, ...] = (
 )
 
 
+def stage_name(stage: str) -> str:
+    """A stage as people read it."""
+    return stage.lower().replace("fossilized", "fossilised")
+
+
 def rgb(colour: str) -> tuple[int, int, int]:
     """'#rrggbb' as three integers."""
     return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
@@ -28,6 +30,7 @@ from esper.telemetry.palette import (
     STAGE_COLOURS,
     STAGE_MEANINGS,
     cell_colour,
+    stage_name,
 )
 from esper.telemetry.schema import Film, FilmReel
 
@@ -81,6 +84,11 @@ def film_strips(reel: FilmReel, heading: str = "The life of every slot") -> Figu
     rows[-1].set_xlabel("decision step", fontsize=9.5, color=INK)
     picture.suptitle(heading, x=0.01, ha="left", fontsize=13, color=INK, fontweight="bold")
     _legends(picture)
+    shades = ListedColormap([cell_colour("BLENDING", alpha / 100) for alpha in range(101)])
+    bar = picture.colorbar(ScalarMappable(cmap=shades), ax=list(rows), fraction=0.012, pad=0.01, aspect=25)
+    bar.set_label("alpha while blending", fontsize=8, color=INK)
+    bar.set_ticks([0, 0.5, 1])
+    bar.ax.tick_params(labelsize=8, colors=INK)
     return picture
 
 
@@ -119,6 +127,7 @@ def _lanes(axes: Axes, film: Film, reel: FilmReel) -> None:
     axes.set_xlim(-0.5, film.steps - 0.5)
     axes.set_ylim(len(film.slots) - 0.5, -0.62)
     axes.set_yticks(range(len(film.slots)), film.slots)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
 
@@ -177,7 +186,7 @@ def _op_marks(axes: Axes, film: Film, reel: FilmReel) -> None:
 
 def _legends(picture: Figure) -> None:
     stages: list[Any] = [
-        Patch(facecolor=cell_colour(stage, 0.6), label=f"{stage.lower()}: {meaning}")
+        Patch(facecolor=cell_colour(stage, 0.6), label=f"{stage_name(stage)}: {meaning}")
         for stage, meaning in STAGE_MEANINGS.items()
     ]
     ops: list[Any] = [

@@ -1,25 +1,43 @@
-"""The report of a run: one self-contained page, made from the files of its folder and nothing else."""
+"""The report of a run: one self-contained page, made from the files of its folder and nothing else.
+
+It begins with what was asked for, what came out and one picture; tables and the other pictures follow.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
-from esper.foundation.statistics import learning_verdict, mean_interval
+from esper.foundation.config_files import parse_yaml
+from esper.foundation.errors import UserError
+from esper.foundation.statistics import learning_verdict
 from esper.telemetry import charts
 from esper.telemetry.consistency import complaints
+from esper.telemetry.differences import clear_among
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
-from esper.telemetry.live import duration, interval
+from esper.telemetry.numbers import duration, interval
 from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report_page import FIGURE, PAGE, SECTION
+from esper.telemetry.report_tables import (
+    bullets,
+    cards,
+    differences_table,
+    network_cards,
+    network_table,
+    results_table,
+    table,
+)
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, RoundSummary
+
+_FIRST = {"compare": "Differences, paired", "grow": "Film strips"}  # the picture of the first screen
 
 
 @dataclass(frozen=True)
@@ -38,24 +56,85 @@ def write_report(folder: RunFolder) -> Path:
 
 
 def render_report(folder: RunFolder) -> str:
-    rounds, results = folder.metrics(), folder.results()
-    sections = [
-        _section("Summary", "" if results and not rounds else _cards(rounds) + _verdict(rounds)),
-        _section("Results", _results_table(results) + _differences_table(results)),
-        _section("Pictures", "".join(_figure(picture) for picture in _pictures(folder, rounds, results))),
-        _section("Anomalies", _list(f"round {r.round}: {text}" for r in rounds for text in r.anomalies)),
-        _section("What does not fit together in the files", _list(complaints(folder))),
-        _section("How it was made", _origins(folder)),
-    ]
-    return PAGE.substitute(title=escape(f"Esper: {folder.path.name}"), body="".join(sections))
+    """The whole page as HTML."""
+    rounds, results, network = folder.metrics(), folder.results(), folder.network()
+    settings = _settings(folder)
+    pictures = list(_pictures(folder, rounds, results, settings))
+    wanted = [picture for picture in pictures if picture.title == _FIRST.get(folder.kind)]
+    first = next(iter([*wanted, *pictures]), None)
+    sections = {
+        "What was asked for": f"<p>{escape(asked_for(folder, settings))}</p>",
+        "What came out": _came_out(folder, rounds, results) + (_figure(first) if first else ""),
+        "Results": results_table(results) + differences_table(results)
+        if results is not None and results.controllers
+        else "",
+        "The saved network": network_table(network) if network is not None else "",
+        "More pictures": "".join(_figure(picture) for picture in pictures if picture is not first),
+        "Anomalies": bullets(f"round {r.round}: {text}" for r in rounds for text in r.anomalies),
+        "What does not fit together in the files": bullets(complaints(folder)),
+        "How it was made": _origins(folder, rounds),
+    }
+    body = "".join(
+        SECTION.substitute(title=escape(title), body=text) for title, text in sections.items() if text
+    )
+    return PAGE.substitute(title=escape(f"Esper: {folder.path.name}"), body=body)
+
+
+def _settings(folder: RunFolder) -> dict[str, Any]:
+    """The settings as they stand in config.yaml; nothing where they cannot be read."""
+    try:
+        found = parse_yaml(folder.config_text(), "config.yaml")
+    except UserError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def asked_for(folder: RunFolder, settings: dict[str, Any]) -> str:
+    """What a run was asked to do, in a sentence."""
+    task, members = settings.get("task", "a task"), settings.get("members", "some")
+    steps = settings.get("episode", {}).get("steps", "some")
+    rounds, request = settings.get("rounds", "some"), folder.request
+    controller = request.get("controller", "a controller")
+    trained = (
+        f"Train a controller on {task}: {members} networks at once, for {rounds} rounds of {steps} decision "
+        "steps each, after every one of which the controller learns"
+    )
+    sentences = {
+        "train": trained,
+        "demo": f"{trained}; then compare it with controls on fresh networks",
+        "compare": f"Compare {request.get('controllers', 'controllers')} on {task}: {members} networks under "
+        f"each, {steps} decision steps, {request.get('seeds', 1)} seed(s)",
+        "grow": f"Grow {members} networks on {task} by {controller} in {steps} decision steps, and save the "
+        "best",
+    }
+    return sentences[folder.kind] + "."
+
+
+def _came_out(folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None) -> str:
+    network = folder.network()
+    if network is not None:
+        return network_cards(network)
+    if not rounds:
+        return bullets(_verdicts(results)) if results is not None else "<p>No round was finished.</p>"
+    return _round_cards(rounds) + f"<p>{escape(course(rounds))}</p>"
+
+
+def _verdicts(results: Comparison) -> Iterator[str]:
+    """What each controller's test accuracy says, beside that of the first."""
+    gaps = [d for d in results.differences if d.quantity == "test_accuracy"]
+    for gap in gaps:
+        clear = clear_among(gap, len(gaps))
+        word = "not clearly apart from" if not clear else "above" if gap.mean > 0 else "below"
+        points = interval(100 * gap.mean, 100 * gap.ci, "+.1f")
+        yield f"{gap.controller} is {word} {gap.baseline}: {points} points of test accuracy"
 
 
 def _pictures(
-    folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None
+    folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None, settings: dict[str, Any]
 ) -> Iterator[Picture]:
     """Every picture that the folder has the numbers for."""
     if rounds:
-        yield from _round_pictures(rounds)
+        yield from _round_pictures(rounds, settings.get("ppo", {}))
     if results is not None and results.controllers:
         yield Picture(
             lambda: charts.frontier(results.controllers),
@@ -66,12 +145,14 @@ def _pictures(
             yield Picture(
                 lambda: charts.paired_differences_chart(results.differences),
                 "Differences, paired",
-                "The same members under both controllers. Green lies clearly above the baseline, red below.",
+                "The same members under both controllers. Green lies above the baseline, red below; each "
+                "interval stands alone at 95 %.",
             )
     reel = folder.film()
     if reel is not None and reel.films:
+        heading = f"The life of every slot, round {reel.round}" if reel.round else "The life of every slot"
         yield Picture(
-            lambda: film_strips(reel, f"The life of every slot, round {reel.round}"),
+            lambda: film_strips(reel, heading),
             "Film strips",
             "One band per member, one lane per slot; the hue is the stage, the shade of blending is alpha.",
         )
@@ -80,17 +161,18 @@ def _pictures(
         yield Picture(
             lambda: charts.blueprint_earnings(ledger),
             "What each blueprint earned",
-            "Left: the fate of the seeds that were planted. Right: mean contribution of those that stayed.",
+            "Left: the fate of the seeds that were planted. Right: mean contribution of those that stayed. A "
+            "gate keeps only seeds that measure above 0, so that these means are above what a seed is worth.",
         )
     if any(entry.contributions for entry in ledger):
         yield Picture(
             lambda: charts.contribution_against_parameters(ledger),
             "Contribution against parameters",
-            "Every kept seed at the moment it was kept: what it costs and what it brings.",
+            "Every kept seed at the moment it was kept: what it costs and what it brings, selected above 0.",
         )
 
 
-def _round_pictures(rounds: Sequence[RoundSummary]) -> Iterator[Picture]:
+def _round_pictures(rounds: Sequence[RoundSummary], ppo: dict[str, Any]) -> Iterator[Picture]:
     last = rounds[-1]
     yield Picture(
         lambda: charts.learning_curves(rounds),
@@ -109,6 +191,12 @@ def _round_pictures(rounds: Sequence[RoundSummary]) -> Iterator[Picture]:
             "What Tamiyo does, step by step",
             f"The same over the steps of an episode, in round {last.round}.",
         )
+    if any(r.extra.get(name, 0.0) > 0 for r in rounds for name in r.extra if name.startswith(charts.REFUSED)):
+        yield Picture(
+            lambda: charts.refusals(rounds),
+            "What gates refuse",
+            "A refused action changes nothing and costs the step; an op that was never refused has no line.",
+        )
     if last.head_entropy:
         yield Picture(
             lambda: charts.head_entropy(rounds),
@@ -117,19 +205,22 @@ def _round_pictures(rounds: Sequence[RoundSummary]) -> Iterator[Picture]:
         )
     if any(r.kl == r.kl or r.value_loss == r.value_loss for r in rounds):
         yield Picture(
-            lambda: charts.learner_health(rounds),
+            lambda: charts.learner_health(rounds, ppo.get("target_kl"), ppo.get("epochs")),
             "The learner",
-            _about_the_learner(last),
+            _about_the_learner(rounds, ppo),
         )
 
 
-def _about_the_learner(last: RoundSummary) -> str:
-    explained = last.extra.get("explained_by_baseline")
+def _about_the_learner(rounds: Sequence[RoundSummary], ppo: dict[str, Any]) -> str:
+    limit, epochs = ppo.get("target_kl"), ppo.get("epochs")
+    stops = sum(r.extra.get("epochs_done", epochs) < epochs for r in rounds) if epochs else 0
+    about = f"An update stops at a KL of {limit:g}: {stops} of {len(rounds)} did. " if limit else ""
+    explained = rounds[-1].extra.get("explained_by_baseline")
     if explained is None:
-        return "A KL that keeps stopping early, or explained variance near 0, is where to look first."
-    return (
-        "A KL that keeps stopping early is where to look first. V has only what lies beyond ungrown twins "
-        f"to explain: near 0 is usual. Together they account for {explained:.0%} of the variance of returns."
+        return about + "Stops in every round, or explained variance near 0, are where to look first."
+    return about + (
+        "V has only what lies beyond ungrown twins to explain: near 0 is usual. Together they account for "
+        f"{explained:.0%} of the variance of returns."
     )
 
 
@@ -138,27 +229,20 @@ def _figure(picture: Picture) -> str:
     return FIGURE.substitute(title=escape(picture.title), caption=escape(picture.caption), data=data)
 
 
-def _section(title: str, body: str) -> str:
-    """A section, or nothing where there is nothing to say."""
-    return SECTION.substitute(title=escape(title), body=body) if body else ""
-
-
-def _cards(rounds: Sequence[RoundSummary]) -> str:
-    if not rounds:
-        return "<p>No round was finished.</p>"
+def _round_cards(rounds: Sequence[RoundSummary]) -> str:
     last = rounds[-1]
     figures = {
         "rounds": f"{last.round} of {last.rounds}",
-        "members": f"{last.members:,}",
-        "member-epochs": f"{last.member_epochs:,}",
         "time": duration(last.seconds),
-        "member-epochs / s": f"{last.member_epochs_per_second:,.0f}",
-        "return": interval(last.return_mean, last.return_ci, "+.3f"),
-        "accuracy": interval(100 * last.accuracy_mean, 100 * last.accuracy_ci, ".1f") + " %",
-        "parameters": "× " + interval(last.parameter_ratio_mean, last.parameter_ratio_ci, ".2f"),
+        "return, last round": interval(last.return_mean, last.return_ci, "+.3f"),
+        "validation accuracy at the end of the last round": interval(
+            100 * last.accuracy_mean, 100 * last.accuracy_ci, ".1f"
+        )
+        + " %",
+        "parameters, in those of the host": "× "
+        + interval(last.parameter_ratio_mean, last.parameter_ratio_ci, ".2f"),
     }
-    cards = "".join(f"<div><b>{escape(v)}</b><span>{escape(k)}</span></div>" for k, v in figures.items())
-    return f'<div class="cards">{cards}</div>'
+    return cards(figures)
 
 
 def course(rounds: Sequence[RoundSummary]) -> str:
@@ -169,66 +253,17 @@ def course(rounds: Sequence[RoundSummary]) -> str:
     return learning_verdict([r.return_mean for r in rounds]).sentence
 
 
-def _verdict(rounds: Sequence[RoundSummary]) -> str:
-    return f"<p>{escape(course(rounds))}</p>" if rounds else ""
-
-
-def _results_table(results: Comparison | None) -> str:
-    if results is None or not results.controllers:
-        return ""
-    rows = [
-        [
-            result.name,
-            str(len(result.members)),
-            interval(100 * accuracy, 100 * half, ".2f") + " %",
-            interval(*mean_interval(result.parameters), ",.0f"),
-            interval(*mean_interval(result.potential), ".4f"),
-            interval(*mean_interval(result.member_epochs), ",.0f"),
-            interval(*mean_interval(result.flops), ".3g"),
-        ]
-        for result in results.controllers
-        for accuracy, half in [mean_interval(result.test_accuracy)]
-    ]
-    heading = (
-        f"<p>{escape(results.task)}, host {escape(results.host)}; means with 95 % intervals over members.</p>"
-    )
-    titles = ("controller", "members", "test accuracy", "parameters", "Φ", "member-epochs", "FLOPs")
-    return heading + _table(titles, rows)
-
-
-def _differences_table(results: Comparison | None) -> str:
-    if results is None or not results.differences:
-        return ""
-    scale = {
-        "test_accuracy": (100.0, "+.2f", " points"),
-        "parameters": (1.0, "+,.0f", ""),
-        "potential": (1.0, "+.4f", ""),
-    }
-    rows = []
-    for d in results.differences:
-        factor, form, unit = scale.get(d.quantity, (1.0, "+.3g", ""))
-        value = interval(factor * d.mean, factor * d.ci, form) + unit
-        rows.append([d.controller, d.baseline, d.quantity.replace("_", " "), value, str(d.members)])
-    return _table(("controller", "against", "quantity", "paired difference", "pairs"), rows)
-
-
-def _list(sentences: Iterable[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<ul>{items}</ul>" if items else ""
-
-
-def _origins(folder: RunFolder) -> str:
+def _origins(folder: RunFolder, rounds: Sequence[RoundSummary]) -> str:
     versions = [[name, version] for name, version in folder.about.get("versions", {}).items()]
+    pace = ""
+    if rounds:
+        last = rounds[-1]
+        pace = (
+            f" {last.members:,} members, {last.member_epochs:,} member-epochs, "
+            f"{last.member_epochs_per_second:,.0f} a second."
+        )
     return (
-        f"<p>Seed {folder.seed}.</p><pre>{escape(folder.command_text())}</pre>"
-        f"<details><summary>Versions</summary>{_table(('what', 'version'), versions)}</details>"
+        f"<p>Seed {folder.seed}.{pace}</p><pre>{escape(folder.command_text())}</pre>"
+        f"<details><summary>Versions</summary>{table(('what', 'version'), versions)}</details>"
         f"<details><summary>Configuration</summary><pre>{escape(folder.config_text())}</pre></details>"
     )
-
-
-def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

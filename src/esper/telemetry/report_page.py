@@ -26,7 +26,7 @@ figcaption b { color: #1f2933; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; margin: .6rem 0 1.2rem; font-size: .94rem; }
 th, td { text-align: left; padding: .35rem 1.1rem .35rem 0; border-bottom: 1px solid #e4e7eb;
-         vertical-align: top; font-variant-numeric: tabular-nums; }
+         vertical-align: top; font-variant-numeric: tabular-nums; white-space: nowrap; }
 pre { background: #f5f7fa; border-radius: .5rem; padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; }
 summary { cursor: pointer; margin: .5rem 0; }
 </style>

@@ -20,6 +20,7 @@ from esper.telemetry.palette import (
     STAGE_MEANINGS,
     cell_colour,
     mix,
+    stage_name,
 )
 from esper.telemetry.schema import Film, FilmReel
 
@@ -152,7 +153,7 @@ def legend(coloured: bool, stages: Sequence[str] = tuple(STAGE_MEANINGS)) -> Ite
             _colour_cell(swatch, stage, 1.0, 5, "  ·  " if stage == "DORMANT" else "")
         else:
             swatch.append(STAGE_LETTERS[stage] * 5)
-        yield Text.assemble(swatch, f" {stage.lower():{width}}  ", (STAGE_MEANINGS[stage], _FAINT))
+        yield Text.assemble(swatch, f" {stage_name(stage):{width}}  ", (STAGE_MEANINGS[stage], _FAINT))
 
 
 def op_legend(coloured: bool) -> Text:
