@@ -353,3 +353,33 @@ def test_the_layout_is_as_it_was_approved(browser: Any, served: Served, view: st
     assert gap.mean() < 6, f"mean difference {gap.mean():.1f}"  # other fonts: up to 4.4 and 27
     assert np.quantile(gap, 0.98) < 45
     visit.close()
+
+
+def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served.address, "runs=first&view=members")
+    wrong = visit.ask("""async () => {
+      const { arrange, Wall } = await import("/js/wall.js");
+      const wrong = [];
+      for (const [w, h] of [[300, 200], [760, 640], [1900, 900]])
+        for (const count of [1, 2, 7, 24, 300, 2048])
+          for (const T of [1, 24, 150])
+            for (const S of [1, 3, 25]) {
+              const wall = Object.create(Wall.prototype);
+              wall.layout = arrange(w, h, count, T, S, 1);
+              wall.scale = 1;
+              wall.order = [...Array(count).keys()].reverse();
+              const seen = new Set();
+              for (let place = 0; place < count; place++) {
+                const [x, y] = wall.corner(place);
+                const { filmWidth, filmHeight } = wall.layout;
+                const inside = x >= 0 && y >= 0 && x + filmWidth <= w && y + filmHeight <= h;
+                const found = wall.hit({ offsetX: x + filmWidth / 2, offsetY: y + filmHeight / 2 });
+                if (!inside || found !== wall.order[place] || seen.has(`${x},${y}`))
+                  wrong.push([w, h, count, T, S, place, inside, found]);
+                seen.add(`${x},${y}`);
+              }
+            }
+      return wrong.slice(0, 5).concat(wrong.length);
+    }""")
+    assert wrong == [0]
+    visit.close()

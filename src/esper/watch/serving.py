@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -44,5 +45,6 @@ def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -
     )
     server = uvicorn.Server(config)
     ready(f"http://{ADDRESS}:{door.getsockname()[1]}/")
-    with suppress(KeyboardInterrupt):  # the way to end it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # uvicorn repeats a signal once it has stopped
+    with suppress(KeyboardInterrupt):
         server.run(sockets=[door])

@@ -92,7 +92,8 @@ function courses(lanes, n, colour) {
   const line = { name: "this member", colour, y };
   const others = { name: "median", colour: css("--muted"), y: median, dash: [4, 4], width: 1.2 };
   const spent = steps.map((u) => mine("spent", u));
-  const known = spent.every((value, u) => Number.isFinite(value) && (u === 0 || value > spent[u - 1]));
+  // A member that has spent its budget stands still, which is no news.
+  const known = spent.at(-1) > 0 && spent.every((value, u) => Number.isFinite(value) && value >= (spent[u - 1] ?? 0));
   return { steps: { x: steps, lines: [line, others] }, compute: { x: known ? spent : [], lines: [{ ...line, name: "" }] } };
 }
 

@@ -24,6 +24,7 @@ export class Transport {
     this.round = h("input", { type: "range", id: "round", "aria-label": "round", min: 0, step: 1 });
     this.step = h("input", { type: "range", id: "step", "aria-label": "step", min: 0, step: 1 });
     this.marks = h("div", { class: "marks" });
+    this.roundName = h("span");
     this.roundText = h("output", { for: "round" });
     this.stepText = h("output", { for: "step" });
     this.round.addEventListener("input", () => this.toRound(Number(this.round.value)));
@@ -32,7 +33,7 @@ export class Transport {
       root,
       button(icon(ICONS.back), "round before (,)", () => this.nextRound(-1)), this.playButton,
       button(icon(ICONS.on), "round after (.)", () => this.nextRound(1)), this.speedButton,
-      h("label", {}, "round", h("div", { class: "track" }, this.round, this.marks), this.roundText),
+      h("label", {}, this.roundName, h("div", { class: "track" }, this.round, this.marks), this.roundText),
       h("label", {}, "step", h("div", { class: "track" }, this.step), this.stepText), this.liveButton,
     );
   }
@@ -51,6 +52,7 @@ export class Transport {
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
     const named = lanes?.label || (newest === 0 && "one episode");
     this.roundText.textContent = named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
+    this.roundName.textContent = lanes?.label ? "controller" : "round";
     const span = Math.max(newest - this.round.min, 1);
     fill(this.marks, (focus?.facts?.lanes ?? []).map((round) =>
       h("i", { style: `left:${(100 * (round - this.round.min)) / span}%`, title: `the members of round ${round}` })));
