@@ -13,7 +13,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import STYLE_CURVE, TEMPO_TICKS, Actions
 from esper.lifecycle.alpha import advance_alpha, retarget
-from esper.lifecycle.engine import Outcome, TickOutcome
+from esper.lifecycle.engine import ActionOutcome, TickOutcome
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
@@ -73,7 +73,7 @@ class AblatedEnvironment(GrowthEnvironment):
         super().__init__(spec)
         self.changed = {name: members.to(self.device).unsqueeze(1) for name, members in changed.items()}
 
-    def _grow(self, actions: Actions) -> tuple[Outcome, TickOutcome, SlotEvidence]:
+    def _grow(self, actions: Actions) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         before = self.slots
         outcome, ticked, evidence = super()._grow(actions)
         states = ticked.states
