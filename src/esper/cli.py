@@ -69,6 +69,7 @@ def root(
     ] = False,
     version: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False,
 ) -> None:
+    """Options that stand before any command; alone, the help."""
     if version:
         print(f"esper {__version__}")
         raise typer.Exit

@@ -119,6 +119,7 @@ def saved_config(data: Mapping[str, Any]) -> RunConfig:
 
 
 def read_preset(name: str) -> dict[str, Any]:
+    """The keys and values of a preset; raises UserError for a name that does not exist."""
     if name not in preset_names():
         raise UserError(f"preset is {name!r}; allowed are {', '.join(preset_names())}")
     text = (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")

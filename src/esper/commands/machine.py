@@ -30,6 +30,8 @@ _MARKS: dict[Verdict, str] = {"ok": "[green]✓[/]", "note": "[yellow]–[/]", "
 
 
 class Finding(NamedTuple):
+    """One thing that was looked at, and how it stands."""
+
     verdict: Verdict
     subject: str
     told: str

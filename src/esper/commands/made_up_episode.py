@@ -50,7 +50,8 @@ class Player(Protocol):
 
     titles: list[str]
 
-    def decide(self, step: int, masks: ActionMasks) -> Decision: ...
+    def decide(self, step: int, masks: ActionMasks) -> Decision:
+        """One action for every member, legal under the masks."""
 
 
 @dataclass
@@ -99,6 +100,7 @@ class ScriptedPlayer:
         self._actors = [_Actor(cycle(stories)) for _, stories in cast]
 
     def decide(self, step: int, masks: ActionMasks) -> Decision:
+        """The lines that are due, one member after another."""
         worth = torch.zeros(masks.slot.shape)
         rows: list[dict[Head, int]] = []
         for actor, legal, values in zip(self._actors, masks.slot_by_op.tolist(), worth, strict=True):
@@ -122,6 +124,7 @@ class RandomPlayer:
         self._weights = torch.tensor([OP_WEIGHTS[op] for op in Op])
 
     def decide(self, step: int, masks: ActionMasks) -> Decision:
+        """Any legal choice, all members at once."""
         draws = random_uniform(self._seed, self._members, Stream.ACTION, step, len(Head))  # [N, heads]
         op = _pick(masks.op * self._weights, draws[:, Head.OP])
         slots = masks.slot_by_op[self._members, op]  # [N, S]

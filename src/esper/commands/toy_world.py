@@ -32,6 +32,7 @@ class ToyWorld:
 
     @staticmethod
     def new(seed: int, num_members: int, num_slots: int) -> ToyWorld:
+        """A world in which nothing grows yet."""
         blank = torch.zeros(num_members, num_slots)
         return ToyWorld(seed, blank, blank)
 

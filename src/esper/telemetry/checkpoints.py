@@ -43,6 +43,8 @@ class CheckpointError(UserError):
 
 @dataclass(frozen=True)
 class Checkpoint:
+    """A checkpoint as it was read."""
+
     tensors: dict[str, Any]  # nested, as saved
     record: dict[str, Any]
     schema: str
@@ -177,10 +179,12 @@ class CheckpointStore:
 
     @property
     def last(self) -> Path:
+        """The newest checkpoint, from which a run goes on."""
         return self.folder / "last.safetensors"
 
     @property
     def best(self) -> Path:
+        """The checkpoint with the highest score."""
         return self.folder / "best.safetensors"
 
     def periodic(self) -> list[Path]:

@@ -23,6 +23,7 @@ class BlueprintEarnings:
 
     @property
     def fates(self) -> dict[str, int]:
+        """What became of the seeds, and how many."""
         unfinished = max(self.planted - self.kept - self.taken_out, 0)
         return {"kept": self.kept, "taken out": self.taken_out, "unfinished": unfinished}
 

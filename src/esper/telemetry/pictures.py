@@ -42,6 +42,7 @@ _GAP = 0.16  # share of a lane left free
 
 
 def figure(height: float, width: float = WIDTH) -> Figure:
+    """An empty figure of that many inches."""
     return Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER, layout="constrained")
 
 
@@ -63,12 +64,14 @@ def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> Axes:
 
 
 def png_bytes(picture: Figure) -> bytes:
+    """The figure as a PNG file."""
     buffer = io.BytesIO()
     picture.savefig(buffer, format="png")
     return buffer.getvalue()
 
 
 def save_png(picture: Figure, path: Path) -> None:
+    """Write the figure as a PNG file, whole or not at all."""
     write_atomically(path, png_bytes(picture))
 
 
@@ -211,8 +214,10 @@ def _legends(picture: Figure) -> None:
 
 
 def few_ticks() -> MaxNLocator:
+    """At most three ticks."""
     return MaxNLocator(nbins=3)
 
 
 def percent() -> PercentFormatter:
+    """Ticks of a fraction as percentages, with the digits that they need."""
     return PercentFormatter(xmax=1.0, decimals=None)

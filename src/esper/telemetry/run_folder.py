@@ -179,20 +179,25 @@ class RunFolder:
 
     @property
     def seed(self) -> int:
+        """The seed of the run."""
         return int(self.about["seed"])
 
     @property
     def checkpoints_path(self) -> Path:
+        """Where checkpoints lie."""
         return self.path / "checkpoints"
 
     @property
     def report_path(self) -> Path:
+        """Where the report lies, if there is one."""
         return self.path / "report.html"
 
     def config_text(self) -> str:
+        """config.yaml as it stands."""
         return self._read_text("config.yaml")
 
     def command_text(self) -> str:
+        """The command lines that wrote here, one on each line."""
         return self._read_text("command.txt").strip()
 
     def write_config(self, text: str) -> None:
@@ -205,16 +210,20 @@ class RunFolder:
         write_atomically(self.path / "command.txt", lines.encode())
 
     def append_metrics(self, summary: RoundSummary) -> None:
+        """Add a round to metrics.jsonl."""
         self.metrics_file.append([summary])
 
     def append_events(self, events: Iterable[Event]) -> None:
+        """Add what happened to events.jsonl."""
         self.events_file.append(events)
 
     def metrics(self) -> list[RoundSummary]:
+        """Every round of metrics.jsonl; UserError where a line is damaged."""
         where = str(self.metrics_file.path)
         return [from_json(RoundSummary, line, where) for line in self.metrics_file]
 
     def events(self) -> list[Event]:
+        """Every line of events.jsonl; UserError where one is damaged."""
         where = str(self.events_file.path)
         return [from_json(Event, line, where) for line in self.events_file]
 
@@ -235,16 +244,20 @@ class RunFolder:
             )
 
     def write_film(self, reel: FilmReel) -> None:
+        """Replace film.json."""
         write_atomically(self.path / "film.json", to_json(reel).encode() + b"\n")
 
     def film(self) -> FilmReel | None:
+        """What film.json holds, None without one."""
         path = self.path / "film.json"
         return from_json(FilmReel, _load_json(path), str(path)) if path.exists() else None
 
     def write_results(self, comparison: Comparison) -> None:
+        """Replace results.json."""
         write_atomically(self.path / "results.json", to_json(comparison).encode() + b"\n")
 
     def results(self) -> Comparison | None:
+        """What results.json holds, None without one."""
         path = self.path / "results.json"
         return from_json(Comparison, _load_json(path), str(path)) if path.exists() else None
 

@@ -67,10 +67,12 @@ class RoundSummary:
 
     @property
     def member_epochs_per_second(self) -> float:
+        """The mean pace since the run began."""
         return self.member_epochs / self.seconds if self.seconds > 0 else NAN
 
     @property
     def seconds_left(self) -> float:
+        """How long the rounds that are left will take at the mean pace."""
         return self.seconds / self.round * (self.rounds - self.round) if self.round > 0 else NAN
 
     def scalars(self) -> dict[str, Number]:
@@ -112,6 +114,7 @@ class Film:
 
     @property
     def steps(self) -> int:
+        """How many steps the film has."""
         return len(self.op)
 
 

@@ -17,9 +17,11 @@ from esper.telemetry.schema import RoundSummary
 class Sink(Protocol):
     """Takes one summary per round."""
 
-    def write(self, summary: RoundSummary) -> None: ...
+    def write(self, summary: RoundSummary) -> None:
+        """Take the summary of a round."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing more will come."""
 
 
 class JsonlSink:
@@ -29,6 +31,7 @@ class JsonlSink:
         self._folder = folder
 
     def write(self, summary: RoundSummary) -> None:
+        """Append a line."""
         self._folder.append_metrics(summary)
 
     def close(self) -> None:
@@ -45,10 +48,12 @@ class TensorBoardSink:
         )
 
     def write(self, summary: RoundSummary) -> None:
+        """A point of every curve."""
         for name, value in summary.scalars().items():
             self._writer.add_scalar(name, value, global_step=summary.round)
 
     def close(self) -> None:
+        """Flush the files."""
         self._writer.close()
 
 
@@ -65,9 +70,11 @@ class WandbSink:
         )
 
     def write(self, summary: RoundSummary) -> None:
+        """A step of every curve."""
         self._run.log(summary.scalars(), step=summary.round)
 
     def close(self) -> None:
+        """End the run there."""
         self._run.finish()
 
 
