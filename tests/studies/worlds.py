@@ -8,7 +8,7 @@ from esper.tasks import load_task
 from esper.tasks.task import Task
 from studies.setting import Setting
 
-TINY = Setting(steps=8, batches=4)
+TINY = Setting(steps=12, batches=4)  # long enough to raise a seed that is planted in the third step
 MEMBERS = 2
 
 
