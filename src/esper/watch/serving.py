@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,6 +9,7 @@ from contextlib import suppress
 import uvicorn
 
 from esper.foundation.errors import UserError
+from esper.foundation.interrupts import interruptible
 from esper.watch.library import Library
 from esper.watch.server import make_app
 
@@ -45,6 +45,5 @@ def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -
     )
     server = uvicorn.Server(config)
     ready(f"http://{ADDRESS}:{door.getsockname()[1]}/")
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # uvicorn repeats a signal once it has stopped
-    with suppress(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt), interruptible():  # uvicorn repeats a signal once it has stopped
         server.run(sockets=[door])
