@@ -82,7 +82,7 @@ PICTURES: dict[str, Drawing] = {
     "report.png": Drawing(
         report_picture.draw, bytes_of(report_picture.DEMO / name for name in report_picture.FILES)
     ),
-    "watch.png": Drawing(watch_picture.draw, bytes_of(watch_picture.sources())),
+    **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},

@@ -1,4 +1,4 @@
-"""docs/watch.png: the live page over a demo, in a headless browser.
+"""docs/watch.png and docs/watch_member.png: the live page over a demo, in a headless browser.
 
 What it shows is kept in docs/watched; `python -m docs.watch_picture runs/demo` takes that of another run and
 draws anew. It needs chromium and the extras `watch` and `dev`.
@@ -17,7 +17,10 @@ from tests.watch.served import serving
 
 WATCHED = Path(__file__).parent / "watched"
 KEPT_ROUNDS = 3  # whose members are kept here
-SHOWN = "step=19&theme=dark"
+SHOWN = {  # what of the page each picture shows
+    "watch.png": "step=19",
+    "watch_member.png": "view=members&step=15",
+}
 
 
 def sources() -> list[Path]:
@@ -26,14 +29,14 @@ def sources() -> list[Path]:
 
 
 def draw(path: Path) -> None:
-    """The overview of the run, as a PNG."""
+    """The picture of that name, as a PNG."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "demo"
         config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
         with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"], kind="demo"):
             shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
         with serving(folder) as served, opened_browser() as browser:
-            visit = Visit(browser, served.address, SHOWN, theme="dark", scale=1.5)
+            visit = Visit(browser, served.address, f"{SHOWN[path.name]}&theme=dark", scale=1.5)
             visit.wait("() => document.querySelector('.wall .legend b') && document.querySelector('.uplot')")
             visit.settle()
             visit.page.screenshot(path=str(path))
@@ -56,7 +59,8 @@ def main() -> None:
     take(parser.parse_args().run)
     from docs.make_pictures import make
 
-    make("watch.png")
+    for name in SHOWN:
+        make(name)
 
 
 if __name__ == "__main__":

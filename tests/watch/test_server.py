@@ -4,6 +4,7 @@ import http.client
 import json
 import time
 from collections.abc import Iterator
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,13 @@ def test_the_page_may_load_nothing_from_elsewhere(served: Served) -> None:
     assert "default-src 'self'" in policy
     assert b"http://" not in answer.read()
     connection.close()
+
+
+def test_every_module_is_fetched_at_once() -> None:
+    page = Path(str(resources.files("esper.watch") / "page"))
+    text = (page / "index.html").read_text()
+    modules = sorted(file.name for file in (page / "js").iterdir())
+    assert [name for name in modules if f'href="js/{name}"' not in text] == ["main.js"]
 
 
 def rounds_of(events: Iterator[dict], many: int) -> list[int]:  # type: ignore[type-arg]

@@ -15,20 +15,43 @@ function cardsOf({ focus, record, runs }) {
   if (!record) return resultCards(focus);
   const colour = seriesColour(runs.indexOf(focus));
   const card = (name, value, key, note = "") =>
-    h("div", { class: "card", "data-card": name }, h("span", {}, name), h("b", {}, value), h("small", {}, note),
-      key && sparkline(focus, key, colour, record.round));
+    h(
+      "div",
+      { class: "card", "data-card": name },
+      h("span", {}, name),
+      h("b", {}, value),
+      h("small", {}, note),
+      key && sparkline(focus, key, colour, record.round),
+    );
   const { rate, left } = pace(focus);
   const twin = record.extra.above_twin;
   return [
     progress(focus, record, left),
-    card("return", interval(record.return_mean, record.return_ci, (v) => fixed(v, 3, true)), (r) => r.return_mean,
-      "mean over members"),
-    finite(twin) && card("above ungrown twins", interval(twin, record.extra.above_twin_ci, (v) => fixed(v, 3, true)),
-      (r) => r.extra.above_twin, "what growing was worth"),
-    card("accuracy", interval(100 * record.accuracy_mean, 100 * record.accuracy_ci, (v) => fixed(v, 1)) + " %",
-      (r) => r.accuracy_mean, "validation, end of episode"),
-    card("parameters", `× ${interval(record.parameter_ratio_mean, record.parameter_ratio_ci, (v) => fixed(v, 2))}`,
-      (r) => r.parameter_ratio_mean, "times the host's own"),
+    card(
+      "return",
+      interval(record.return_mean, record.return_ci, (v) => fixed(v, 3, true)),
+      (r) => r.return_mean,
+      "mean over members",
+    ),
+    finite(twin) &&
+      card(
+        "above ungrown twins",
+        interval(twin, record.extra.above_twin_ci, (v) => fixed(v, 3, true)),
+        (r) => r.extra.above_twin,
+        "what growing was worth",
+      ),
+    card(
+      "accuracy",
+      interval(100 * record.accuracy_mean, 100 * record.accuracy_ci, (v) => fixed(v, 1)) + " %",
+      (r) => r.accuracy_mean,
+      "validation, end of episode",
+    ),
+    card(
+      "parameters",
+      `× ${interval(record.parameter_ratio_mean, record.parameter_ratio_ci, (v) => fixed(v, 2))}`,
+      (r) => r.parameter_ratio_mean,
+      "times the host's own",
+    ),
     card("throughput", short(rate), (r) => r.member_epochs / r.seconds, "member-epochs per second"),
   ];
 }
@@ -38,15 +61,30 @@ function progress(focus, record, left) {
   const around = 2 * Math.PI * 24;
   const running = focus.state === "running";
   return h(
-    "div", { class: "card ring", "data-card": "progress" },
-    h("svg", { viewBox: "0 0 60 60", width: 54, height: 54, role: "img", "aria-label": percent(share, 0) },
+    "div",
+    { class: "card ring", "data-card": "progress" },
+    h(
+      "svg",
+      { viewBox: "0 0 60 60", width: 54, height: 54, role: "img", "aria-label": percent(share, 0) },
       h("circle", { cx: 30, cy: 30, r: 24, class: "groove" }),
       h("circle", { cx: 30, cy: 30, r: 24, class: "arc", "stroke-dasharray": `${share * around} ${around}` }),
-      h("text", { x: 30, y: 34 }, `${Math.floor(100 * share)}%`)),
-    h("div", {},
+      h("text", { x: 30, y: 34 }, `${Math.floor(100 * share)}%`),
+    ),
+    h(
+      "div",
+      {},
       h("span", {}, `${focus.state || "run"}, rounds`),
-      h("b", { id: "rounds-done" }, `${record.round.toLocaleString("en")} / ${record.rounds.toLocaleString("en")}`),
-      h("small", {}, running && finite(left) ? `${duration(left)} left` : `in ${duration(focus.last.seconds)}`)),
+      h(
+        "b",
+        { id: "rounds-done" },
+        `${record.round.toLocaleString("en")} / ${record.rounds.toLocaleString("en")}`,
+      ),
+      h(
+        "small",
+        {},
+        running && finite(left) ? `${duration(left)} left` : `in ${duration(focus.last.seconds)}`,
+      ),
+    ),
   );
 }
 
@@ -54,18 +92,33 @@ function progress(focus, record, left) {
 function resultCards(focus) {
   const results = focus.facts?.results;
   if (!results) return [h("p", { class: "empty" }, "no round is finished yet")];
-  return results.controllers.slice(0, 6).map((controller) =>
-    h("div", { class: "card flat" },
-      h("span", {}, controller.name),
-      h("b", {}, `${interval(100 * controller.figures.test_accuracy?.mean, 100 * controller.figures.test_accuracy?.ci,
-        (v) => fixed(v, 1))} %`),
-      h("small", {}, `test accuracy · ${short(controller.figures.parameters?.mean)} parameters`)));
+  return results.controllers
+    .slice(0, 6)
+    .map((controller) =>
+      h(
+        "div",
+        { class: "card flat" },
+        h("span", {}, controller.name),
+        h(
+          "b",
+          {},
+          `${interval(
+            100 * controller.figures.test_accuracy?.mean,
+            100 * controller.figures.test_accuracy?.ci,
+            (v) => fixed(v, 1),
+          )} %`,
+        ),
+        h("small", {}, `test accuracy · ${short(controller.figures.parameters?.mean)} parameters`),
+      ),
+    );
 }
 
 function sparkline(run, key, colour, round) {
   const every = Math.max(Math.ceil(run.rounds.length / 120), 1);
-  const points = run.rounds.filter((_, i) => (run.rounds.length - 1 - i) % every === 0)
-    .map((record) => [record.round, key(record)]).filter(([, y]) => finite(y));
+  const points = run.rounds
+    .filter((_, i) => (run.rounds.length - 1 - i) % every === 0)
+    .map((record) => [record.round, key(record)])
+    .filter(([, y]) => finite(y));
   if (points.length < 2) return null;
   const [ys, xs] = [points.map(([, y]) => y), points.map(([x]) => x)];
   const [low, high] = [Math.min(...ys), Math.max(...ys)];
@@ -73,9 +126,17 @@ function sparkline(run, key, colour, round) {
     (100 * (x - xs[0])) / Math.max(xs.at(-1) - xs[0], 1e-9),
     high - low > 1e-9 * Math.abs(high) ? 26 - (24 * (y - low)) / (high - low) : 14,
   ];
-  const line = points.map((point) => place(point).map((v) => v.toFixed(1)).join(","));
+  const line = points.map((point) =>
+    place(point)
+      .map((v) => v.toFixed(1))
+      .join(","),
+  );
   const now = points.findLast(([x]) => x <= round) ?? points[0];
   const [cx, cy] = place(now);
-  return h("svg", { class: "spark", viewBox: "-2 -1 104 30", preserveAspectRatio: "none", "aria-hidden": "true" },
-    h("polyline", { points: line.join(" "), stroke: colour }), h("circle", { cx, cy, r: 1.6, fill: colour }));
+  return h(
+    "svg",
+    { class: "spark", viewBox: "-2 -1 104 30", preserveAspectRatio: "none", "aria-hidden": "true" },
+    h("polyline", { points: line.join(" "), stroke: colour }),
+    h("circle", { cx, cy, r: 1.6, fill: colour }),
+  );
 }

@@ -11,7 +11,20 @@ const noLabel = () => "";
 // One chart in a card. `update({x, lines, mark})` gives it numbers:
 //   x [n]; lines [{name, colour, y [n], low?, high?, dash?, fill?, show?}]; mark: x of the moment that is shown
 export class Chart {
-  constructor(title, { hint = "", form = String, height = 180, filling = false, range, sync, xName = "round", onPick, classes = "" }) {
+  constructor(
+    title,
+    {
+      hint = "",
+      form = String,
+      height = 180,
+      filling = false,
+      range,
+      sync,
+      xName = "round",
+      onPick,
+      classes = "",
+    },
+  ) {
     const { root, body, side } = panel(title, hint, `chart ${classes}`);
     Object.assign(this, { root, body, side, form, least: height, filling, range, sync, xName, onPick });
     body.style.minHeight = `${height}px`;
@@ -35,7 +48,9 @@ export class Chart {
       return;
     }
     this.data = [x, ...lines.flatMap((line) => (line.low ? [line.y, line.high, line.low] : [line.y]))];
-    const shape = lines.map((line) => [line.name, line.colour, Boolean(line.low), line.dash].join()).join(";");
+    const shape = lines
+      .map((line) => [line.name, line.colour, Boolean(line.low), line.dash].join())
+      .join(";");
     const key = shape + document.documentElement.dataset.theme;
     if (!this.plot || key !== this.shape) {
       this.shape = key;
@@ -56,7 +71,11 @@ export class Chart {
     for (const line of this.lines) {
       const index = series.length;
       series.push({
-        stroke: line.colour, width: line.width ?? 1.8, dash: line.dash, spanGaps: true, fill: line.fill,
+        stroke: line.colour,
+        width: line.width ?? 1.8,
+        dash: line.dash,
+        spanGaps: true,
+        fill: line.fill,
         points: { show: (plot) => plot.data[0].length < 3, size: 5 },
       });
       if (line.low) {
@@ -68,18 +87,30 @@ export class Chart {
       }
     }
     const axis = {
-      stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false },
+      stroke: css("--muted"),
+      grid: { stroke: css("--line"), width: 1 },
+      ticks: { show: false },
       font: `11px ${css("--font")}`,
     };
     return {
-      ...this.size(), series, bands, legend: { show: false }, padding: [8, 18, 0, 0],
+      ...this.size(),
+      series,
+      bands,
+      legend: { show: false },
+      padding: [8, 18, 0, 0],
       cursor: {
-        y: false, points: { size: 6 }, drag: { x: false, y: false },
+        y: false,
+        points: { size: 6 },
+        drag: { x: false, y: false },
         sync: this.sync ? { key: this.sync } : undefined,
       },
       scales: { x: { time: false, range: wide }, y: { range: this.range ?? padded } },
       axes: [
-        { ...axis, size: 28, values: (_, ticks) => ticks.map((tick) => (tick % 1 ? noLabel() : this.xForm(tick))) },
+        {
+          ...axis,
+          size: 28,
+          values: (_, ticks) => ticks.map((tick) => (tick % 1 ? noLabel() : this.xForm(tick))),
+        },
         { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => this.form(tick)) },
       ],
       hooks: {
@@ -141,7 +172,10 @@ export class Chart {
   }
 
   size() {
-    const [width, height] = [this.body.clientWidth - 14, this.filling ? this.body.clientHeight - 4 : this.least];
+    const [width, height] = [
+      this.body.clientWidth - 14,
+      this.filling ? this.body.clientHeight - 4 : this.least,
+    ];
     return { width: Math.max(width, 50), height: Math.max(height, 60) };
   }
 
@@ -171,7 +205,9 @@ export const shares = () => [0, 1];
 
 // The rounds of several runs on one axis; where a run has no such round there is a gap.
 export function aligned(runs, pick) {
-  const x = [...new Set(runs.flatMap((run) => run.rounds.map((record) => record.round)))].sort((a, b) => a - b);
+  const x = [...new Set(runs.flatMap((run) => run.rounds.map((record) => record.round)))].sort(
+    (a, b) => a - b,
+  );
   const place = new Map(x.map((round, i) => [round, i]));
   const columns = runs.map((run) => {
     const found = { y: blank(x), low: blank(x), high: blank(x), sure: false };

@@ -1,15 +1,22 @@
 // One palette for everything, from the server; unknown names get a hue of the series.
 
-let palette = { stages: {}, stage_meanings: {}, ops: {}, op_glyphs: {}, op_meanings: {}, series: ["#009e73"] };
+let palette = {
+  stages: {},
+  stage_meanings: {},
+  ops: {},
+  op_glyphs: {},
+  op_meanings: {},
+  series: ["#009e73"],
+};
 
 export function setPalette(given) {
   palette = given;
 }
 
-export const isDark = () => document.documentElement.dataset.theme === "dark";
+const isDark = () => document.documentElement.dataset.theme === "dark";
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-export const rgb = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
+const rgb = (colour) => [1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16));
 const hex = (parts) => `#${parts.map((p) => Math.round(p).toString(16).padStart(2, "0")).join("")}`;
 
 // `share` of the first colour and the rest of the other.
@@ -32,13 +39,13 @@ function onPage(colour) {
   return brightness(colour) < 110 ? mix(colour, "#ffffff", 0.78) : colour;
 }
 
-const hashed = (name) => [...String(name)].reduce((sum, letter) => (31 * sum + letter.charCodeAt(0)) >>> 0, 7);
+const hashed = (name) =>
+  [...String(name)].reduce((sum, letter) => (31 * sum + letter.charCodeAt(0)) >>> 0, 7);
 
 export function seriesColour(i) {
   const colour = palette.series[Math.max(i, 0) % palette.series.length];
   return isDark() && brightness(colour) < 140 ? mix(colour, "#ffffff", 0.78) : colour;
 }
-
 
 export const stageColour = (name) => onPage(palette.stages[name] ?? seriesColour(hashed(name)));
 export const opColour = (name) => onPage(palette.ops[name] ?? seriesColour(hashed(name)));

@@ -22,7 +22,12 @@ export function makeCompare() {
   const finals = panel("Final figures", "mean over members, 95 % interval");
   const gaps = panel("Differences from the first run", "");
   const results = h("div", { class: "results" });
-  const root = h("div", { class: "view comparing" }, h("div", { class: "pair" }, finals.root, gaps.root), results);
+  const root = h(
+    "div",
+    { class: "view comparing" },
+    h("div", { class: "pair" }, finals.root, gaps.root),
+    results,
+  );
   const held = { key: "", found: null, drawn: "" };
   return {
     root,
@@ -37,8 +42,13 @@ export function makeCompare() {
           .catch((error) => fill(finals.body, h("p", { class: "empty" }, error.message)));
       }
       const folders = moment.runs.filter((run) => run.facts?.results?.controllers?.length);
-      const now = folders.map((run) => `${run.name}${run.version}`).join() + document.documentElement.dataset.theme;
-      if (now !== held.drawn) fill(results, folders.map((run) => drawResults(run)));
+      const now =
+        folders.map((run) => `${run.name}${run.version}`).join() + document.documentElement.dataset.theme;
+      if (now !== held.drawn)
+        fill(
+          results,
+          folders.map((run) => drawResults(run)),
+        );
       held.drawn = now;
     },
   };
@@ -49,19 +59,41 @@ function drawFinals({ rows, differences }, { runs }, finals, gaps) {
   const named = (name) => h("span", {}, swatch(colourOf(name)), name);
   const figure = ({ mean, ci }, scale, digits, unit = "") =>
     interval(scale * mean, scale * ci, (v) => fixed(v, digits)) + unit;
-  fill(finals.body, table(["run", "round", "return", "accuracy", "parameters"], rows.map(({ name, round, figures }) => [
-    named(name), round, figure(figures.return, 1, 3), figure(figures.accuracy, 100, 1, " %"),
-    `× ${figure(figures.parameter_ratio, 1, 2)}`,
-  ])));
+  fill(
+    finals.body,
+    table(
+      ["run", "round", "return", "accuracy", "parameters"],
+      rows.map(({ name, round, figures }) => [
+        named(name),
+        round,
+        figure(figures.return, 1, 3),
+        figure(figures.accuracy, 100, 1, " %"),
+        `× ${figure(figures.parameter_ratio, 1, 2)}`,
+      ]),
+    ),
+  );
   if (!differences.length) {
     fill(gaps.body, h("p", { class: "empty" }, "choose a second run above to see differences"));
     return;
   }
-  fill(gaps.body, table(["run", "quantity", "difference", ""], differences.map((gap) => [
-    named(gap.name), QUANTITIES[gap.quantity]?.name ?? gap.quantity, verdict(gap),
-    h("span", { class: "hint" }, gap.paired ? "member by member" : "unpaired"),
-  ])), h("p", { class: "hint" }, `against ${differences[0].baseline}. Several comparisons at 95 % each: `
-    + "one in twenty excludes 0 by chance."));
+  fill(
+    gaps.body,
+    table(
+      ["run", "quantity", "difference", ""],
+      differences.map((gap) => [
+        named(gap.name),
+        QUANTITIES[gap.quantity]?.name ?? gap.quantity,
+        verdict(gap),
+        h("span", { class: "hint" }, gap.paired ? "member by member" : "unpaired"),
+      ]),
+    ),
+    h(
+      "p",
+      { class: "hint" },
+      `against ${differences[0].baseline}. Several comparisons at 95 % each: ` +
+        "one in twenty excludes 0 by chance.",
+    ),
+  );
 }
 
 // Bold where the interval excludes 0; the colour says on which side.
@@ -74,14 +106,27 @@ function verdict({ mean, ci, quantity }) {
 
 function drawResults(run) {
   const { controllers, task, host } = run.facts.results;
-  const shown = panel(`Controllers in ${run.name}`, `${task}, host ${host}; test data, means with 95 % intervals`);
-  shown.body.append(table(["controller", "members", "test accuracy", "parameters", "Φ", "FLOPs"], controllers.map((c, i) => {
-    const told = (quantity, scale, form) => interval(scale * c.figures[quantity]?.mean, scale * c.figures[quantity]?.ci, form);
-    return [
-      h("span", {}, swatch(seriesColour(i)), c.name), c.members.length, `${told("test_accuracy", 100, (v) => fixed(v, 2))} %`,
-      told("parameters", 1, short), told("potential", 1, (v) => fixed(v, 4)), told("flops", 1, short),
-    ];
-  })));
+  const shown = panel(
+    `Controllers in ${run.name}`,
+    `${task}, host ${host}; test data, means with 95 % intervals`,
+  );
+  shown.body.append(
+    table(
+      ["controller", "members", "test accuracy", "parameters", "Φ", "FLOPs"],
+      controllers.map((c, i) => {
+        const told = (quantity, scale, form) =>
+          interval(scale * c.figures[quantity]?.mean, scale * c.figures[quantity]?.ci, form);
+        return [
+          h("span", {}, swatch(seriesColour(i)), c.name),
+          c.members.length,
+          `${told("test_accuracy", 100, (v) => fixed(v, 2))} %`,
+          told("parameters", 1, short),
+          told("potential", 1, (v) => fixed(v, 4)),
+          told("flops", 1, short),
+        ];
+      }),
+    ),
+  );
   return h("div", {}, shown.root, resultPictures(run));
 }
 
@@ -93,8 +138,15 @@ export function resultPictures(run) {
   const paired = panel("Differences, member by member", `against ${controllers[0].name}, 95 % intervals`);
   const accuracy = differences.filter((gap) => gap.quantity === "test_accuracy");
   if (accuracy.length) paired.body.append(drawDifferences(accuracy));
-  paired.body.append(table(["controller", "quantity", "difference"], differences.map((gap) => [
-    gap.controller, QUANTITIES[gap.quantity]?.name ?? gap.quantity, verdict(gap),
-  ])));
+  paired.body.append(
+    table(
+      ["controller", "quantity", "difference"],
+      differences.map((gap) => [
+        gap.controller,
+        QUANTITIES[gap.quantity]?.name ?? gap.quantity,
+        verdict(gap),
+      ]),
+    ),
+  );
   return h("div", { class: "pair" }, frontier.root, differences.length ? paired.root : null);
 }

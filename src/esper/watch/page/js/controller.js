@@ -10,27 +10,55 @@ import { update } from "./state.js";
 const pickRound = (round) => update({ round });
 const whole = (value) => percent(value, 0);
 const HEALTH = [
-  ["KL", "kl", "how far an update went", 4], ["Explained variance", "explained_variance", "1 is all of it", 2],
-  ["Value loss", "value_loss", "", 3], ["Entropy", "entropy", "", 2], ["Clipped", "clip_fraction", "share of ratios", 3],
+  ["KL", "kl", "how far an update went", 4],
+  ["Explained variance", "explained_variance", "1 is all of it", 2],
+  ["Value loss", "value_loss", "", 3],
+  ["Entropy", "entropy", "", 2],
+  ["Clipped", "clip_fraction", "share of ratios", 3],
   ["Gradient", "gradient_norm", "norm before clipping", 2],
 ];
 
 export function makeController() {
   const over = { sync: "rounds", onPick: pickRound };
-  const ops = new Chart("Ops, round by round", { ...over, hint: "a refused action counts as waiting", form: whole, range: shares });
+  const ops = new Chart("Ops, round by round", {
+    ...over,
+    hint: "a refused action counts as waiting",
+    form: whole,
+    range: shares,
+  });
   const steps = new Chart("Ops, step by step", {
-    hint: "over the episode", form: whole, range: shares, xName: "step", onPick: (step) => update({ step: step - 1 }),
+    hint: "over the episode",
+    form: whole,
+    range: shares,
+    xName: "step",
+    onPick: (step) => update({ step: step - 1 }),
   });
   const heads = new Chart("Entropy of each head", {
-    ...over, hint: "1 chooses evenly among what is legal, 0 is certain", form: (v) => fixed(v, 2), range: shares,
+    ...over,
+    hint: "1 chooses evenly among what is legal, 0 is certain",
+    form: (v) => fixed(v, 2),
+    range: shares,
   });
-  const seeds = new Chart("Blueprints planted", { ...over, hint: "seeds per member", form: (v) => fixed(v, 2) });
+  const seeds = new Chart("Blueprints planted", {
+    ...over,
+    hint: "seeds per member",
+    form: (v) => fixed(v, 2),
+  });
   const health = HEALTH.map(([title, key, hint, digits]) => ({
-    key, chart: new Chart(title, { ...over, hint, form: (v) => fixed(v, digits), height: 120 }),
+    key,
+    chart: new Chart(title, { ...over, hint, form: (v) => fixed(v, digits), height: 120 }),
   }));
-  const root = h("div", { class: "view controller" },
-    h("div", { class: "pair" }, ops.root, steps.root), h("div", { class: "pair" }, heads.root, seeds.root),
-    h("div", { class: "three" }, health.map(({ chart }) => chart.root)));
+  const root = h(
+    "div",
+    { class: "view controller" },
+    h("div", { class: "pair" }, ops.root, steps.root),
+    h("div", { class: "pair" }, heads.root, seeds.root),
+    h(
+      "div",
+      { class: "three" },
+      health.map(({ chart }) => chart.root),
+    ),
+  );
   const step = (moment) => steps.update({ ...opsByStep(moment.record), mark: moment.t + 1, stacked: true });
   return {
     root,
@@ -55,14 +83,36 @@ export function makeController() {
 function opsByRound(rounds) {
   const names = Object.keys(rounds.at(-1)?.ops ?? {});
   const x = rounds.map((record) => record.round);
-  return { x, lines: stacked(x, names.map((name) => opPart(name, rounds.map((record) => record.ops[name] ?? 0)))) };
+  return {
+    x,
+    lines: stacked(
+      x,
+      names.map((name) =>
+        opPart(
+          name,
+          rounds.map((record) => record.ops[name] ?? 0),
+        ),
+      ),
+    ),
+  };
 }
 
 function opsByStep(record) {
   if (!record?.byStep) return { x: [], lines: [] };
   const x = record.byStep.map((_, t) => t + 1);
   const names = Object.keys(record.ops);
-  return { x, lines: stacked(x, names.map((name, i) => opPart(name, record.byStep.map((row) => row[i])))) };
+  return {
+    x,
+    lines: stacked(
+      x,
+      names.map((name, i) =>
+        opPart(
+          name,
+          record.byStep.map((row) => row[i]),
+        ),
+      ),
+    ),
+  };
 }
 
 const opPart = (name, y) => ({ name: words(name), colour: opColour(name), y, title: opMeaning(name) });
@@ -73,7 +123,9 @@ function byName(rounds, tableOf, label) {
   const run = { rounds };
   const { x } = aligned([run], () => [NaN]);
   const lines = names.map((name, i) => ({
-    name: label(name), colour: seriesColour(i), dash: i > 7 ? [4, 3] : undefined,
+    name: label(name),
+    colour: seriesColour(i),
+    dash: i > 7 ? [4, 3] : undefined,
     y: aligned([run], (record) => [tableOf(record)[name]]).columns[0].y,
   }));
   return { x, lines };
@@ -82,9 +134,15 @@ function byName(rounds, tableOf, label) {
 const PLANTED = "planted/";
 
 function planted(rounds) {
-  const tables = rounds.map((record) => Object.entries(record.extra).filter(([name]) => name.startsWith(PLANTED)));
+  const tables = rounds.map((record) =>
+    Object.entries(record.extra).filter(([name]) => name.startsWith(PLANTED)),
+  );
   const cut = rounds.map((record, i) => ({ round: record.round, seeds: Object.fromEntries(tables[i]) }));
   const named = [...new Set(tables.flat().map(([name]) => name))];
   for (const { seeds } of cut) for (const name of named) seeds[name] ??= 0;
-  return byName(cut, (record) => record.seeds, (name) => words(name.slice(PLANTED.length)));
+  return byName(
+    cut,
+    (record) => record.seeds,
+    (name) => words(name.slice(PLANTED.length)),
+  );
 }

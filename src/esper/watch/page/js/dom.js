@@ -10,12 +10,16 @@ export function h(tag, attributes = {}, ...children) {
     else if (value === true) node.setAttribute(key, "");
     else if (value !== false && value !== null && value !== undefined) node.setAttribute(key, value);
   }
-  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(
+    ...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
 }
 
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  node.replaceChildren(
+    ...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false),
+  );
   return node;
 }
 
@@ -40,8 +44,26 @@ export function table(titles, rows, classes = "") {
     h(
       "table",
       { class: classes },
-      h("thead", {}, h("tr", {}, titles.map((title) => h("th", {}, cell(title))))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((value) => h("td", {}, cell(value)))))),
+      h(
+        "thead",
+        {},
+        h(
+          "tr",
+          {},
+          titles.map((title) => h("th", {}, cell(title))),
+        ),
+      ),
+      h(
+        "tbody",
+        {},
+        rows.map((row) =>
+          h(
+            "tr",
+            {},
+            row.map((value) => h("td", {}, cell(value))),
+          ),
+        ),
+      ),
     ),
   );
 }

@@ -12,7 +12,12 @@ export function makeEvents() {
   const list = panel("Events", "", "events");
   const ledger = panel("What became of each blueprint", "in this round");
   const governor = panel("Governor and other interventions", "all rounds, the latest first");
-  const root = h("div", { class: "view eventful" }, list.root, h("div", { class: "stack" }, ledger.root, governor.root));
+  const root = h(
+    "div",
+    { class: "view eventful" },
+    list.root,
+    h("div", { class: "stack" }, ledger.root, governor.root),
+  );
   const held = { key: "", found: null, kind: "" };
   const again = () => held.moment && draw();
 
@@ -27,9 +32,17 @@ export function makeEvents() {
     fill(list.side, chips(found, held, again));
     const kept = found.events.filter((event) => !held.kind || event.kind === held.kind);
     const rest = found.total - found.events.length + Math.max(kept.length - SHOWN, 0);
-    fill(list.body, kept.length ? rows(kept.slice(0, SHOWN)) : h("p", { class: "empty" }, "no events"),
-      rest > 0 && h("p", { class: "hint" }, `and ${rest.toLocaleString("en")} more; choose a member to see all of its events`),
-      found.damaged > 0 && h("p", { class: "hint" }, `${found.damaged} lines could not be read`));
+    fill(
+      list.body,
+      kept.length ? rows(kept.slice(0, SHOWN)) : h("p", { class: "empty" }, "no events"),
+      rest > 0 &&
+        h(
+          "p",
+          { class: "hint" },
+          `and ${rest.toLocaleString("en")} more; choose a member to see all of its events`,
+        ),
+      found.damaged > 0 && h("p", { class: "hint" }, `${found.damaged} lines could not be read`),
+    );
     fill(ledger.body, ledgerTable(found.ledger));
     fill(governor.body, notes(moment));
   }
@@ -56,28 +69,46 @@ export function makeEvents() {
 }
 
 function chips(found, held, again) {
-  const chip = (kind, count) => h("button", {
-    class: `chip ${held.kind === kind ? "on" : ""}`, "aria-pressed": String(held.kind === kind),
-    onclick: () => {
-      held.kind = held.kind === kind ? "" : kind;
-      again();
-    },
-  }, `${words(kind)} `, h("b", {}, count.toLocaleString("en")));
-  const all = Object.entries(found.kinds).sort((a, b) => b[1] - a[1]).map(([kind, count]) => chip(kind, count));
-  if (state.member !== null) all.push(h("button", { class: "chip", onclick: () => update({ member: null }) }, "all members"));
+  const chip = (kind, count) =>
+    h(
+      "button",
+      {
+        class: `chip ${held.kind === kind ? "on" : ""}`,
+        "aria-pressed": String(held.kind === kind),
+        onclick: () => {
+          held.kind = held.kind === kind ? "" : kind;
+          again();
+        },
+      },
+      `${words(kind)} `,
+      h("b", {}, count.toLocaleString("en")),
+    );
+  const all = Object.entries(found.kinds)
+    .sort((a, b) => b[1] - a[1])
+    .map(([kind, count]) => chip(kind, count));
+  if (state.member !== null)
+    all.push(h("button", { class: "chip", onclick: () => update({ member: null }) }, "all members"));
   return all;
 }
 
 function rows(events) {
   const cells = events.map((event) => [
     event.step + 1,
-    h("button", { class: "plain", onclick: () => update({ member: event.member, step: event.step, view: "members" }) },
-      `${event.member}`),
+    h(
+      "button",
+      { class: "plain", onclick: () => update({ member: event.member, step: event.step, view: "members" }) },
+      `${event.member}`,
+    ),
     h("span", { class: `kind ${event.kind}` }, words(event.kind)),
     event.slot ?? "",
     words(event.blueprint),
-    event.stage_to ? h("span", {}, swatch(stageColour(event.stage_to)), words(event.stage_to)) : words(event.gate),
-    Object.entries(event.numbers ?? {}).filter(([, v]) => finite(v)).map(([name, v]) => `${words(name)} ${number(v)}`).join(", "),
+    event.stage_to
+      ? h("span", {}, swatch(stageColour(event.stage_to)), words(event.stage_to))
+      : words(event.gate),
+    Object.entries(event.numbers ?? {})
+      .filter(([, v]) => finite(v))
+      .map(([name, v]) => `${words(name)} ${number(v)}`)
+      .join(", "),
   ]);
   return table(["step", "member", "what", "slot", "blueprint", "to", "numbers"], cells, "events-table");
 }
@@ -87,23 +118,48 @@ const number = (value) => (Math.abs(value) >= 1000 ? short(value) : fixed(value,
 function ledgerTable(ledger) {
   if (!ledger.length) return h("p", { class: "empty" }, "nothing was planted");
   const cells = ledger.map((entry) => [
-    words(entry.blueprint), entry.planted, bar(entry), finite(entry.contribution)
+    words(entry.blueprint),
+    entry.planted,
+    bar(entry),
+    finite(entry.contribution)
       ? `${fixed(entry.contribution, 2, true)}${finite(entry.contribution_ci) ? ` ± ${fixed(entry.contribution_ci, 2)}` : ""}`
       : "–",
     finite(entry.parameters) ? short(entry.parameters) : "–",
   ]);
-  return table(["blueprint", "planted", "kept · taken out · unfinished", "points when kept", "parameters"], cells);
+  return table(
+    ["blueprint", "planted", "kept · taken out · unfinished", "points when kept", "parameters"],
+    cells,
+  );
 }
 
 function bar(entry) {
-  const fates = [["kept", "FOSSILIZED"], ["taken out", "PRUNED"], ["unfinished", "EMBARGOED"]];
-  return h("span", { class: "bar", title: fates.map(([name]) => `${name} ${entry[name]}`).join(", ") },
-    fates.map(([name, stage]) => h("i", { style: `flex:${entry[name]};background:${stageColour(stage)}` })));
+  const fates = [
+    ["kept", "FOSSILIZED"],
+    ["taken out", "PRUNED"],
+    ["unfinished", "EMBARGOED"],
+  ];
+  return h(
+    "span",
+    { class: "bar", title: fates.map(([name]) => `${name} ${entry[name]}`).join(", ") },
+    fates.map(([name, stage]) => h("i", { style: `flex:${entry[name]};background:${stageColour(stage)}` })),
+  );
 }
 
 function notes({ focus }) {
   const told = [...(focus?.notes ?? [])].reverse();
   if (!told.length) return h("p", { class: "empty" }, "none so far");
-  return h("ul", { class: "notes" }, told.slice(0, 100).map(({ round, text }) =>
-    h("li", {}, h("button", { class: "plain", onclick: () => update({ round }) }, `round ${round}`), ` ${text}`)));
+  return h(
+    "ul",
+    { class: "notes" },
+    told
+      .slice(0, 100)
+      .map(({ round, text }) =>
+        h(
+          "li",
+          {},
+          h("button", { class: "plain", onclick: () => update({ round }) }, `round ${round}`),
+          ` ${text}`,
+        ),
+      ),
+  );
 }

@@ -15,7 +15,8 @@ export function fixed(value, digits = 3, sign = false) {
 export function short(value) {
   if (!finite(value)) return DASH;
   const size = Math.abs(value);
-  if (size < 10_000) return size < 100 && value % 1 ? value.toPrecision(3) : Math.round(value).toLocaleString("en");
+  if (size < 10_000)
+    return size < 100 && value % 1 ? value.toPrecision(3) : Math.round(value).toLocaleString("en");
   const units = ["k", "M", "G", "T", "P", "E"];
   let scaled = size;
   let unit = -1;
@@ -42,4 +43,8 @@ export function duration(seconds) {
 }
 
 // FOSSILIZED → fossilised, SET_ALPHA_TARGET → set alpha target
-export const words = (name) => String(name ?? "").toLowerCase().replaceAll("_", " ").replace(/ize(d?)$/, "ise$1");
+export const words = (name) =>
+  String(name ?? "")
+    .toLowerCase()
+    .replaceAll("_", " ")
+    .replace(/ize(d?)$/, "ise$1");

@@ -19,9 +19,16 @@ const KEYS = [
 
 export function showKeys() {
   const dialog = document.getElementById("keys");
-  fill(dialog, h("h2", {}, "Keys"),
-    h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
-    h("form", { method: "dialog" }, h("button", { autofocus: true }, "close")));
+  fill(
+    dialog,
+    h("h2", {}, "Keys"),
+    h(
+      "dl",
+      {},
+      KEYS.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)]),
+    ),
+    h("form", { method: "dialog" }, h("button", { autofocus: true }, "close")),
+  );
   if (!dialog.open) dialog.showModal();
 }
 

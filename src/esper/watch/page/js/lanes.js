@@ -56,13 +56,18 @@ export function parse(buffer) {
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   const about = JSON.parse(header.__metadata__.lanes);
   const columns = {};
-  for (const [name, about_it] of Object.entries(header)) {
+  for (const [name, entry] of Object.entries(header)) {
     if (name === "__metadata__") continue;
-    const { dtype, data_offsets: [from, to] } = about_it;
+    const {
+      dtype,
+      data_offsets: [from, to],
+    } = entry;
     const [Kind, start] = [KINDS[dtype], 8 + length + from];
     const size = (to - from) / Kind.BYTES_PER_ELEMENT;
     columns[name] =
-      start % Kind.BYTES_PER_ELEMENT ? new Kind(buffer.slice(start, 8 + length + to)) : new Kind(buffer, start, size);
+      start % Kind.BYTES_PER_ELEMENT
+        ? new Kind(buffer.slice(start, 8 + length + to))
+        : new Kind(buffer, start, size);
   }
   const [T, N, S] = header.stage.shape;
   return new Lanes(about, columns, { T, N, S }, buffer.byteLength);
@@ -102,10 +107,19 @@ function fromFilm(reel) {
 function blank(T, N, S) {
   const bytes = (size) => new Uint8Array(size);
   return {
-    members: new Int32Array(N), returns: new Float32Array(N), stage: bytes(T * N * S), alpha: bytes(T * N * S),
-    blueprint: bytes(T * N * S), contribution: new Int16Array(T * N * S).fill(UNMEASURED), op: bytes(T * N),
-    op_slot: bytes(T * N), succeeded: bytes(T * N), rolled_back: bytes(T * N), accuracy: new Float32Array((T + 1) * N),
-    parameters: new Float32Array((T + 1) * N), spent: new Float32Array((T + 1) * N).fill(NaN),
+    members: new Int32Array(N),
+    returns: new Float32Array(N),
+    stage: bytes(T * N * S),
+    alpha: bytes(T * N * S),
+    blueprint: bytes(T * N * S),
+    contribution: new Int16Array(T * N * S).fill(UNMEASURED),
+    op: bytes(T * N),
+    op_slot: bytes(T * N),
+    succeeded: bytes(T * N),
+    rolled_back: bytes(T * N),
+    accuracy: new Float32Array((T + 1) * N),
+    parameters: new Float32Array((T + 1) * N),
+    spent: new Float32Array((T + 1) * N).fill(NaN),
     seed_parameters: new Int32Array(0),
   };
 }
@@ -144,7 +158,10 @@ class Lanes {
       alpha: this.columns.alpha[i] / 255,
       blueprint: blueprint === NO_BLUEPRINT ? null : (this.blueprint_names[blueprint] ?? `#${blueprint}`),
       contribution: points === UNMEASURED ? NaN : points / 100,
-      parameters: blueprint === NO_BLUEPRINT ? 0 : (this.columns.seed_parameters[s * this.blueprints + blueprint] ?? NaN),
+      parameters:
+        blueprint === NO_BLUEPRINT
+          ? 0
+          : (this.columns.seed_parameters[s * this.blueprints + blueprint] ?? NaN),
     };
   }
 

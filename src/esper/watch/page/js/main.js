@@ -18,8 +18,12 @@ import { follow, getJson, onData } from "./stream.js";
 import { Transport } from "./transport.js";
 
 const VIEWS = {
-  overview: makeOverview, controller: makeController, members: makeMembers, events: makeEvents,
-  compare: makeCompare, settings: makeConfig,
+  overview: makeOverview,
+  controller: makeController,
+  members: makeMembers,
+  events: makeEvents,
+  compare: makeCompare,
+  settings: makeConfig,
 };
 const made = {};
 const main = document.getElementById("main");
@@ -51,30 +55,74 @@ function redraw(all = true) {
 }
 
 function drawHeader({ runs, focus }) {
-  fill(document.querySelector(".views"), Object.keys(VIEWS).map((name, i) => h("button", {
-    role: "tab", "aria-selected": String(name === state.view), title: `${name} (${i + 1})`, onclick: () => update({ view: name }),
-  }, name)));
-  const chips = runs.map((run, i) => h("span", { class: `run ${run === focus ? "focus" : ""}`, style: `--hue:${seriesColour(i)}` },
-    h("button", { class: "name", title: "show the members of this run", onclick: () => update({ focus: run.name, member: null }) },
-      h("i", { class: `dot ${run.state}`, title: run.state }), run.name),
-    runs.length > 1 && h("button", { class: "off", "aria-label": `leave out ${run.name}`, onclick: () => leave(run.name) }, "×")));
+  fill(
+    document.querySelector(".views"),
+    Object.keys(VIEWS).map((name, i) =>
+      h(
+        "button",
+        {
+          role: "tab",
+          "aria-selected": String(name === state.view),
+          title: `${name} (${i + 1})`,
+          onclick: () => update({ view: name }),
+        },
+        name,
+      ),
+    ),
+  );
+  const chips = runs.map((run, i) =>
+    h(
+      "span",
+      { class: `run ${run === focus ? "focus" : ""}`, style: `--hue:${seriesColour(i)}` },
+      h(
+        "button",
+        {
+          class: "name",
+          title: "show the members of this run",
+          onclick: () => update({ focus: run.name, member: null }),
+        },
+        h("i", { class: `dot ${run.state}`, title: run.state }),
+        run.name,
+      ),
+      runs.length > 1 &&
+        h(
+          "button",
+          { class: "off", "aria-label": `leave out ${run.name}`, onclick: () => leave(run.name) },
+          "×",
+        ),
+    ),
+  );
   const others = listed.filter(({ name }) => !state.runs.includes(name));
-  const more = others.length > 0 && h("select", {
-    "aria-label": "lay another run over these", onchange: (event) => update({ runs: [...state.runs, event.target.value] }),
-  }, h("option", { value: "" }, runs.length ? "+ run" : "choose a run"), others.map(({ name, state: how }) => h("option", { value: name }, `${name} (${how})`)));
+  const more =
+    others.length > 0 &&
+    h(
+      "select",
+      {
+        "aria-label": "lay another run over these",
+        onchange: (event) => update({ runs: [...state.runs, event.target.value] }),
+      },
+      h("option", { value: "" }, runs.length ? "+ run" : "choose a run"),
+      others.map(({ name, state: how }) => h("option", { value: name }, `${name} (${how})`)),
+    );
   const box = document.getElementById("runs");
-  if (!box.contains(document.activeElement) || document.activeElement.tagName !== "SELECT") fill(box, chips, more);
+  if (!box.contains(document.activeElement) || document.activeElement.tagName !== "SELECT")
+    fill(box, chips, more);
   const link = document.getElementById("link");
   link.textContent = page.link === "lost" ? "reconnecting …" : "";
   link.dataset.link = page.link;
   document.title = focus ? `${focus.name} · Esper` : "Esper";
-  fill(document.getElementById("notes"), problems(runs).map((text) => h("p", {}, text)));
+  fill(
+    document.getElementById("notes"),
+    problems(runs).map((text) => h("p", {}, text)),
+  );
 }
 
 function problems(runs) {
   return runs.flatMap((run) => [
     ...(run.facts?.problems ?? []),
-    ...(run.damaged ? [`${run.name}: ${run.damaged} line${run.damaged > 1 ? "s" : ""} of metrics.jsonl could not be read`] : []),
+    ...(run.damaged
+      ? [`${run.name}: ${run.damaged} line${run.damaged > 1 ? "s" : ""} of metrics.jsonl could not be read`]
+      : []),
   ]);
 }
 
@@ -87,7 +135,7 @@ function leave(name) {
   update({ runs: state.runs.filter((other) => other !== name), member: null });
 }
 
-export function setTheme(theme = state.theme) {
+function setTheme(theme = state.theme) {
   const system = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   document.documentElement.dataset.theme = ["dark", "light"].includes(theme) ? theme : system;
 }
@@ -113,7 +161,9 @@ async function begin() {
   setPalette(palette);
   setListed(list);
   chooseRuns();
-  page.transport = new Transport(document.getElementById("transport"), (step) => made[state.view]?.frame?.(step));
+  page.transport = new Transport(document.getElementById("transport"), (step) =>
+    made[state.view]?.frame?.(step),
+  );
   onState((changed) => {
     if (changed.includes("theme")) {
       setTheme();
@@ -144,8 +194,15 @@ async function begin() {
     redraw();
   });
   listenToKeys({
-    views: Object.keys(VIEWS), transport: page.transport, theme: toggleTheme, walk: (by) => made.members?.walk(by),
-    nextRun: () => update({ focus: state.runs[(state.runs.indexOf(focusRun()) + 1) % state.runs.length] ?? "", member: null }),
+    views: Object.keys(VIEWS),
+    transport: page.transport,
+    theme: toggleTheme,
+    walk: (by) => made.members?.walk(by),
+    nextRun: () =>
+      update({
+        focus: state.runs[(state.runs.indexOf(focusRun()) + 1) % state.runs.length] ?? "",
+        member: null,
+      }),
   });
   follow(state.runs);
   redraw();

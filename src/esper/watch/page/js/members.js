@@ -42,11 +42,19 @@ function makeMember() {
   const drawing = h("div", { class: "wide drawing", tabindex: 0 });
   const strip = h("canvas", { class: "strip", role: "img", "aria-label": "the life of every slot" });
   const accuracy = new Chart("Accuracy over steps", {
-    hint: "dashed: median of all members", form: (v) => fixed(v, 1), height: 150, filling: true, xName: "step",
+    hint: "dashed: median of all members",
+    form: (v) => fixed(v, 1),
+    height: 150,
+    filling: true,
+    xName: "step",
     onPick: (step) => update({ step: Math.max(step - 1, 0) }),
   });
   const compute = new Chart("Accuracy against compute", {
-    hint: "training FLOPs since the episode began", form: (v) => fixed(v, 1), height: 150, filling: true, xName: "FLOPs",
+    hint: "training FLOPs since the episode began",
+    form: (v) => fixed(v, 1),
+    height: 150,
+    filling: true,
+    xName: "FLOPs",
   });
   compute.xForm = short;
   body.append(figures, drawing, strip, h("div", { class: "pair" }, accuracy.root, compute.root));
@@ -93,8 +101,12 @@ function courses(lanes, n, colour) {
   const others = { name: "median", colour: css("--muted"), y: median, dash: [4, 4], width: 1.2 };
   const spent = steps.map((u) => mine("spent", u));
   // A member that has spent its budget stands still, which is no news.
-  const known = spent.at(-1) > 0 && spent.every((value, u) => Number.isFinite(value) && value >= (spent[u - 1] ?? 0));
-  return { steps: { x: steps, lines: [line, others] }, compute: { x: known ? spent : [], lines: [{ ...line, name: "" }] } };
+  const known =
+    spent.at(-1) > 0 && spent.every((value, u) => Number.isFinite(value) && value >= (spent[u - 1] ?? 0));
+  return {
+    steps: { x: steps, lines: [line, others] },
+    compute: { x: known ? spent : [], lines: [{ ...line, name: "" }] },
+  };
 }
 
 function middle(lanes, u) {

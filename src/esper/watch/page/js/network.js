@@ -22,15 +22,25 @@ export function drawNetwork(lanes, n, t) {
     if (i < lanes.S) nodes.push(drawSlot(lanes, n, t, i, x + PART + gap / 2));
   });
   nodes.push(h("path", { class: "arrow", d: `M${width - 14} ${LINE - 5}l8 5l-8 5` }));
-  return h("svg", {
-    class: "network", viewBox: `0 0 ${width} 268`, style: `min-width:${Math.round(width * 0.72)}px`, role: "img",
-    "aria-label": `the network of ${lanes.title(n)} at step ${t + 1}`,
-  }, nodes);
+  return h(
+    "svg",
+    {
+      class: "network",
+      viewBox: `0 0 ${width} 268`,
+      style: `min-width:${Math.round(width * 0.72)}px`,
+      role: "img",
+      "aria-label": `the network of ${lanes.title(n)} at step ${t + 1}`,
+    },
+    nodes,
+  );
 }
 
 function unnamed(S) {
   return [...Array(S + 1).keys()].map((i) => ({
-    name: i < S ? `segment ${i + 1}` : "head", layers: [], parameters: NaN, shape: [],
+    name: i < S ? `segment ${i + 1}` : "head",
+    layers: [],
+    parameters: NaN,
+    shape: [],
   }));
 }
 
@@ -41,13 +51,16 @@ function drawPart(part, x) {
   const channels = part.shape[0] ?? 1;
   const height = Math.min(Math.max(34 + 13 * shown.length, 30 + 8 * Math.log2(Math.max(channels, 1))), 100);
   const top = LINE - height / 2;
-  return h("g", { class: "part" },
+  return h(
+    "g",
+    { class: "part" },
     h("title", {}, [part.name, ...part.layers, `${part.parameters} parameters`].join("\n")),
     h("rect", { x, y: top, width: PART, height, rx: 9 }),
     h("text", { x: x + PART / 2, y: top + 17, class: "name" }, part.name),
     shown.map((line, i) => h("text", { x: x + PART / 2, y: top + 31 + 13 * i, class: "layer" }, line)),
     h("text", { x: x + PART / 2, y: LINE + 58, class: "size" }, part.shape.join(" × ")),
-    h("text", { x: x + PART / 2, y: LINE + 71, class: "size" }, counted(part.parameters)));
+    h("text", { x: x + PART / 2, y: LINE + 71, class: "size" }, counted(part.parameters)),
+  );
 }
 
 const counted = (parameters) => (finite(parameters) ? `${short(parameters)} parameters` : "");
@@ -65,37 +78,95 @@ function drawSlot(lanes, n, t, s, x) {
   const cell = lanes.cell(t, n, s);
   const colour = stageColour(cell.stage);
   const name = h("text", { x, y: LINE + 22, class: "slot" }, lanes.slots[s]);
-  const folded = lanes.chain(t, n, s).filter((seed, i, all) => i < all.length - 1 || cell.stage !== "FOSSILIZED");
-  const tabs = folded.map((seed, i) => h("g", { class: "folded" },
-    h("title", {}, `${words(seed.blueprint)}, part of the network since step ${seed.step + 1}`),
-    h("rect", { x: x - 15 + 9 * i, y: LINE + 30, width: 7, height: 10, rx: 2, fill: stageColour("FOSSILIZED") })));
+  const folded = lanes
+    .chain(t, n, s)
+    .filter((seed, i, all) => i < all.length - 1 || cell.stage !== "FOSSILIZED");
+  const tabs = folded.map((seed, i) =>
+    h(
+      "g",
+      { class: "folded" },
+      h("title", {}, `${words(seed.blueprint)}, part of the network since step ${seed.step + 1}`),
+      h("rect", {
+        x: x - 15 + 9 * i,
+        y: LINE + 30,
+        width: 7,
+        height: 10,
+        rx: 2,
+        fill: stageColour("FOSSILIZED"),
+      }),
+    ),
+  );
   if (!cell.blueprint) {
-    return h("g", { class: "slot-empty" }, h("circle", { cx: x, cy: LINE, r: 7, fill: colour }), name, tabs,
+    return h(
+      "g",
+      { class: "slot-empty" },
+      h("circle", { cx: x, cy: LINE, r: 7, fill: colour }),
+      name,
+      tabs,
       h("rect", { x: x - SEED.width / 2, y: SEED.top, width: SEED.width, height: SEED.height, rx: 10 }),
-      h("text", { x, y: SEED.top + SEED.height / 2 + 4, class: "quiet" },
-        cell.stage === "DORMANT" ? "nothing grows here" : words(cell.stage)));
+      h(
+        "text",
+        { x, y: SEED.top + SEED.height / 2 + 4, class: "quiet" },
+        cell.stage === "DORMANT" ? "nothing grows here" : words(cell.stage),
+      ),
+    );
   }
   const heard = HEARD.has(cell.stage);
   const bottom = SEED.top + SEED.height;
   const branch = {
-    class: "branch", stroke: colour, "stroke-width": 1.5 + 3 * cell.alpha,
-    "stroke-dasharray": heard ? null : "3 4", opacity: heard ? 0.35 + 0.65 * cell.alpha : 0.7,
+    class: "branch",
+    stroke: colour,
+    "stroke-width": 1.5 + 3 * cell.alpha,
+    "stroke-dasharray": heard ? null : "3 4",
+    opacity: heard ? 0.35 + 0.65 * cell.alpha : 0.7,
   };
   const worth = finite(cell.contribution) ? `${fixed(cell.contribution, 2, true)} points` : "not measured";
-  return h("g", { class: "seed" },
-    h("title", {}, `${lanes.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}, ${worth}`),
-    h("path", { ...branch, d: `M${x - 16} ${LINE}C${x - 16} ${LINE - 40} ${x - 34} ${LINE - 40} ${x - 34} ${bottom}` }),
-    h("path", { ...branch, d: `M${x + 34} ${bottom}C${x + 34} ${LINE - 40} ${x + 9} ${LINE - 50} ${x + 9} ${LINE - 8}` }),
+  return h(
+    "g",
+    { class: "seed" },
+    h(
+      "title",
+      {},
+      `${lanes.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}, ${worth}`,
+    ),
+    h("path", {
+      ...branch,
+      d: `M${x - 16} ${LINE}C${x - 16} ${LINE - 40} ${x - 34} ${LINE - 40} ${x - 34} ${bottom}`,
+    }),
+    h("path", {
+      ...branch,
+      d: `M${x + 34} ${bottom}C${x + 34} ${LINE - 40} ${x + 9} ${LINE - 50} ${x + 9} ${LINE - 8}`,
+    }),
     h("circle", { cx: x + 9, cy: LINE, r: 8, class: "plus", stroke: colour }),
     h("path", { d: `M${x + 5} ${LINE}h8M${x + 9} ${LINE - 4}v8`, stroke: colour, class: "plus" }),
-    h("rect", { x: x - SEED.width / 2, y: SEED.top, width: SEED.width, height: SEED.height, rx: 10, stroke: colour,
-      fill: colour, "fill-opacity": 0.14 + 0.2 * cell.alpha, "stroke-width": 1.6 }),
-    h("rect", { x: x - SEED.width / 2, y: bottom - 4, width: SEED.width * (heard ? cell.alpha : 0), height: 4, rx: 2,
-      fill: colour }),
+    h("rect", {
+      x: x - SEED.width / 2,
+      y: SEED.top,
+      width: SEED.width,
+      height: SEED.height,
+      rx: 10,
+      stroke: colour,
+      fill: colour,
+      "fill-opacity": 0.14 + 0.2 * cell.alpha,
+      "stroke-width": 1.6,
+    }),
+    h("rect", {
+      x: x - SEED.width / 2,
+      y: bottom - 4,
+      width: SEED.width * (heard ? cell.alpha : 0),
+      height: 4,
+      rx: 2,
+      fill: colour,
+    }),
     h("text", { x, y: SEED.top + 19, class: "name" }, words(cell.blueprint)),
-    h("text", { x, y: SEED.top + 35, class: "layer" },
-      heard ? `${words(cell.stage)} · α ${fixed(cell.alpha, 2)}` : words(cell.stage)),
+    h(
+      "text",
+      { x, y: SEED.top + 35, class: "layer" },
+      heard ? `${words(cell.stage)} · α ${fixed(cell.alpha, 2)}` : words(cell.stage),
+    ),
     h("text", { x, y: SEED.top + 51, class: "layer strong" }, heard ? worth : ""),
     h("text", { x, y: SEED.top + 66, class: "layer" }, counted(cell.parameters)),
-    name, tabs);
+    name,
+    tabs,
+  );
 }

@@ -11,26 +11,60 @@ import { makeWallPanel } from "./wall_panel.js";
 
 const pickRound = (round) => update({ round });
 const CURVES = [
-  { title: "Return", hint: "mean over members, 95 % interval", form: (v) => fixed(v, 3),
-    pick: (r) => [r.return_mean, r.return_ci], twin: (r) => [r.extra.above_twin, r.extra.above_twin_ci] },
-  { title: "Accuracy", hint: "validation, per cent", form: (v) => fixed(v, 1),
-    pick: (r) => [100 * r.accuracy_mean, 100 * r.accuracy_ci] },
-  { title: "Parameters", hint: "times the host's own", form: (v) => fixed(v, 2),
-    pick: (r) => [r.parameter_ratio_mean, r.parameter_ratio_ci] },
+  {
+    title: "Return",
+    hint: "mean over members, 95 % interval",
+    form: (v) => fixed(v, 3),
+    pick: (r) => [r.return_mean, r.return_ci],
+    twin: (r) => [r.extra.above_twin, r.extra.above_twin_ci],
+  },
+  {
+    title: "Accuracy",
+    hint: "validation, per cent",
+    form: (v) => fixed(v, 1),
+    pick: (r) => [100 * r.accuracy_mean, 100 * r.accuracy_ci],
+  },
+  {
+    title: "Parameters",
+    hint: "times the host's own",
+    form: (v) => fixed(v, 2),
+    pick: (r) => [r.parameter_ratio_mean, r.parameter_ratio_ci],
+  },
 ];
 
 export function makeOverview() {
   const cards = makeCards();
   const charts = CURVES.map(({ title, hint, form, pick, twin }, i) => ({
-    pick, twin, chart: new Chart(title, { hint, form, sync: "rounds", onPick: pickRound, height: i ? 150 : 200, filling: true }),
+    pick,
+    twin,
+    chart: new Chart(title, {
+      hint,
+      form,
+      sync: "rounds",
+      onPick: pickRound,
+      height: i ? 150 : 200,
+      filling: true,
+    }),
   }));
   const wall = makeWallPanel({ compact: true });
   const results = makeResults();
-  const root = h("div", { class: "view overview" }, cards.root,
-    h("div", { class: "columns" },
-      h("div", { class: "curves" }, charts[0].chart.root,
-        h("div", { class: "pair" }, charts[1].chart.root, charts[2].chart.root)),
-      results.root, wall.root));
+  const root = h(
+    "div",
+    { class: "view overview" },
+    cards.root,
+    h(
+      "div",
+      { class: "columns" },
+      h(
+        "div",
+        { class: "curves" },
+        charts[0].chart.root,
+        h("div", { class: "pair" }, charts[1].chart.root, charts[2].chart.root),
+      ),
+      results.root,
+      wall.root,
+    ),
+  );
   return {
     root,
     frame: wall.frame,
@@ -41,7 +75,8 @@ export function makeOverview() {
       const runs = moment.runs.filter((run) => run.rounds.length);
       root.classList.toggle("quiet", !runs.length);
       results.update(moment.focus);
-      for (const { chart, pick, twin } of charts) chart.update({ ...curves(runs, moment.runs, pick, twin), mark });
+      for (const { chart, pick, twin } of charts)
+        chart.update({ ...curves(runs, moment.runs, pick, twin), mark });
       wall.update(moment);
     },
   };
@@ -67,7 +102,9 @@ function makeResults() {
 export function curves(runs, all, pick, twin) {
   const { x, columns } = aligned(runs, pick);
   const alone = runs.length === 1;
-  const lines = runs.map((run, i) => line(columns[i], alone ? "mean" : run.name, seriesColour(all.indexOf(run))));
+  const lines = runs.map((run, i) =>
+    line(columns[i], alone ? "mean" : run.name, seriesColour(all.indexOf(run))),
+  );
   const focus = runs.find((run) => run.name === focusRun()) ?? runs[0];
   if (twin && alone && focus?.rounds.some((record) => finite(twin(record)[0]))) {
     const extra = aligned([focus], twin).columns[0];
@@ -79,4 +116,3 @@ export function curves(runs, all, pick, twin) {
 function line({ y, low, high, sure }, name, colour) {
   return sure ? { name, colour, y, low, high } : { name, colour, y };
 }
-

@@ -17,7 +17,9 @@ export function drawStrip(canvas, lanes, n, step) {
   context.scale(scale, scale);
   const cell = (width - LEFT - 4) / lanes.T;
   const edge = (t) => LEFT + t * cell;
-  const colours = Object.fromEntries(Object.values(lanes.stage_names).map((name) => [name, stageColour(name)]));
+  const colours = Object.fromEntries(
+    Object.values(lanes.stage_names).map((name) => [name, stageColour(name)]),
+  );
   context.textBaseline = "middle";
   for (let s = 0; s < lanes.S; s++) {
     const y = HEAD + s * LANE;

@@ -5,10 +5,13 @@ import { settleAddress, state, update } from "./state.js";
 
 const SPEEDS = [2, 6, 12, 30]; // steps per second
 const ICONS = {
-  play: "M5 3l9 5.5L5 14z", stop: "M4 3h3v11H4zM10 3h3v11h-3z", back: "M3 3h2v11H3zM14 3L6 8.5l8 5.5z",
+  play: "M5 3l9 5.5L5 14z",
+  stop: "M4 3h3v11H4zM10 3h3v11h-3z",
+  back: "M3 3h2v11H3zM14 3L6 8.5l8 5.5z",
   on: "M12 3h2v11h-2zM3 3l8 5.5L3 14z",
 };
-const icon = (d) => h("svg", { viewBox: "0 0 17 17", width: 15, height: 15, "aria-hidden": "true" }, h("path", { d }));
+const icon = (d) =>
+  h("svg", { viewBox: "0 0 17 17", width: 15, height: 15, "aria-hidden": "true" }, h("path", { d }));
 
 export class Transport {
   // onFrame(step) is called for every picture while the clock runs; the step may lie between two.
@@ -17,10 +20,15 @@ export class Transport {
     this.speed = 1;
     this.playing = false;
     this.moment = null;
-    const button = (what, title, act) => h("button", { class: "icon", title, "aria-label": title, onclick: act }, what);
+    const button = (what, title, act) =>
+      h("button", { class: "icon", title, "aria-label": title, onclick: act }, what);
     this.playButton = button(icon(ICONS.play), "play or stop (space)", () => this.toggle());
     this.speedButton = button("", "steps per second", () => this.faster());
-    this.liveButton = h("button", { class: "live", title: "follow the newest round (l)", onclick: () => this.follow() });
+    this.liveButton = h("button", {
+      class: "live",
+      title: "follow the newest round (l)",
+      onclick: () => this.follow(),
+    });
     this.round = h("input", { type: "range", id: "round", "aria-label": "round", min: 0, step: 1 });
     this.step = h("input", { type: "range", id: "step", "aria-label": "step", min: 0, step: 1 });
     this.marks = h("div", { class: "marks" });
@@ -31,10 +39,13 @@ export class Transport {
     this.step.addEventListener("input", () => this.toStep(Number(this.step.value)));
     fill(
       root,
-      button(icon(ICONS.back), "round before (,)", () => this.nextRound(-1)), this.playButton,
-      button(icon(ICONS.on), "round after (.)", () => this.nextRound(1)), this.speedButton,
+      button(icon(ICONS.back), "round before (,)", () => this.nextRound(-1)),
+      this.playButton,
+      button(icon(ICONS.on), "round after (.)", () => this.nextRound(1)),
+      this.speedButton,
       h("label", {}, this.roundName, h("div", { class: "track" }, this.round, this.marks), this.roundText),
-      h("label", {}, "step", h("div", { class: "track" }, this.step), this.stepText), this.liveButton,
+      h("label", {}, "step", h("div", { class: "track" }, this.step), this.stepText),
+      this.liveButton,
     );
   }
 
@@ -51,11 +62,19 @@ export class Transport {
     const of = focus?.last?.rounds ?? newest;
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
     const named = lanes?.label || (newest === 0 && "one episode");
-    this.roundText.textContent = named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
+    this.roundText.textContent =
+      named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
     this.roundName.textContent = lanes?.label ? "controller" : "round";
     const span = Math.max(newest - this.round.min, 1);
-    fill(this.marks, (focus?.facts?.lanes ?? []).map((round) =>
-      h("i", { style: `left:${(100 * (round - this.round.min)) / span}%`, title: `the members of round ${round}` })));
+    fill(
+      this.marks,
+      (focus?.facts?.lanes ?? []).map((round) =>
+        h("i", {
+          style: `left:${(100 * (round - this.round.min)) / span}%`,
+          title: `the members of round ${round}`,
+        }),
+      ),
+    );
     this.step.max = (lanes?.T ?? 1) - 1;
     this.step.value = moment.t;
     this.step.disabled = !lanes;

@@ -53,7 +53,7 @@ export class Wall {
   }
 
   draw() {
-    const { layout, pixels, lanes, order } = this;
+    const { layout, pixels, order } = this;
     pixels.fill(this.page);
     const row = new Uint32Array(layout.filmWidth);
     for (let i = 0; i < order.length; i++) this.film(order[i], i, row);
@@ -161,16 +161,25 @@ export function arrange(width, height, count, T, S, scale, labelled = 44) {
     const tileHeight = Math.floor(high / rows);
     const tileWidth = Math.floor(wide / columns);
     const gap = tileHeight >= 24 * scale ? 6 * scale : tileHeight >= 8 * scale ? 2 * scale : 1;
-    const label = tileHeight - gap >= LABELLED * scale && tileWidth > 4.4 * labelled * scale ? labelled * scale : 0;
+    const label =
+      tileHeight - gap >= LABELLED * scale && tileWidth > 4.4 * labelled * scale ? labelled * scale : 0;
     const filmWidth = tileWidth - 3 * gap - label - (label && 44 * scale); // columns stand further apart than rows
     const filmHeight = Math.min(tileHeight - gap, 16 * S * scale);
     if (filmWidth < 2 || filmHeight < 1) continue;
     const score = Math.min(filmWidth / T, (1.4 * filmHeight) / S);
-    if (!best || score > best.score) best = { score, columns, rows, gap, label, filmWidth, filmHeight, tileWidth };
+    if (!best || score > best.score)
+      best = { score, columns, rows, gap, label, filmWidth, filmHeight, tileWidth };
   }
   best ??= { columns: 1, rows: count, gap: 0, label: 0, filmWidth: wide, filmHeight: 1, tileWidth: wide };
   const tileHeight = Math.max(Math.min(Math.floor(high / best.rows), best.filmHeight + best.gap), 1);
-  return { ...best, tileHeight, width, left: margin, top: margin, rule: best.filmHeight / S >= 5 ? Math.round(scale) : 0 };
+  return {
+    ...best,
+    tileHeight,
+    width,
+    left: margin,
+    top: margin,
+    rule: best.filmHeight / S >= 5 ? Math.round(scale) : 0,
+  };
 }
 
 // Rows of the lanes in the order and choice that the state asks for.
@@ -188,7 +197,10 @@ export function chosen(lanes, sort, filter, step) {
 export const SORTS = {
   return: { name: "return", key: (lanes, n) => -lanes.columns.returns[n] },
   accuracy: { name: "accuracy", key: (lanes, n) => -lanes.at("accuracy", lanes.T, n) },
-  gain: { name: "gain in accuracy", key: (lanes, n) => lanes.at("accuracy", 0, n) - lanes.at("accuracy", lanes.T, n) },
+  gain: {
+    name: "gain in accuracy",
+    key: (lanes, n) => lanes.at("accuracy", 0, n) - lanes.at("accuracy", lanes.T, n),
+  },
   parameters: { name: "parameters", key: (lanes, n) => -lanes.at("parameters", lanes.T, n) },
   spent: { name: "compute", key: (lanes, n) => -lanes.at("spent", lanes.T, n) },
   likeness: { name: "likeness", key: likeness },
@@ -211,7 +223,7 @@ function likeness(lanes, n) {
 
 // "now:HOLDING" is the stage of some slot at the step, "ever:NORM" a blueprint that was planted,
 // "op:PRUNE" an op that was asked for, "rolled back" and "refused" what they say, digits a member.
-export function passes(lanes, n, filter, step) {
+function passes(lanes, n, filter, step) {
   const [kind, name] = filter.includes(":") ? filter.split(/:(.*)/) : [filter, ""];
   const { T, N, S } = lanes;
   const some = (column, wanted) => {

@@ -8,7 +8,9 @@ import { chosen, SORTS, Wall } from "./wall.js";
 
 export function makeWallPanel({ compact = false }) {
   const { root, body, side } = panel("Members", "", "wall");
-  const hint = root.querySelector("header .hint") ?? root.querySelector("header").insertBefore(h("span", { class: "hint" }), side);
+  const hint =
+    root.querySelector("header .hint") ??
+    root.querySelector("header").insertBefore(h("span", { class: "hint" }), side);
   const canvas = h("canvas", { tabindex: 0, role: "img", "aria-label": "all members" });
   const legend = h("div", { class: "legend" });
   const tip = h("div", { class: "tip", hidden: true });
@@ -25,7 +27,8 @@ export function makeWallPanel({ compact = false }) {
     onHover: (row, event) => point(tip, wall, row, event, held.moment),
   });
   const view = {
-    root, wall,
+    root,
+    wall,
     order: () => held.order,
     frame(step) {
       if (held.moment?.lanes) wall.show(held.moment.lanes, held.order, step, selectedRow(held.moment));
@@ -66,7 +69,10 @@ export function selectedRow({ lanes }) {
 
 function makeControls() {
   const sort = h("select", { "aria-label": "order of the members", title: "order" });
-  fill(sort, Object.entries(SORTS).map(([key, { name }]) => h("option", { value: key }, `by ${name}`)));
+  fill(
+    sort,
+    Object.entries(SORTS).map(([key, { name }]) => h("option", { value: key }, `by ${name}`)),
+  );
   const filter = h("select", { "aria-label": "which members", title: "which members (/)", id: "filter" });
   sort.addEventListener("change", () => update({ sort: sort.value }));
   filter.addEventListener("change", () => update({ filter: filter.value }));
@@ -75,14 +81,22 @@ function makeControls() {
     root: h("div", { class: "controls" }, sort, filter),
     update(lanes) {
       const options = [
-        ["", "all members"], ["rolled back", "rolled back"], ["refused", "refused by a gate"],
+        ["", "all members"],
+        ["rolled back", "rolled back"],
+        ["refused", "refused by a gate"],
         ...Object.values(lanes.stage_names).map((name) => [`now:${name}`, `now ${words(name)}`]),
         ...planted(lanes).map((name) => [`ever:${name}`, `planted ${words(name)}`]),
-        ...Object.values(lanes.op_names).slice(1).map((name) => [`op:${name}`, `asked to ${words(name)}`]),
+        ...Object.values(lanes.op_names)
+          .slice(1)
+          .map((name) => [`op:${name}`, `asked to ${words(name)}`]),
       ];
       if (!options.some(([value]) => value === state.filter)) options.push([state.filter, state.filter]);
       const key = JSON.stringify(options);
-      if (key !== known) fill(filter, options.map(([value, name]) => h("option", { value }, name)));
+      if (key !== known)
+        fill(
+          filter,
+          options.map(([value, name]) => h("option", { value }, name)),
+        );
       known = key;
       sort.value = state.sort;
       filter.value = state.filter;
@@ -91,8 +105,11 @@ function makeControls() {
 }
 
 function planted(lanes) {
-  lanes.planted ??= [...new Set(lanes.columns.blueprint)].filter((b) => b !== 255).sort((a, b) => a - b)
-    .map((b) => lanes.blueprint_names[b]).filter(Boolean);
+  lanes.planted ??= [...new Set(lanes.columns.blueprint)]
+    .filter((b) => b !== 255)
+    .sort((a, b) => a - b)
+    .map((b) => lanes.blueprint_names[b])
+    .filter(Boolean);
   return lanes.planted;
 }
 
@@ -100,11 +117,21 @@ function planted(lanes) {
 function drawLegend(root, lanes, t) {
   const counts = {};
   const size = lanes.N * lanes.S;
-  for (const stage of lanes.columns.stage.subarray(t * size, (t + 1) * size)) counts[stage] = (counts[stage] ?? 0) + 1;
+  for (const stage of lanes.columns.stage.subarray(t * size, (t + 1) * size))
+    counts[stage] = (counts[stage] ?? 0) + 1;
   const entries = Object.entries(lanes.stage_names).filter(([, name]) => name !== "UNKNOWN");
-  fill(root, entries.map(([value, name]) =>
-    h("span", { title: stageMeaning(name), class: counts[value] ? "" : "none" }, stageMark(name), words(name),
-      h("b", {}, percent((counts[value] ?? 0) / size, 0)))));
+  fill(
+    root,
+    entries.map(([value, name]) =>
+      h(
+        "span",
+        { title: stageMeaning(name), class: counts[value] ? "" : "none" },
+        stageMark(name),
+        words(name),
+        h("b", {}, percent((counts[value] ?? 0) / size, 0)),
+      ),
+    ),
+  );
 }
 
 function stageMark(name) {
@@ -117,12 +144,23 @@ function point(tip, wall, row, event, moment) {
   tip.hidden = row === null || !moment?.lanes;
   if (tip.hidden) return;
   const { title, accuracy, slots } = wall.describe(row, moment.step);
-  fill(tip, h("b", {}, title), ` ${accuracy}`, slots.map((slot, s) =>
-    h("div", {}, swatch(stageColour(slot.stage)), `${moment.lanes.slots[s]} ${words(slot.stage)} `,
-      slot.blueprint && h("em", {}, words(slot.blueprint)), slot.stage === "BLENDING" && ` α ${fixed(slot.alpha, 2)}`)));
+  fill(
+    tip,
+    h("b", {}, title),
+    ` ${accuracy}`,
+    slots.map((slot, s) =>
+      h(
+        "div",
+        {},
+        swatch(stageColour(slot.stage)),
+        `${moment.lanes.slots[s]} ${words(slot.stage)} `,
+        slot.blueprint && h("em", {}, words(slot.blueprint)),
+        slot.stage === "BLENDING" && ` α ${fixed(slot.alpha, 2)}`,
+      ),
+    ),
+  );
   const box = wall.canvas.parentElement.getBoundingClientRect();
   const [x, y] = [event.clientX - box.left, event.clientY - box.top];
   tip.style.left = `${Math.min(x + 14, box.width - tip.offsetWidth - 8)}px`;
   tip.style.top = `${Math.min(y + 14, box.height - tip.offsetHeight - 8)}px`;
 }
-
