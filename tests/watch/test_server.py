@@ -48,6 +48,18 @@ def test_runs_and_facts_are_told(served: Served) -> None:
     assert served.json("/api/palette")["stages"]["FOSSILIZED"].startswith("#")
 
 
+def test_a_run_is_running_while_somebody_writes_there(tmp_path: Path) -> None:
+    with serving(tmp_path) as served:
+        with RunFolder.create(tmp_path / "young", config="seed: 1\n", seed=1) as young:
+            assert served.json("/api/runs") == [{"name": "young", "state": "running"}]
+            young.append_metrics(line(3))
+            assert served.json("/api/runs") == [{"name": "young", "state": "running"}]
+        assert served.json("/api/runs") == [{"name": "young", "state": "stopped"}]
+        with RunFolder.open(young.path):
+            young.append_metrics(line(9))
+        assert served.json("/api/runs") == [{"name": "young", "state": "finished"}]
+
+
 def test_lanes_come_as_the_file_has_them(served: Served, folder: RunFolder) -> None:
     status, body = served.get("/api/lanes?run=demo&round=6")
     assert status == 200

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +19,6 @@ from esper.watch.library import file_of
 
 _SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "lanes")
 _BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
-_QUIET = 120.0  # seconds without a new line after which an unfinished run no longer counts as running
-_FIRST = 1800.0  # the same before its first round, of which nobody knows how long it takes
 
 
 def signature(run: Path) -> str:
@@ -95,14 +92,13 @@ def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def state(run: Path, last: Mapping[str, Any] | None) -> str:
-    """finished, running or stopped, by the last line of the metrics and the age of the folder's files."""
+    """finished, running or stopped, by the last line of the metrics and the lock of whoever writes there."""
     if (run / "results.json").exists() if last is None else last.get("round", 0) >= last.get("rounds", 0):
         return "finished"
-    newest = max(_touched(run / name) for name in ("metrics.jsonl", "events.jsonl", "versions.json"))
-    patience = _FIRST
-    if last is not None:
-        patience = max(_QUIET, 5 * (last.get("seconds") or 0.0) / max(last.get("round") or 1, 1))
-    return "running" if time.time() - newest < patience else "stopped"
+    try:
+        return "running" if RunFolder.read(run).in_use else "stopped"
+    except UserError:
+        return "stopped"
 
 
 def last_line(path: Path) -> dict[str, Any] | None:
@@ -134,13 +130,6 @@ def _last_line(path: Path, changed: int, size: int) -> dict[str, Any] | None:
         if isinstance(record, dict):
             return record
     return None
-
-
-def _touched(path: Path) -> float:
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _text(run: Path, name: str) -> str | None:
