@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,10 +121,19 @@ def saved_config(data: Mapping[str, Any]) -> RunConfig:
 
 def read_preset(name: str) -> dict[str, Any]:
     """The keys and values of a preset; raises UserError for a name that does not exist."""
+    return parse_yaml(_preset_text(name), f"preset {name}") or {}
+
+
+def about_preset(name: str) -> str:
+    """What a preset is for and how long it takes: the comment that its file begins with."""
+    comment = takewhile(lambda line: line.startswith("#"), _preset_text(name).splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in comment)
+
+
+def _preset_text(name: str) -> str:
     if name not in preset_names():
         raise UserError(f"preset is {name!r}; allowed are {', '.join(preset_names())}")
-    text = (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_yaml(text, f"preset {name}") or {}
+    return (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def load_config(

@@ -46,14 +46,14 @@ def validate(
 
 @app.command()
 def presets() -> None:
-    """List the configurations that ship with esper."""
-    from esper.config import load_config, preset_names
+    """List the configurations that ship with esper, with what each is for and how long it takes."""
+    from esper.config import about_preset, load_config, preset_names
 
     for name in preset_names():
         resolved = load_config(preset=name)
         steps = plural(resolved.episode.steps, "step")
         members, rounds = plural(resolved.members, "member"), plural(resolved.rounds, "round")
-        print(f"{name:12} {members}, {rounds} of {steps}")
+        print(f"{name:12} {members}, {rounds} of {steps}\n{'':12} {about_preset(name)}")
 
 
 def _explain(values: dict[str, Any]) -> None:
