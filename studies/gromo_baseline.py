@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from esper.simic.compare import ControllerRun, from_the_start, run_controller
 from gromo.containers.growing_mlp import GrowingMLP
 from gromo.utils.training_utils import compute_statistics
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from esper.comparing import ControllerRun, from_the_start, run_controller
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment

@@ -71,18 +71,24 @@ class Style(IntEnum):
 
 
 class Tempo(IntEnum):
+    """The length of the first ramp of alpha: see `TEMPO_TICKS`."""
+
     FAST = 0
     STANDARD = 1
     SLOW = 2
 
 
 class AlphaTarget(IntEnum):
+    """The strength that a ramp leads to: see `TARGET_ALPHA`."""
+
     HALF = 0
     SEVENTY = 1
     FULL = 2
 
 
 class AlphaSpeed(IntEnum):
+    """The length of any later ramp: see `SPEED_TICKS`."""
+
     INSTANT = 0
     FAST = 1
     MEDIUM = 2
@@ -90,6 +96,8 @@ class AlphaSpeed(IntEnum):
 
 
 class Op(IntEnum):
+    """What is done to a slot in one decision; which heads each op reads is in `HEADS_READ`."""
+
     WAIT = 0
     GERMINATE = 1
     SET_ALPHA_TARGET = 2

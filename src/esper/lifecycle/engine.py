@@ -168,7 +168,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
 
 
 def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
-    """End every seed in the given slots at once: the governor's hand.  # where [N, S] bool
+    """The states with every seed in the given slots ended at once.  # where [N, S] bool
 
     It asks neither age nor rest, and takes fossilised seeds too: a rollback undoes what grew since.
     """

@@ -39,6 +39,7 @@ class SlotConfig:
 
     @property
     def num_slots(self) -> int:
+        """How many slots the host has."""
         return len(self.slot_ids)
 
     def index(self, slot_id: str) -> int:

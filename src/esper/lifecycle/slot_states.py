@@ -145,14 +145,17 @@ class SlotStates(RowRecord):
 
     @property
     def num_members(self) -> int:
+        """N."""
         return self.stage.shape[0]
 
     @property
     def num_slots(self) -> int:
+        """S."""
         return self.stage.shape[1]
 
     @property
     def device(self) -> torch.device:
+        """Where all of its tensors live."""
         return self.stage.device
 
     def check(self) -> None:

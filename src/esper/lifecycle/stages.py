@@ -84,4 +84,5 @@ def check_stage(value: int, where: str = "stage") -> Stage:
 
 
 def stage_names() -> str:
+    """Every stage with its value, for error messages."""
     return ", ".join(f"{s.name} {s.value}" for s in Stage)

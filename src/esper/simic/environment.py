@@ -176,10 +176,12 @@ class GrowthEnvironment:
 
     @property
     def done(self) -> bool:
+        """Whether the episode is over, so that only `reset` may follow."""
         return self.clock >= self.steps
 
     @property
     def slots(self) -> SlotStates:
+        """The slots of all members as the last step left them."""
         return self.rows.slots
 
     def put(self, rows: MemberRows) -> None:
@@ -216,7 +218,10 @@ class GrowthEnvironment:
         )
 
     def step(self, actions: Actions) -> StepResult:
-        """Apply, tick, train, validate, governor, observe, reward: see the top of this file."""
+        """Apply, tick, train, validate, governor, observe, reward: see the top of this file.
+
+        actions: one row a member. Raises RuntimeError after the last step of an episode.
+        """
         if self.done:
             raise RuntimeError(f"the episode ended after {self.steps} steps; call reset(episode) for another")
         outcome, ticked, evidence = self._grow(actions)

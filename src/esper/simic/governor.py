@@ -43,6 +43,7 @@ class Watch:
 
     @staticmethod
     def blank(num_members: int, config: GovernorConfig, device: torch.device) -> Watch:
+        """Nothing has been seen of any member."""
         none = torch.zeros(num_members, dtype=torch.long, device=device)
         window = torch.full((num_members, config.window), math.nan, device=device)
         return Watch(window, none, none.bool())

@@ -45,11 +45,13 @@ class Blocks:
         return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
 
     def begin(self, scene: Scene) -> None:
+        """Begin the episode of every controller with its own members; ValueError if they do not divide."""
         self._spans = self.spans(scene.num_members)
         for name, controller in self.controllers.items():
             controller.begin(replace(scene, members=scene.members[self._spans[name]]))
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """The decisions of all controllers, each for its own block."""
         decided = [
             controller.decide(part(observation, span), part(masks, span), step).choices
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)

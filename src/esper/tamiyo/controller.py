@@ -28,6 +28,7 @@ class Scene:
 
     @property
     def num_members(self) -> int:
+        """N."""
         return self.members.shape[0]
 
     def draw(self, stream: Stream, step: int, count: int) -> Tensor:

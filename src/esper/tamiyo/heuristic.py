@@ -29,10 +29,12 @@ class Heuristic(Gardener):
         self.config = config or HeuristicConfig()
 
     def begin(self, scene: Scene) -> None:
+        """No member has pruned anything, so that all may plant."""
         super().begin(scene)
         self._rested = torch.zeros_like(scene.members)  # [N] the step from which a seed may be planted
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """Prune what hurts, else fossilise, else advance, else plant on a plateau, else wait."""
         config, contribution = self.config, observation.evidence.contribution
         advances, fossilises = self.readiness(observation)
         hurts = (contribution <= config.prune_points) | (

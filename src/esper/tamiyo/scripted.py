@@ -84,9 +84,11 @@ class Static:
     """Never grows anything."""
 
     def begin(self, scene: Scene) -> None:
+        """Nothing to remember."""
         self._waits = Actions.wait(scene.num_members, scene.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """WAIT for everyone."""
         return self._waits
 
 
@@ -99,9 +101,11 @@ class RandomLegal:
         self.germination_rate = germination_rate
 
     def begin(self, scene: Scene) -> None:
+        """Every draw of the episode derives from the scene."""
         self._scene = scene
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """Draw an op, then a slot under it, then the other heads, all among what is legal."""
         draws = self._scene.draw(Stream.CONTROL, step, len(Head) + 1)  # [N, heads + 1]
         columns = _head_columns(draws.device)[: len(Op)]
         others = masks.op & (columns != Op.GERMINATE)
@@ -126,6 +130,7 @@ class Gardener:
         self.gates = gates or GateConfig()
 
     def begin(self, scene: Scene) -> None:
+        """No member has planted anything yet."""
         self._planted = torch.zeros_like(scene.members)  # [N] seeds so far
 
     def readiness(self, observation: Observation) -> tuple[Tensor, Tensor]:
@@ -165,10 +170,12 @@ class Periodic(Gardener):
         self.period = period
 
     def begin(self, scene: Scene) -> None:
+        """The first seed is due at once."""
         super().begin(scene)
         self._due = torch.zeros_like(scene.members)  # [N] the step from which the next seed is due
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """Fossilise, else advance, else plant if a seed is due, else wait."""
         advances, fossilises = self.readiness(observation)
         due = (self._due <= step).unsqueeze(1).expand_as(advances)
         actions = self.act(
@@ -188,6 +195,7 @@ class Scheduled(Gardener):
         self.steps = tuple(steps)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """Fossilise, else advance, else plant if the list owes a seed, else wait."""
         advances, fossilises = self.readiness(observation)
         owed = sum(at <= step for at in self.steps)
         due = (self._planted < owed).unsqueeze(1).expand_as(advances)
@@ -210,6 +218,7 @@ class Habit(Gardener):
         return (masks.blueprint * _strength(masks.blueprint.device)).argmax(dim=1)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """Plant, else advance, else fossilise, else wait."""
         advances, fossilises = self.readiness(observation)
         anywhere = torch.ones_like(advances)
         return self.act(

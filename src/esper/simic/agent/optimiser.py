@@ -28,6 +28,7 @@ class VetoAdam:
             }
 
     def zero_grad(self) -> None:
+        """Forget the gradients of the last minibatch."""
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, vetoed: Tensor) -> None:
@@ -44,6 +45,7 @@ class VetoAdam:
             moments["exp_avg_sq"].mul_(factor.square())
 
     def state_dict(self) -> dict[str, Tensor]:
+        """Moments and step counts by `parameter.moment`; the tensors themselves, not copies."""
         return {
             f"{name}.{moment}": self._adam.state[parameter][moment]
             for name, parameter in self._parameters.items()
@@ -51,5 +53,6 @@ class VetoAdam:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Overwrite the state with tensors of the same names and shapes; the caller checks them."""
         for name, own in self.state_dict().items():
             own.copy_(tensors[name])

@@ -97,7 +97,11 @@ class PPOAgent:
         return self._in_reward_units(self.policy.value(step, state, _as_sequence(resets))[:, 0])
 
     def update(self, buffer: TamiyoRolloutBuffer, bootstrap_values: Tensor | None = None) -> UpdateMetrics:
-        """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns."""
+        """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
+
+        Raises ValueError if a row of the buffer is unfinished or overfull, or if a head that was read had no
+        legal choice; no step is taken once that is known.
+        """
         config = self.config
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
         rollout = buffer.get_batched_sequences()

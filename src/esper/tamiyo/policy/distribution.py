@@ -108,6 +108,7 @@ def _search_keys(choices: int) -> Tensor:
 
 
 def check_floor(floor: float, choices: int) -> None:
+    """Raise ValueError unless so many choices can all have that least probability."""
     if not 0 <= floor * choices < 1:
         raise ValueError(
             f"the probability floor is {floor}, which {choices} choices cannot all have; "

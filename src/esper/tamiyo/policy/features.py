@@ -50,6 +50,7 @@ class Seen:
 
     @staticmethod
     def of(observation: Observation) -> Seen:
+        """Work out what several columns share."""
         slots = observation.slots
         moving = slots.alpha_mode != AlphaMode.HOLD
         return Seen(
@@ -58,10 +59,12 @@ class Seen:
 
     @property
     def slots(self) -> SlotStates:
+        """The slots of the observation."""
         return self.observation.slots
 
     @property
     def evidence(self) -> SlotEvidence:
+        """What is measured of them."""
         return self.observation.evidence
 
     def of_seed(self, value: Tensor) -> Tensor:

@@ -70,6 +70,7 @@ class FlatPolicy(Policy):
         self.value_head = linear(width, 1, gain=1.0)
 
     def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        """Zeros; of width 0 where there is no memory.  # [N, state]"""
         size = self.core.state_size if self.core is not None else 0
         return torch.zeros(num_rows, size, device=on)
 
@@ -82,6 +83,7 @@ class FlatPolicy(Policy):
         actions: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
+        """As `Policy.sequence` says; every head is read at every step."""
         memory, state = self._remember(observation, state, resets)
         logits = self.heads(memory).unflatten(-1, (len(self.head_sizes), self.choices))
         heads = MaskedHeads(logits, masks.legal, self.config.floor)
@@ -101,6 +103,7 @@ class FlatPolicy(Policy):
         )
 
     def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
+        """As `Policy.value` says.  # [N, T]"""
         memory, _ = self._remember(observation, state, resets)
         values: Tensor = self.value_head(memory).squeeze(-1)
         return values

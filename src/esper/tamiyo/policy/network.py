@@ -71,6 +71,7 @@ class TamiyoNet(Policy):
         self.value_head = linear(width, 1, gain=0.01)  # V begins as a constant
 
     def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        """Zeros.  # [N, state]"""
         return torch.zeros(num_rows, self.core.state_size, device=on)
 
     def sequence(
@@ -82,6 +83,7 @@ class TamiyoNet(Policy):
         actions: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
+        """As `Policy.sequence` says: the op first, then the slot under it, then what else the op reads."""
         seen = self._see(observation, state, resets)
         legal_details = pad_masks(masks)  # [N, T, 6, 13]
 
@@ -129,6 +131,7 @@ class TamiyoNet(Policy):
         return relevance(op)
 
     def value(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> Tensor:
+        """As `Policy.value` says.  # [N, T]"""
         return self._value(self._see(observation, state, resets).memory)
 
     def _see(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Seen:

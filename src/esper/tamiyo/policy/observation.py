@@ -51,8 +51,10 @@ class Observation:
 
     @property
     def num_members(self) -> int:
+        """N."""
         return self.slots.num_members
 
     @property
     def num_slots(self) -> int:
+        """S."""
         return self.slots.num_slots

@@ -34,6 +34,7 @@ class RecurrentCore(nn.Module):
 
     @property
     def state_size(self) -> int:
+        """Numbers of memory per row: what is put out, and the cell."""
         return 2 * self.width
 
     def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
