@@ -326,12 +326,14 @@ def test_a_saved_empty_slot_clears_a_live_one() -> None:
 
 
 def test_a_state_of_another_environment_is_refused() -> None:
-    environment = make_environment(members=(0, 1), steps=4)
+    environment, others, more = (make_environment(members=m, steps=4) for m in ((0, 1), (2, 3), (0, 1, 2)))
+    for begun in (environment, others, more):
+        begun.reset(1)
     before = environment.population.hosts.weights.clone()
     with pytest.raises(ValueError, match=r"belongs to members \[2, 3\]"):
-        environment.load_state_dict(make_environment(members=(2, 3), steps=4).state_dict())
+        environment.load_state_dict(others.state_dict())
     with pytest.raises(ValueError, match="restore into the same members, host, slots"):
-        environment.load_state_dict(make_environment(members=(0, 1, 2), steps=4).state_dict())
+        environment.load_state_dict(more.state_dict())
     with pytest.raises(ValueError, match="lacks "):
         environment.load_state_dict({})
     damaged = environment.state_dict()

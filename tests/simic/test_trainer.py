@@ -220,6 +220,7 @@ def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
     turned = (permuted_labels(one, seed) for seed in range(20))
     other = next(t for t in turned if not torch.equal(t.train.targets, one.train.targets))
     environment = make_environment(members=(0, 1, 2), steps=1, variants=(one, other))
+    environment.reset(0)
     environment.population.hosts.weights.copy_(environment.population.hosts.weights[:1].expand(3, -1).clone())
     accuracy = evaluate_test(environment).accuracy
     assert accuracy[0] == accuracy[2]

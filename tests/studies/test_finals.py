@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -39,10 +40,11 @@ def test_the_best_of_several_shares_one_budget() -> None:
 
 
 def test_the_networks_of_growth_are_trained_from_the_start_for_the_same_compute() -> None:
-    world = GrowthEnvironment(TINY.spec(task(), torch.arange(2)))
+    longer = replace(TINY, steps=16)  # so that a seed can be raised
+    world = GrowthEnvironment(longer.spec(task(), torch.arange(2)))
     grown = play_and_test(world, Scheduled((0,), GATES))
     slots = final_slots(grown, [slice(0, 2)])
-    played = train_fixed(TINY, task(), torch.arange(2), slots, float(grown.spent[-1].mean()))
+    played = train_fixed(longer, task(), torch.arange(2), slots, float(grown.spent[-1].mean()))
     assert played.spent[-1].mean() == pytest.approx(grown.spent[-1].mean(), rel=0.03)
     assert (played.record.parameters[0] == played.record.parameters[-1]).all()
     assert (played.record.parameters[-1] > world.host_parameters).all()

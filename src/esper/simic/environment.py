@@ -97,7 +97,7 @@ class StepResult:
 
 
 class GrowthEnvironment:
-    """N members that live one episode at a time."""
+    """N members that live one episode at a time; `reset` begins the first, and nothing is seen before it."""
 
     population_type = Population  # a study of the learner puts simulated bodies in its place
 
@@ -125,8 +125,8 @@ class GrowthEnvironment:
         self.validation = self.member_data([t.validation for t in self.tasks])
         self.costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
+        self.episode = -1  # none has begun
         self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
-        self.reset(0)
 
     def member_data(self, splits: Sequence[Split]) -> MemberData:
         """One split of each task, dealt to the members by their ids and cut to the length of the shortest."""
@@ -263,6 +263,8 @@ class GrowthEnvironment:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`, checked: the episode goes on to the same bits."""
+        if self.episode < 0:
+            self.reset(0)  # something to compare shapes with
         check_like(self.state_dict(), tensors, "the state of an environment")
         if not torch.equal(tensors["members"].cpu(), self.members.cpu()):
             raise ValueError(
