@@ -66,6 +66,9 @@ export function stagePixels(names) {
   return pixels;
 }
 
+// A slot that is free again because its seed became part of the host.
+export const grownColour = () => mix(stageColour("FOSSILIZED"), css("--panel"), 0.45);
+
 // While a seed blends in, its shade is how much of it is heard.
 export function shaded(name, colour, alpha) {
   return name === "BLENDING" ? mix(colour, css("--panel"), 0.28 + 0.72 * alpha) : colour;

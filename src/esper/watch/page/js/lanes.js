@@ -165,16 +165,34 @@ class Lanes {
     };
   }
 
-  // Seeds that stayed for good in a slot up to step t, the first first: a slot may be used again.
+  // How many seeds of each slot have become part of the host by each step: a fossil whose slot is free again.
+  get folded() {
+    if (this.counts) return this.counts;
+    const { T, N, S } = this;
+    const { stage, rolled_back } = this.columns;
+    const fossil = this.stageNumber("FOSSILIZED");
+    this.counts = new Uint8Array(T * N * S);
+    for (let i = N * S; i < this.counts.length; i++) {
+      const before = i - N * S;
+      const left = stage[before] === fossil && stage[i] !== fossil;
+      this.counts[i] = this.counts[before] + (left && !rolled_back[Math.floor(before / S)] ? 1 : 0);
+    }
+    return this.counts;
+  }
+
+  // The seeds that a slot gave to the host up to step t, the first first, as they were before.
   chain(t, n, s) {
+    const place = (u) => (u * this.N + n) * this.S + s;
     const found = [];
-    let before = null;
-    for (let u = 0; u <= t; u++) {
-      const now = this.stageName(u, n, s);
-      if (now === "FOSSILIZED" && before !== "FOSSILIZED") found.push({ step: u, ...this.cell(u, n, s) });
-      before = now;
+    for (let u = 1; u <= t; u++) {
+      if (this.folded[place(u)] > this.folded[place(u - 1)])
+        found.push({ step: u, ...this.cell(u - 1, n, s) });
     }
     return found;
+  }
+
+  stageNumber(name) {
+    return Number(Object.keys(this.stage_names).find((value) => this.stage_names[value] === name) ?? -1);
   }
 
   at(name, t, n) {

@@ -8,6 +8,8 @@ const PART = 118; // width of a part
 const JOINT = 46; // room for a joint between two parts
 const SEED = { width: 142, height: 78, top: 12 };
 const LINE = 190; // height of the line that the parts sit on
+const GROWN = LINE + 80; // what a slot gave to the host is listed from here on
+const ROW = 19;
 const HEARD = new Set(["BLENDING", "HOLDING", "FOSSILIZED"]);
 
 export function drawNetwork(lanes, n, t) {
@@ -15,6 +17,7 @@ export function drawNetwork(lanes, n, t) {
   const pitch = Math.max(PART + JOINT, SEED.width + 10);
   const gap = pitch - PART;
   const width = 40 + parts.length * pitch;
+  const grown = Math.max(...lanes.slots.map((_, s) => lanes.chain(t, n, s).length));
   const nodes = [h("line", { class: "wire", x1: 8, y1: LINE, x2: width - 8, y2: LINE })];
   parts.forEach((part, i) => {
     const x = 26 + i * pitch;
@@ -26,7 +29,7 @@ export function drawNetwork(lanes, n, t) {
     "svg",
     {
       class: "network",
-      viewBox: `0 0 ${width} 268`,
+      viewBox: `0 0 ${width} ${268 + ROW * grown}`,
       style: `min-width:${Math.round(width * 0.72)}px`,
       role: "img",
       "aria-label": `the network of ${lanes.title(n)} at step ${t + 1}`,
@@ -74,28 +77,32 @@ function abbreviated(layer) {
   return `${found[1]}${arrow}`.slice(0, 19);
 }
 
+// A seed that is part of the host by now.
+function drawGrown(seed, x, y) {
+  const colour = stageColour("FOSSILIZED");
+  return h(
+    "g",
+    { class: "grown" },
+    h("title", {}, `${words(seed.blueprint)}: part of the host since step ${seed.step + 1}`),
+    h("rect", {
+      x: x - 48,
+      y,
+      width: 96,
+      height: 15,
+      rx: 7,
+      fill: colour,
+      "fill-opacity": 0.25,
+      stroke: colour,
+    }),
+    h("text", { x, y: y + 11, class: "layer strong" }, words(seed.blueprint)),
+  );
+}
+
 function drawSlot(lanes, n, t, s, x) {
   const cell = lanes.cell(t, n, s);
   const colour = stageColour(cell.stage);
   const name = h("text", { x, y: LINE + 22, class: "slot" }, lanes.slots[s]);
-  const folded = lanes
-    .chain(t, n, s)
-    .filter((seed, i, all) => i < all.length - 1 || cell.stage !== "FOSSILIZED");
-  const tabs = folded.map((seed, i) =>
-    h(
-      "g",
-      { class: "folded" },
-      h("title", {}, `${words(seed.blueprint)}, part of the network since step ${seed.step + 1}`),
-      h("rect", {
-        x: x - 15 + 9 * i,
-        y: LINE + 30,
-        width: 7,
-        height: 10,
-        rx: 2,
-        fill: stageColour("FOSSILIZED"),
-      }),
-    ),
-  );
+  const tabs = lanes.chain(t, n, s).map((seed, i) => drawGrown(seed, x, GROWN + ROW * i));
   if (!cell.blueprint) {
     return h(
       "g",

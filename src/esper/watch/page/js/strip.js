@@ -1,6 +1,6 @@
 // The life of one member's slots, large: one lane per slot, ops as letters over the steps.
 
-import { css, opColour, opGlyph, shaded, stageColour } from "./colours.js";
+import { css, grownColour, opColour, opGlyph, shaded, stageColour } from "./colours.js";
 
 const LANE = 22;
 const HEAD = 20;
@@ -32,7 +32,8 @@ export function drawStrip(canvas, lanes, n, step) {
       const name = lanes.stageName(t, n, s);
       const alpha = lanes.columns.alpha[(t * lanes.N + n) * lanes.S + s] / 255;
       context.globalAlpha = t <= step ? 1 : 0.22;
-      context.fillStyle = shaded(name, colours[name] ?? "#888888", alpha);
+      const grown = name === "DORMANT" && lanes.folded[(t * lanes.N + n) * lanes.S + s] > 0;
+      context.fillStyle = grown ? grownColour() : shaded(name, colours[name] ?? "#888888", alpha);
       context.fillRect(edge(t), y, cell + 0.5, LANE - 3);
     }
   }

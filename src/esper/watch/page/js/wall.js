@@ -1,7 +1,7 @@
 // Every member as a small film: steps from left to right, slots from top to bottom, the hue is the stage.
 // Pixels are written row by row into one image, so that thousands of members are redrawn in a few milliseconds.
 
-import { css, pixel, stagePixels } from "./colours.js";
+import { css, grownColour, pixel, stagePixels } from "./colours.js";
 import { fixed, percent } from "./format.js";
 
 const LABELLED = 15; // pixels of height from which on a film has room for words
@@ -44,6 +44,8 @@ export class Wall {
       this.image = this.context.createImageData(width, height);
       this.pixels = new Uint32Array(this.image.data.buffer);
       this.table = stagePixels(lanes.stage_names);
+      this.dormant = lanes.stageNumber("DORMANT");
+      this.grown = pixel(grownColour());
       this.track = pixel(css("--future"));
       this.page = pixel(css("--panel"));
       this.layout = arrange(width, height, order.length, lanes.T, lanes.S, scale, lanes.titles ? 150 : 44);
@@ -71,6 +73,7 @@ export class Wall {
     const now = Math.min(Math.max(this.step, 0), T - 1);
     const end = Math.round(((now + 1) / T) * layout.filmWidth);
     const { stage, alpha } = lanes.columns;
+    const { folded } = lanes;
     for (let s = 0; s < S; s++) {
       const from = top + Math.floor((s * layout.filmHeight) / S);
       const to = Math.max(top + Math.floor(((s + 1) * layout.filmHeight) / S) - layout.rule, from + 1);
@@ -78,7 +81,8 @@ export class Wall {
       for (let t = 0; t < T && x < end; t++) {
         const i = (t * N + n) * S + s;
         const next = Math.min(Math.round(((t + 1) * layout.filmWidth) / T), end);
-        row.fill(table[256 * stage[i] + alpha[i]], x, next);
+        const grown = folded[i] && stage[i] === this.dormant;
+        row.fill(grown ? this.grown : table[256 * stage[i] + alpha[i]], x, next);
         x = Math.max(next, x);
       }
       row.fill(this.track, x);

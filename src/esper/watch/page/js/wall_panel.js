@@ -1,6 +1,6 @@
 // The wall of members with its legend, its order and its choice.
 
-import { shaded, stageColour, stageMeaning } from "./colours.js";
+import { grownColour, shaded, stageColour, stageMeaning } from "./colours.js";
 import { fill, h, panel, swatch } from "./dom.js";
 import { fixed, percent, words } from "./format.js";
 import { state, update } from "./state.js";
@@ -119,6 +119,7 @@ function drawLegend(root, lanes, t) {
   const size = lanes.N * lanes.S;
   for (const stage of lanes.columns.stage.subarray(t * size, (t + 1) * size))
     counts[stage] = (counts[stage] ?? 0) + 1;
+  const gave = lanes.folded.subarray(t * size, (t + 1) * size).reduce((sum, seeds) => sum + seeds, 0);
   const entries = Object.entries(lanes.stage_names).filter(([, name]) => name !== "UNKNOWN");
   fill(
     root,
@@ -131,6 +132,14 @@ function drawLegend(root, lanes, t) {
         h("b", {}, percent((counts[value] ?? 0) / size, 0)),
       ),
     ),
+    gave > 0 &&
+      h(
+        "span",
+        { title: "seeds that became part of the host, and left their slot free" },
+        swatch(grownColour()),
+        "grown in, per member",
+        h("b", {}, fixed(gave / lanes.N, 2)),
+      ),
   );
 }
 
