@@ -45,9 +45,14 @@ def resume(
         return
     from esper.training import TrainingRun
 
+    seen = max((line["round"] for line in folder.metrics_file), default=0)
     continued = TrainingRun.resume(run, device, checkpoint, overrides or [])
     continued.folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
+    if seen > done:
+        print_line(
+            f"note: what came after round {done}, up to round {seen}, is done again", for_machines=True
+        )
     unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
     if not (quiet or json_lines):
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
