@@ -65,9 +65,9 @@ def compare(
     """Compare controllers on the same networks, and say which differences are larger than chance.
 
     Every controller gets the same members (networks), with the same first weights and the same order of the
-    data; networks that never grow are trained for as many FLOPs as growth spent. What is compared is accuracy
-    on a test split that nothing else reads. Settings are those of the first run folder among the controllers,
-    if there is one.
+    data. Networks that never grow get as many FLOPs as the controller that spent most, and final:NAME as many
+    as NAME. What is compared is accuracy on a test split that nothing else reads. Settings are those of the
+    first run folder among the controllers, if there is one.
     """
     if members is not None:
         check_range("--members", members, 1, 1_000_000)
