@@ -192,10 +192,10 @@ def test_a_minibatch_larger_than_the_data_is_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-# ---- a thousand damaged inputs ----------------------------------------------------------------------------
+# ---- many damaged inputs ----------------------------------------------------------------------------
 
 
-def test_five_hundred_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -> None:
+def test_two_hundred_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -> None:
     """Cut short, flipped bytes, swapped parts, noise: whatever reads it says so."""
     draw, data = random.Random(1), last(run).read_bytes()
     file = tmp_path / "damaged.safetensors"
@@ -206,7 +206,7 @@ def test_five_hundred_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) -
         lambda: draw.randbytes(draw.randrange(2000)),
         lambda: data + draw.randbytes(1 + draw.randrange(9)),
     ]
-    for i in range(500):
+    for i in range(200):
         file.write_bytes(damages[i % len(damages)]())
         assert "damaged.safetensors" in say("grow", "-C", file)
 
@@ -218,7 +218,7 @@ def _flipped(data: bytes, draw: random.Random, count: int) -> bytes:
     return bytes(changed)
 
 
-def test_five_hundred_damaged_settings(
+def test_two_hundred_damaged_settings(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Noise and scratched settings, as a file for 'train' and as config.yaml of a run for 'resume'."""
@@ -231,7 +231,7 @@ def test_five_hundred_damaged_settings(
     draw, whole = random.Random(2), dump(RunConfig())
     letters = string.printable + "é\x00:-[]{}&*!|>'\"%@`"
     valid = 0
-    for i in range(500):
+    for i in range(200):
         text = list(whole) if i % 3 else draw.choices(letters, k=draw.randrange(80))
         for _ in range(draw.randrange(1, 4)):
             at = draw.randrange(len(text) + 1)
@@ -243,4 +243,4 @@ def test_five_hundred_damaged_settings(
         assert code == 2
         assert told.count("\n") == 1
         valid += "these settings are valid" in told
-    assert 0 < valid < 400
+    assert 0 < valid < 160

@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import shlex
-import shutil
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ from esper.training import TrainingRun
 from tests.tiny import TINY, sets
 
 ROOT = Path(__file__).parent.parent
-RUNNING = ("train", "grow", "compare", "resume", "demo")  # commands that need tiny settings here
 SMALL = ("rounds=1", "members=2", "episode.steps=3")
 
 
@@ -179,38 +176,6 @@ def test_the_host_takes_every_option_that_hosts_have() -> None:
         name for make in HOST_PRESETS.values() for name in list(inspect.signature(make).parameters)[2:]
     }
     assert set(HostConfig.model_fields) - {"preset"} == options
-
-
-def readme_commands() -> list[str]:
-    """Every line of the README that runs esper or make."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = re.findall(r"^\s+(?:\.venv/bin/)?esper (.+?)(?:\s+#.*)?$", text, re.M)
-    return list(dict.fromkeys([*lines, *re.findall(r"`esper ([a-z][^`]*)`", text)]))
-
-
-@pytest.mark.parametrize("command", [c for c in readme_commands() if c.split()[0] in RUNNING])
-def test_every_running_command_of_the_readme(
-    command: str, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With tiny settings, and a trained run wherever the page names one."""
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
-    monkeypatch.chdir(tmp_path)
-    words = shlex.split(command)
-    for word in words[1:]:
-        place = Path(next((part for part in word.split(",") if part.startswith("runs/")), ""))
-        if place.name and words[words.index(word) - 1] not in ("--out", "-o"):
-            _stand_in(trained, tmp_path / place)
-    kind = words[0]
-    tiny = [] if kind == "resume" else sets()
-    if kind in ("grow", "compare", "demo"):
-        tiny += ["--members", "2"]
-    assert cli.run([*words, *tiny]) == 0
-
-
-def _stand_in(trained: Path, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    if not place.exists():
-        shutil.copytree(trained, place)
 
 
 def test_the_makefile_runs_the_demo() -> None:
