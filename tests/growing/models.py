@@ -145,3 +145,56 @@ def text(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
 def classes_of(model: nn.Module) -> set[str]:
     """Every class in a model, by the package it comes from: what someone needs installed to unpickle it."""
     return {f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()}
+
+
+# ---- models that cannot be cut, or not where one would like ----------------------------------------------
+
+
+class Recurrent(nn.Module):
+    """A layer that returns a tuple with its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(7, 8)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden, _ = self.lstm(self.tokens(x))
+        return self.head(hidden[:, -1])
+
+
+def _convolutions(before: int, after: int) -> nn.Sequential:
+    layers = (nn.Conv2d(before, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU(inplace=True))
+    return nn.Sequential(*layers)
+
+
+class UNet(nn.Module):
+    """Skips across the whole network, in-place layers, one class for every point."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.deep = _convolutions(1, 4), _convolutions(4, 8)
+        self.up = nn.ConvTranspose2d(8, 4, 2, 2)
+        self.join = _convolutions(8, 4)
+        self.head = nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shallow = self.down(x)
+        deep = self.up(self.deep(F.max_pool2d(shallow, 2)))
+        return self.head(self.join(torch.cat([shallow, deep], dim=1)))
+
+
+class TwoInputs(nn.Module):
+    """Two inputs, a dictionary as output, weights that are used twice, a branch on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(5, 6), nn.Linear(3, 6)
+        self.body = nn.Linear(6, 6)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+        h = torch.relu(self.left(left) + self.right(right))
+        h = self.body(h) if h.mean() > -1 else h
+        return {"logits": self.head(torch.relu(h))}

@@ -36,6 +36,7 @@ def grow(model: Any, data: Any, **settings: Any) -> Grown:
         "lr": 1e-2,
         "batch_size": 16,
         "lifecycle": QUICK,
+        "engine": "rows",
     } | settings
     return esper.grow(model, train=data, progress=False, **chosen)
 

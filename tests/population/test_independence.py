@@ -8,6 +8,7 @@ from torch import Tensor
 
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
+from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.population import Population
 from tests.population.worlds import (
@@ -164,6 +165,6 @@ def test_a_member_learns_from_its_own_task() -> None:
     [("constant", [1.0, 1.0, 1.0]), ("cosine", [1.0, 0.5, 0.001]), ("one_cycle", [0.04, 0.6913, 0.001])],
 )
 def test_schedules_move_the_rate(schedule: str, shares: list[float]) -> None:
-    population = make_population("vectors", 1, schedule=schedule, warmup=0.2)
-    found = [population._rate(Clock(0, epoch, 10), 0) for epoch in (0, 5, 10)]
+    config = PopulationConfig(schedule=schedule, warmup=0.2)
+    found = [config.rate_at(done) for done in (0.0, 0.5, 1.0)]
     assert found == pytest.approx(shares, abs=1e-3)

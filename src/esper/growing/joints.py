@@ -21,7 +21,7 @@ TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie
 _RESHAPING_LAYERS = (nn.Flatten, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _RESHAPING_CALLS = {torch.flatten, torch.mean, F.adaptive_avg_pool2d, F.adaptive_avg_pool1d, "mean"}
 _RESHAPING_CALLS |= {"flatten", "view", "reshape", torch.reshape}
-_NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
+NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
 _SEQUENCE_LAYERS = (nn.Embedding, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.LayerNorm)
 
 
@@ -89,12 +89,7 @@ class Joints:
     def _topology(self, value: Tensor) -> str:
         if value.ndim != 3:
             return "mlp" if value.ndim == 2 else "cnn"
-        if self.topology is not None:
-            return self.topology
-        modules = list(self.traced.module.modules())
-        signals = any(isinstance(m, nn.Conv1d) for m in modules)
-        sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
-        return "cnn" if signals and not sequences else "transformer"
+        return self.topology or sequence_topology(self.traced.module)
 
     # ---- choosing --------------------------------------------------------------------------------------
 
@@ -106,7 +101,7 @@ class Joints:
         for node in self.nodes:
             heavy, layer = self._layer(node)
             ends = heavy and not isinstance(layer, nn.Embedding)
-            ends = ends or self._reshapes(node, layer) or (opaque and isinstance(layer, _NORMS))
+            ends = ends or self._reshapes(node, layer) or (opaque and isinstance(layer, NORMS))
             if ends and weighted and candidate is not None:
                 chosen.append(candidate)
                 candidate, weighted = None, False
@@ -132,7 +127,7 @@ class Joints:
         if node.op != "call_module":
             return False, None
         layer = self.traced.module.get_submodule(str(node.target))
-        return any(True for _ in layer.parameters()) and not isinstance(layer, _NORMS), layer
+        return any(True for _ in layer.parameters()) and not isinstance(layer, NORMS), layer
 
     def _reshapes(self, node: fx.Node, layer: nn.Module | None) -> bool:
         return isinstance(layer, _RESHAPING_LAYERS) or (
@@ -182,6 +177,14 @@ class Joints:
             "tensor "
             "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
         )
+
+
+def sequence_topology(model: nn.Module) -> str:
+    """What an activation with three axes is: a signal [batch, channels, time] or [batch, time, features]."""
+    modules = list(model.modules())
+    signals = any(isinstance(m, nn.Conv1d) for m in modules)
+    sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
+    return "cnn" if signals and not sequences else "transformer"
 
 
 def slot_name(node: fx.Node) -> str:

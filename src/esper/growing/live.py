@@ -1,129 +1,470 @@
-"""Slots inside a model that somebody else trains: seeds that come, are heard by degrees, and go."""
+"""One real model as a population of one: its own modules, its own loader, seeds on its submodules by hooks.
+
+`LivePopulation` answers the questions that an environment asks of bodies (train for a while, validate with
+these strengths, germinate, prune, go back), so that rules, gates, controllers, governor, ending and report
+are those of every other growth.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Style
+from esper.growing.batches import Judge, moved
+from esper.growing.live_slots import Hooks, LiveSlot
+from esper.growing.places import Place
+from esper.growing.settings import GrowSettings
+from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.blueprints import Gate, build_blueprint
-from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
-from esper.population.gradients import (
-    EXPLODING_NORM,
-    VANISHING_NORM,
-    SeedGradients,
-    gradient_health,
-)
+from esper.population.blueprints import gate_parameter_count, parameter_count
+from esper.population.config import PopulationConfig
+from esper.population.data import Clock
+from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.hosts import Host
+from esper.population.objectives import Objective, accuracy, cross_entropy
+from esper.population.population import TrainMetrics, ValidationMetrics
+
+_DRAW = 0x7FFFFFFF
 
 
-class LiveSlot(nn.Module):
-    """A place in a model where a seed may live. Without one, or while it is not heard, nothing changes."""
+class LiveBodies:
+    """The sizes of what lives in a model, and of what could."""
 
-    def __init__(self, topology: str, width: int, spatial_dims: int):
-        super().__init__()
-        self.kind = (topology, width, spatial_dims)
-        self.seed: nn.Module | None = None
-        self.gate: nn.Module | None = None
-        self.blend = Blend.ADD
-        self.strength = 0.0
+    def __init__(self, model: nn.Module, places: Sequence[Place]):
+        blanks = [nn.Identity() for _ in places]
+        widths = [place.width for place in places]
+        self.host = Host(blanks, places[0].topology, nn.Identity(), widths, places[0].spatial_dims)
+        self.host_width = max(1, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
-    def plant(self, blueprint: int, device: torch.device) -> None:
-        topology, width, spatial_dims = self.kind
-        self.seed = build_blueprint(blueprint, topology, width, spatial_dims).to(device)
-        self.gate = Gate(width, topology).to(device)
-        self.strength = 0.0
+    def parameter_table(self) -> Tensor:
+        """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
+        host = self.host
+        table = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
+        for b in selectable_blueprints(host.topology):
+            for s, width in enumerate(host.widths):
+                table[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
+        return table
 
-    def clear(self) -> None:
-        self.seed = self.gate = None
-        self.strength = 0.0
-
-    def graft(self) -> Grafted:
-        """What the slot does to an activation now."""
-        assert self.seed is not None, "an empty slot has nothing to graft"
-        if self.blend is Blend.GATE:
-            assert self.gate is not None, "a seed comes with its gate"
-            return GateGraft(self.seed, self.strength, self.gate)
-        return (MultiplyGraft if self.blend is Blend.MULTIPLY else AddGraft)(self.seed, self.strength)
-
-    def forward(self, h: Tensor) -> Tensor:
-        if self.seed is None or self.strength == 0.0:
-            return h
-        result: Tensor = self.graft()(h)
-        return result
-
-    @contextmanager
-    def at(self, strength: float) -> Iterator[None]:
-        """For a while, another strength: 0 leaves the seed out, 1 adopts it."""
-        before, self.strength = self.strength, strength
-        try:
-            yield
-        finally:
-            self.strength = before
+    def gate_parameters(self) -> Tensor:
+        """Parameters of a gate by slot.  # [S]"""
+        return torch.tensor([gate_parameter_count(width) for width in self.host.widths])
 
 
-class LiveSlots:
-    """All slots of one model, and the parameters of theirs that the user's optimiser moves."""
+@dataclass(frozen=True)
+class Evaluation:
+    """A pass over the validation data."""
 
-    def __init__(self, host: Host, optimiser: Optimizer, device: torch.device, seed: int):
-        self.slots = [LiveSlot(host.topology, width, host.spatial_dims) for width in host.widths]
-        self.optimiser = optimiser
-        self.device = device
-        self._seed, self._births = seed, 0
+    loss: float
+    score: float
+    blocks: Tensor  # [blocks] scores of parts of the data
+
+
+class LivePopulation:
+    """The bodies of one member: a model, the seeds that hang on it, and the optimiser that moves both."""
+
+    num_members = 1
+
+    def __init__(
+        self,
+        model: nn.Module,
+        places: Sequence[Place],
+        loaders: tuple[Iterable[Any], Iterable[Any]],
+        judge: Judge,
+        settings: GrowSettings,
+        device: torch.device,
+        optimiser: torch.optim.Optimizer | None = None,
+    ):
+        self.model, self.judge, self.settings, self.device = model, judge, settings, device
+        self.train_loader, self.val_loader = loaders
+        self.config = PopulationConfig(
+            **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
+        )
+        self.hooks = Hooks(model, places)
+        self.bodies = LiveBodies(model, places)
+        self.num_slots = len(places)
+        self.objective = Objective(cross_entropy, accuracy)
+        self.members = torch.zeros(1, dtype=torch.long)
+        self.births = torch.zeros(1, dtype=torch.long)
+        self._host = [p for p in model.parameters() if p.requires_grad]
+        self.optimiser = optimiser or self._own_optimiser()
+        self._owns = optimiser is None
         self._handed_over: dict[int, list[nn.Parameter]] = {}
+        self._alone: dict[int, torch.optim.Optimizer] = {}  # of seeds in isolation, beside a user's optimiser
+        self._batches = _length(self.train_loader)
+        self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
+        self.samples = (0, 0)  # trained on in the latest epoch, validated on
+        self.interrupted = False
+        self.told: dict[str, float] = {}  # what the user measured of this epoch
 
-    def update(self, states: SlotStates, germinated: Sequence[bool], ended: Sequence[bool]) -> None:
-        """Let the bodies follow the states of one member."""
+    @property
+    def slots(self) -> list[LiveSlot]:
+        """The places where seeds may live, in order."""
+        return self.hooks.slots
+
+    # ---- birth and death -------------------------------------------------------------------------------
+
+    def begin_episode(self, episode: int) -> None:
+        """The model begins with the weights that it was given."""
+
+    def germinate(self, where: Tensor, blueprint: Tensor) -> None:
+        """Plant seeds in the slots where True.  # where, blueprint [1, S]"""
+        for k in where[0].nonzero().flatten().tolist():
+            draw = hash((self.settings.seed, int(self.births), k)) & _DRAW
+            self.slots[k].plant(int(blueprint[0, k]), self.device, draw)
+        self.births = self.births + where.any(dim=1).cpu()
+
+    def prune(self, where: Tensor) -> None:
+        """End the seeds in the slots where True; the optimiser forgets them.  # where [1, S]"""
+        for k in where[0].nonzero().flatten().tolist():
+            self._take_back(k)
+            self.slots[k].clear()
+
+    def follow(self, states: SlotStates) -> None:
+        """Strengths and ways of blending as the states say; what is being raised or heard is trained."""
         for k, slot in enumerate(self.slots):
-            if ended[k]:
-                self._take_back(k)
-                slot.clear()
-            if germinated[k]:
-                self._births += 1
-                with torch.random.fork_rng(devices=[]):  # a seed's first weights belong to the run's seed
-                    torch.manual_seed(hash((self._seed, self._births)) & 0x7FFFFFFF)
-                    slot.plant(int(states.blueprint[0, k]), self.device)
             stage = Stage(int(states.stage[0, k]))
             slot.blend = STYLE_BLEND[Style(int(states.style[0, k]))]
             slot.strength = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0
-            if stage in HEARD_STAGES and k not in self._handed_over:
-                self._hand_over(k)
-            if slot.seed is not None:
-                slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
+            if slot.seed is None:
+                continue
+            slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
+            learns = stage in HEARD_STAGES or (self._owns and stage is Stage.TRAINING)
+            if learns and k not in self._handed_over:
+                self._hand_over(k, slot)
 
-    def _hand_over(self, k: int) -> None:
-        """From now on the user's optimiser trains this seed, by the rules of its first group."""
-        parameters = list(self.slots[k].parameters())
-        self.optimiser.param_groups[0]["params"].extend(parameters)
+    def _hand_over(self, k: int, slot: LiveSlot) -> None:
+        """New parameters enter the optimiser with a state of their own; the old ones keep theirs."""
+        parameters = list(slot.parameters())
+        self._alone.pop(k, None)
+        if self._owns:
+            decayed = [p for p in parameters if p.ndim > 1]
+            plain = [p for p in parameters if p.ndim <= 1]
+            for group, decay in ((decayed, self.config.weight_decay), (plain, 0.0)):
+                if group:
+                    options = {"weight_decay": decay, "lr": self.config.seed_lr, "peak": self.config.seed_lr}
+                    self.optimiser.add_param_group({"params": group, **options})
+        else:
+            slot.zero_grad(set_to_none=True)
+            self.optimiser.param_groups[0]["params"].extend(parameters)
         self._handed_over[k] = parameters
 
     def _take_back(self, k: int) -> None:
+        self._alone.pop(k, None)
         gone = {id(p) for p in self._handed_over.pop(k, [])}
         for group in self.optimiser.param_groups:
             for parameter in [p for p in group["params"] if id(p) in gone]:
                 self.optimiser.state.pop(parameter, None)
             group["params"] = [p for p in group["params"] if id(p) not in gone]
+        self.optimiser.param_groups = [g for g in self.optimiser.param_groups if g["params"]]
 
-    def gradients(self, host_norm: float, host_parameters: int) -> SeedGradients:
+    def _own_optimiser(self) -> torch.optim.Optimizer:
+        config = self.config
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in self._host if p.ndim > 1], "weight_decay": config.weight_decay},
+            {"params": [p for p in self._host if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        groups = [{**group, "peak": config.host_lr} for group in groups if group["params"]]
+        if self.settings.make_optimiser is not None:
+            made: torch.optim.Optimizer = self.settings.make_optimiser(groups)
+            for group in made.param_groups:
+                group["peak"] = group["lr"]
+            return made
+        if config.optimiser == "sgd":
+            return torch.optim.SGD(groups, config.host_lr, config.momentum)
+        betas = (config.momentum, config.second_beta)
+        return torch.optim.AdamW(groups, config.host_lr, betas)
+
+    # ---- training --------------------------------------------------------------------------------------
+
+    def train_epoch(self, states: SlotStates, data: Any, clock: Clock) -> TrainMetrics:
+        """One pass over the loader: the model and the seeds it hears together, seeds in isolation beside it.
+
+        Ctrl-C ends the epoch at the next batch and sets `interrupted`; a second one is raised.
+        """
+        self.follow(states)
+        self._known = {}
+        alone = [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
+        total = torch.zeros((), device=self.device)
+        shadow = torch.zeros(self.num_slots, device=self.device)
+        host_norm = torch.zeros((), device=self.device)
+        count = samples = 0
+        self.model.train()
+        try:
+            for batch in self._epoch():
+                self._set_rate(clock, count)
+                judged = self._backward(batch, count)
+                total += judged.loss.detach()
+                for k in alone:
+                    shadow[k] += self._train_alone(self.slots[k], batch)
+                host_norm = self._move(count)
+                count, samples = count + 1, samples + judged.samples
+        except KeyboardInterrupt:
+            if self.interrupted:
+                raise
+            self.interrupted = True
+        self._batches, self.samples = max(count, 1), (samples, self.samples[1])
+        isolated = torch.tensor([k in alone for k in range(self.num_slots)])
+        return TrainMetrics(
+            loss=(total / max(count, 1)).cpu().view(1),
+            shadow_loss=(shadow.cpu() / max(count, 1)).masked_fill(~isolated, math.nan).view(1, -1),
+            host_gradient_norm=host_norm.cpu().view(1),
+            seeds=self.gradients(host_norm),
+        )
+
+    def train_isolated(self, states: SlotStates) -> TrainMetrics:
+        """One pass over the loader for the seeds that the model does not hear; nothing else moves.
+
+        The gradients that the user's own latest backward pass left are measured first.
+        """
+        self.follow(states)
+        self._known = {}
+        norms = [p.grad.norm() for p in self._host if p.grad is not None]
+        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.device)
+        losses = torch.full((1, self.num_slots), math.nan)
+        for k, slot in enumerate(self.slots):
+            if int(states.stage[0, k]) == Stage.TRAINING:
+                losses[0, k] = self._pass_alone(k, slot)
+        unknown = torch.zeros(1)  # the loss of the user's own epoch is the user's
+        return TrainMetrics(unknown, losses, host_norm.cpu().view(1), self.gradients(host_norm))
+
+    def _pass_alone(self, k: int, slot: LiveSlot) -> float:
+        own, config = list(slot.parameters()), self.config
+        if k not in self._alone:
+            self._alone[k] = torch.optim.AdamW(own, config.seed_lr, weight_decay=config.weight_decay)
+        total, count = torch.zeros((), device=self.device), 0
+        for batch in self._epoch():
+            self._alone[k].zero_grad(set_to_none=True)
+            total += self._train_alone(slot, batch)
+            nn.utils.clip_grad_norm_(own, config.clip_norm)
+            self._alone[k].step()
+            count += 1
+        return float(total) / max(count, 1)
+
+    def _epoch(self) -> Iterator[Any]:
+        most = self.settings.training.get("batches_per_epoch")
+        for index, batch in enumerate(self.train_loader):
+            if most is not None and index >= most:
+                return
+            yield moved(batch, self.device)
+
+    def _set_rate(self, clock: Clock, index: int) -> None:
+        if not self._owns:
+            return
+        done = (clock.epoch + min(1.0, index / max(self._batches, 1))) / clock.epochs
+        share = self.config.rate_at(done)
+        for group in self.optimiser.param_groups:
+            group["lr"] = share * group["peak"]
+
+    def _autocast(self) -> torch.autocast:
+        halved = self.config.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
+
+    def _backward(self, batch: Any, index: int) -> Any:
+        if index % self.settings.accumulate == 0:
+            self.optimiser.zero_grad(set_to_none=True)
+        with self._autocast():
+            judged = self.judge(self.model, batch)
+        (judged.loss / self.settings.accumulate).backward()
+        return judged
+
+    def _train_alone(self, slot: LiveSlot, batch: Any) -> Tensor:
+        """Gradients of the loss that the model would have with this seed, for the seed alone.  # → []"""
+        own = [p for p in slot.parameters() if p.requires_grad]
+        self.model.eval()  # running statistics and dropout belong to the model's own pass
+        with slot.at(1.0), self._autocast():
+            loss = self.judge(self.model, batch).loss
+        self.model.train()
+        for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
+            if gradient is not None:
+                gradient = gradient / self.settings.accumulate
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        return loss.detach()
+
+    def _move(self, index: int) -> Tensor:
+        """One step of the optimiser, once enough batches are added up; the host's gradient norm.  # → []"""
+        norm = nn.utils.clip_grad_norm_(self._host, self.config.clip_norm)
+        if (index + 1) % self.settings.accumulate == 0:
+            for parameters in self._handed_over.values():
+                nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+            self.optimiser.step()
+        return norm.detach()
+
+    def gradients(self, host_norm: Tensor) -> SeedGradients:
         """The health of the gradients that the latest backward pass left in each seed.  # each [1, S]"""
-        rows = [self._gradient(slot, host_norm, host_parameters) for slot in self.slots]
-        norm, vanishing, exploding, ratio = torch.tensor(rows).T.unsqueeze(1)  # each [1, S]
+        rows = [slot.gradient(host_norm, self.bodies.host_width) for slot in self.slots]
+        norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
         return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
-    def _gradient(self, slot: LiveSlot, host_norm: float, host_parameters: int) -> list[float]:
-        if slot.seed is None:
-            return [float("nan")] * 4
-        norms = [float(p.grad.norm()) for p in slot.seed.parameters() if p.grad is not None]
-        if not norms:
-            return [float("nan")] * 4
-        total = sum(n * n for n in norms) ** 0.5
-        size = sum(p.numel() for p in slot.seed.parameters())
-        vanishing = sum(n < VANISHING_NORM for n in norms) / len(norms)
-        exploding = sum(not n <= EXPLODING_NORM for n in norms) / len(norms)
-        return [total, vanishing, exploding, total / (host_norm + 1e-12) * (host_parameters / size) ** 0.5]
+    # ---- validation ------------------------------------------------------------------------------------
+
+    def validate(self, states: SlotStates, data: Any = None, ablate: bool = True) -> ValidationMetrics:
+        """Loss and score of the model, and what each seed is worth: one pass over `val` for each answer."""
+        self.follow(states)
+        heard = tuple((slot.blueprint, slot.strength, slot.blend) for slot in self.slots)
+        if heard not in self._known:
+            self._known = {heard: self.evaluate()}
+        own = self._known[heard]
+        told, self.told = self.told, {}
+        contribution, shadow = (torch.full((1, self.num_slots), math.nan) for _ in range(2))
+        for k, slot in enumerate(self.slots if ablate else []):
+            if slot.strength > 0:
+                with slot.at(0.0):
+                    contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
+            elif slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING:
+                with slot.at(1.0):
+                    shadow[0, k] = 100.0 * (self.evaluate().score - own.score)
+        return ValidationMetrics(
+            loss=torch.tensor([told.get("val_loss", own.loss)]),
+            accuracy=torch.tensor([told.get("val_accuracy", own.score)]),
+            contribution=contribution,
+            shadow_gain=shadow,
+            interaction=torch.full_like(shadow, math.nan),
+            rows=1,
+        )
+
+    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
+        """Points that each seed is worth on each part of the validation data.  # [blocks, 1, S]"""
+        self.follow(states)
+        whole = self.evaluate(blocks).blocks
+        worth = torch.full((len(whole), 1, self.num_slots), math.nan)
+        for k, slot in enumerate(self.slots):
+            if slot.strength > 0:
+                with slot.at(0.0):
+                    worth[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
+        return worth
+
+    @torch.no_grad()
+    def evaluate(self, blocks: int = 0) -> Evaluation:
+        """One pass over the validation data, in as many parts as there are blocks (and data)."""
+        was_training = self.model.training
+        self.model.eval()
+        tally = _Tally(self.judge, max(blocks, 1))
+        try:
+            for batch in self.val_loader:
+                with self._autocast():
+                    tally.add(self.judge(self.model, moved(batch, self.device)))
+        finally:
+            self.model.train(was_training)
+        self.samples = (self.samples[0], tally.samples)
+        return tally.result()
+
+    # ---- counting, going back --------------------------------------------------------------------------
+
+    def parameter_counts(self, states: SlotStates) -> Tensor:
+        """Trained parameters of the model and of the seeds that it holds.  # [1]"""
+        seeds = 0
+        for slot in self.slots:
+            if slot.seed is not None:
+                parts = [slot.seed, slot.gate] if slot.blend.name == "GATE" else [slot.seed]
+                seeds += sum(p.numel() for part in parts if part is not None for p in part.parameters())
+        return torch.tensor([self.bodies.host_width + seeds])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Weights and statistics of the model and of its seeds. Views, not copies."""
+        named = {"births": self.births}
+        named |= {f"model.{name}": value.view(-1) for name, value in _state(self.model)}
+        for k, slot in enumerate(self.slots):
+            if slot.seed is not None:
+                named[f"slot.{k}.blueprint"] = torch.tensor([slot.blueprint])
+                named |= {f"slot.{k}.{name}": value.view(-1) for name, value in _state(slot)}
+        return named
+
+    def snapshot(self) -> dict[str, Tensor]:
+        """Copies of `tensors`, from which `restore` goes back."""
+        return {name: value.clone() for name, value in self.tensors().items()}
+
+    def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
+        """A new snapshot where True, else the saved one.  # where [1]"""
+        return self.snapshot() if bool(where) else saved
+
+    @torch.no_grad()
+    def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
+        """Go back to a snapshot: the weights, and the seeds that lived then; the optimiser begins anew."""
+        if where is not None and not bool(where):
+            return
+        self._known = {}
+        self.births = saved["births"].clone()
+        for name, value in _state(self.model):
+            value.view(-1).copy_(saved[f"model.{name}"])
+        for k, slot in enumerate(self.slots):
+            then = int(saved.get(f"slot.{k}.blueprint", torch.tensor(-1)))
+            if then != slot.blueprint:
+                self._take_back(k)
+                slot.clear()
+                if then >= 0:
+                    slot.plant(then, self.device, 0)
+            for name, value in _state(slot):
+                value.view(-1).copy_(saved[f"slot.{k}.{name}"])
+        if self._owns:
+            self.optimiser.state.clear()
+
+    def plain_model(self, states: SlotStates) -> nn.Module:
+        """A plain copy of the model with the seeds that the states hold."""
+        self.follow(states)
+        return self.hooks.plain_model()
+
+
+def _length(loader: Iterable[Any]) -> int:
+    """How many batches a loader has; 0 where nobody knows before it was read."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else 0
+    except TypeError:
+        return 0
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        yield name, value.detach()
+
+
+class _Tally:
+    """Loss and score over many batches, whole and by blocks, without waiting for the device in between."""
+
+    def __init__(self, judge: Judge, blocks: int):
+        self.judge, self.blocks = judge, blocks
+        self.samples = self.batches = 0
+        self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._scores: list[tuple[int, int, Tensor]] = []  # block, weight, score
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, judged: Any) -> None:
+        """Another batch."""
+        self._losses.append(judged.loss.detach().float())
+        self._sizes.append(judged.samples)
+        if judged.outputs is None:
+            self._scores.append((self.batches % self.blocks, judged.samples, judged.score))
+        elif self.judge.pooled:
+            self._kept.append((judged.outputs.cpu(), judged.targets.cpu()))
+        else:
+            self._score_parts(judged.outputs, judged.targets, self.samples)
+        self.samples, self.batches = self.samples + judged.samples, self.batches + 1
+
+    def _score_parts(self, outputs: Tensor, targets: Tensor, first: int) -> None:
+        """Samples are dealt to the blocks in turn."""
+        for k in range(min(self.blocks, len(outputs))):
+            part, own = targets[k :: self.blocks], outputs[k :: self.blocks]
+            self._scores.append(((first + k) % self.blocks, len(part), self.judge.score(own, part)))
+
+    def result(self) -> Evaluation:
+        """What all batches together gave."""
+        whole = None
+        if self._kept:
+            outputs, targets = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+            whole = float(self.judge.score(outputs, targets))
+            self._score_parts(outputs, targets, 0)
+        sizes = torch.tensor(self._sizes, dtype=torch.float64)
+        loss = float((torch.stack(self._losses).cpu().double() * sizes).sum() / sizes.sum())
+        block, weight = (torch.tensor(column) for column in list(zip(*self._scores, strict=True))[:2])
+        scores = torch.stack([score.detach() for _, _, score in self._scores]).cpu().double()
+        sums = torch.zeros(self.blocks).double().index_add(0, block, scores * weight)
+        weights = torch.zeros(self.blocks).double().index_add(0, block, weight.double())
+        filled = weights > 0
+        score = float(sums.sum() / weights.sum()) if whole is None else whole
+        return Evaluation(loss, score, (sums[filled] / weights[filled]).float())

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
-from esper.growing.plain import grown_name
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
@@ -53,9 +52,12 @@ class Grown:
     models: tuple[nn.Module, ...] = field(repr=False)  # one for each member, each plain
     record: EpisodeRecord = field(repr=False)
     slot_names: tuple[str, ...]
+    module_names: tuple[str, ...]  # what grew in a slot is called this in the plain model
     score_name: str
     topology: str
     epochs: tuple[int, ...]  # whose weights each member ended with, from 1 on
+    engine: str = "rows"
+    reason: str = ""  # why that engine
 
     @property
     def best(self) -> int:
@@ -96,7 +98,7 @@ class Grown:
         gate = int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
         return Addition(
             slot=self.slot_names[k],
-            module=grown_name(self.slot_names[k]),
+            module=self.module_names[k],
             blueprint=blueprint.name,
             summary=blueprint_entry(blueprint, self.topology).summary,
             blend=_BLENDS[blend],

@@ -45,6 +45,19 @@ class GrowSettings(Config):
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
     )
+    accumulate: int = Field(default=1, ge=1, description="live: batches that make one step of the optimiser")
+    make_optimiser: Callable[..., Any] | None = Field(
+        default=None, description="live: (parameter groups) → the optimiser to train with; AdamW if left out"
+    )
+    patience: int | None = Field(
+        default=None, ge=1, description="live: end after this many epochs without a better validation score"
+    )
+    time_limit: float | None = Field(
+        default=None, gt=0, description="live: end with the first epoch after this many seconds"
+    )
+    on_epoch: Callable[..., Any] | None = Field(
+        default=None, description="live: called after every epoch with the numbers of it, a dictionary"
+    )
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
 
     def population(self, samples: int, validation: int, batch_size: int | None) -> PopulationConfig:
@@ -71,7 +84,15 @@ class GrowSettings(Config):
         return EpisodeConfig(steps=epochs)
 
 
+LIVE_ONLY = ("accumulate", "make_optimiser", "patience", "time_limit", "on_epoch")
 OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "training")
+
+# What the live engine honours: of the bodies, how weights move; nothing about rows.
+LIVE_SETTINGS = (
+    *(name for name in OWN_SETTINGS if name != "members"),
+    *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
+    *("second_beta", "clip_norm", "schedule", "warmup", "precision"),
+)
 
 
 def settings_of(given: Mapping[str, Any], allowed: Collection[str] | None = None) -> GrowSettings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from pydantic import Field
@@ -49,3 +50,12 @@ class PopulationConfig(Config):
     seed_weights: int = Field(
         64, ge=1, description="how many different initial seeds of each blueprint a run draws from"
     )
+
+    def rate_at(self, done: float) -> float:
+        """The share of the peak learning rate once a share `done` of the run is behind.  # 0..1 → 0..1"""
+        if self.schedule == "constant":
+            return 1.0
+        start = self.warmup if self.schedule == "one_cycle" else 0.0
+        if done < start:
+            return 0.04 + 0.96 * 0.5 * (1.0 - math.cos(math.pi * done / start))
+        return max(0.5 * (1.0 + math.cos(math.pi * (done - start) / (1.0 - start))), 1e-3)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.rows import fit
 from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import Blueprint, has_gate
 from esper.lifecycle.legality import holds_seed
@@ -168,7 +169,8 @@ class Population:
         for b in range(self.config.batches_per_epoch):
             index = clock.epoch * self.config.batches_per_epoch + b
             samples = order.batch(clock.episode, index)[start:stop]
-            rate = torch.full((), self._rate(clock, b), device=self.device)
+            done = (clock.epoch + b / self.config.batches_per_epoch) / clock.epochs
+            rate = torch.full((), self.config.rate_at(done), device=self.device)
             count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
             run(*data.take(samples), rate, count)
         self.seeds.slice(start * self.num_slots, stop * self.num_slots).put(
@@ -214,16 +216,6 @@ class Population:
         if self._studio is not None and _device_is_full(self.device):
             self._replayed, self._studio = [], None
             torch.cuda.empty_cache()
-
-    def _rate(self, clock: Clock, batch: int) -> float:
-        """The schedule's share of the peak learning rate at this minibatch."""
-        done = (clock.epoch + batch / self.config.batches_per_epoch) / clock.epochs
-        if self.config.schedule == "constant":
-            return 1.0
-        if self.config.schedule == "one_cycle" and done < self.config.warmup:
-            return 0.04 + 0.96 * 0.5 * (1.0 - math.cos(math.pi * done / self.config.warmup))
-        start = self.config.warmup if self.config.schedule == "one_cycle" else 0.0
-        return max(0.5 * (1.0 + math.cos(math.pi * (done - start) / (1.0 - start))), 1e-3)
 
     # ---- validation ------------------------------------------------------------------------------------
 
@@ -305,6 +297,12 @@ class Population:
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.tensors().items()}
+
+    def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
+        """A snapshot with the rows of now for the members where True; written in place.  # where [N]"""
+        for name, value in self.tensors().items():
+            saved[name].copy_(torch.where(fit(where, value), value, saved[name]))
+        return saved
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
         """Take rows back from a snapshot: all of them, or those of the members where True.  # where [N]"""

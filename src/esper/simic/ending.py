@@ -8,11 +8,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose, fit
+from esper.foundation.rows import choose
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.data import MemberData
-from esper.simic.deciding import BLOCKS, Decision, at_full_strength, decide_seeds
+from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.governor import MemberRows
 from esper.simic.rollout import EpisodeRecord, play
@@ -38,8 +37,7 @@ class BestRows:
             return torch.ones_like(score, dtype=torch.bool)
         better = score >= self.rows.signals.accuracy.nan_to_num(-torch.inf)
         self.rows = choose(better, rows, self.rows)
-        for name, value in environment.population.tensors().items():
-            self.bodies[name] = torch.where(fit(better, value), value, self.bodies[name])
+        self.bodies = environment.population.keep(self.bodies, better)
         return better
 
     def restore(self) -> None:
@@ -58,7 +56,6 @@ class Ending:
         members, device = environment.num_members, environment.device
         self.planted = torch.zeros(members, dtype=torch.long, device=device)  # [N] seeds so far
         self.epoch = torch.zeros_like(self.planted)  # [N] whose weights a network ends with, from 1 on
-        self.decision: Decision | None = None
 
     def play(
         self,
@@ -73,55 +70,46 @@ class Ending:
         """
 
         def watch(result: StepResult) -> None:
-            self._look(result)
+            self.look(result)
             if on_step is not None:
                 on_step(result)
 
-        return play(self.environment, controller, episode, initial_slots, watch, self._finish)
+        return play(self.environment, controller, episode, initial_slots, watch, self.finish)
 
-    def _look(self, result: StepResult) -> None:
+    def look(self, result: StepResult) -> None:
         """Another epoch is over."""
         self.planted += result.outcome.germinated.sum(dim=1)
         self.epoch = torch.where(self.best.look(), self.environment.clock, self.epoch)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Decide every seed of the best and of the last epoch, and keep whichever then scores higher."""
-        last = BestRows(self.environment)
+        environment = self.environment
+        if bool((self.epoch == environment.clock).all()):  # the last epoch is the best of every member
+            self._decide()
+            return
+        last, ended = BestRows(environment), BestRows(environment)
         last.look()
-        ended, decisions = BestRows(self.environment), []
         for candidate in (self.best, last):
             candidate.restore()
-            decisions.append(self._decide())
+            self._decide()
             improved = ended.look()
-        self.epoch = torch.where(improved, self.environment.clock, self.epoch)
-        self.decision = choose(improved, decisions[1], decisions[0])
+        self.epoch = torch.where(improved, environment.clock, self.epoch)
         ended.restore()
 
-    def _decide(self) -> Decision:
+    def _decide(self) -> None:
         """Decide the seeds of the rows as they are, and measure what is left."""
-        environment = self.environment
-        slots, blocks = environment.slots, dealt(environment.validation)
+        environment, rows = self.environment, self.environment.rows
+        slots, alive = rows.slots, holds_seed(rows.slots)
 
         def measure(kept: Tensor) -> Tensor:
-            states = at_full_strength(slots, kept)
-            found = [environment.population.validate(states, block).contribution for block in blocks]
-            return torch.stack(found)
+            return environment.worth_by_block(at_full_strength(slots, kept), BLOCKS)
 
-        decision = decide_seeds(measure, holds_seed(slots), self.planted)
-        states = at_full_strength(slots, decision.kept)
+        decision = decide_seeds(measure, alive, self.planted)
+        states, signals = at_full_strength(slots, decision.kept), rows.signals
         environment.population.prune(~decision.kept)
-        measured = environment.population.validate(states, environment.validation, ablate=False)
-        rows = environment.rows
+        if bool(alive.any()):
+            measured = environment.population.validate(states, environment.validation, ablate=False)
+            signals = signals.update(measured.loss, measured.accuracy)
         contribution = torch.where(decision.kept, decision.worth, torch.nan)
         evidence = rows.evidence.forget(~decision.kept).replace(contribution=contribution)
-        signals = rows.signals.update(measured.loss, measured.accuracy)
         environment.put(replace(rows, slots=states, evidence=evidence, signals=signals))
-        return decision
-
-
-def dealt(data: MemberData, blocks: int = BLOCKS) -> list[MemberData]:
-    """The samples in at most that many blocks of nearly equal size, dealt like cards."""
-    count = min(blocks, data.num_samples)
-    return [
-        MemberData(data.inputs[:, k::count], data.targets[:, k::count], data.task_of) for k in range(count)
-    ]

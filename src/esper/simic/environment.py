@@ -96,17 +96,50 @@ class StepResult:
     validation: ValidationMetrics
 
 
+@dataclass(frozen=True)
+class Begun:
+    """The first half of a step, before its epoch is trained."""
+
+    actions: Actions
+    outcome: ActionOutcome
+    ticked: TickOutcome
+    evidence: SlotEvidence  # less what ended or was just born
+
+    @property
+    def states(self) -> SlotStates:
+        """The slots under which the epoch is trained."""
+        return self.ticked.states
+
+    @property
+    def succeeded(self) -> Tensor:
+        """Who got what they asked for.  # [N] bool"""
+        return self.outcome.succeeded
+
+
 class GrowthEnvironment:
     """N members that live one episode at a time; `reset` begins the first, and nothing is seen before it."""
 
     population_type = Population  # a study of the learner puts simulated bodies in its place
 
     def __init__(self, spec: EnvironmentSpec):
-        task, host = spec.task, spec.task.host
         self.spec = spec
         self.device = torch.device(spec.device)
         self.members = spec.members.to(self.device)  # [N]
-        self.population = self.population_type(
+        self.population = self._make_population()
+        self.topology = self.population.bodies.host.topology
+        self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
+        self.slot_config = SlotConfig.grid(1, self.num_slots)
+        self.steps = spec.episode.steps
+        self.host_parameters = self.population.bodies.host_width
+        self.tasks = spec.variants or (spec.task,)
+        self._prepare()
+        chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
+        self._chance_loss = math.log(spec.task.num_classes) if chance_is_known else math.nan
+        self.episode = -1  # none has begun
+
+    def _make_population(self) -> Population:
+        spec, task, host = self.spec, self.spec.task, self.spec.task.host
+        return self.population_type(
             spec.make_host
             or (lambda: build_host(host.preset, task.input_shape, task.num_classes, **host.options)),
             spec.population,
@@ -115,18 +148,23 @@ class GrowthEnvironment:
             self.device,
             spec.objective,
         )
-        self.topology = self.population.bodies.host.topology
-        self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
-        self.slot_config = SlotConfig.grid(1, self.num_slots)
-        self.steps = spec.episode.steps
-        self.host_parameters = self.population.bodies.host_width
-        self.tasks = spec.variants or (task,)
+
+    def _prepare(self) -> None:
+        """Deal the data to the members, and count what a forward pass costs."""
         self._train = self.member_data([t.train for t in self.tasks])
         self.validation = self.member_data([t.validation for t in self.tasks])
-        self.costs = ForwardCosts.of(self.population.bodies, task.train.inputs[:1], self.device)
-        chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
-        self.episode = -1  # none has begun
-        self._chance_loss = math.log(task.num_classes) if chance_is_known else math.nan
+        sample = self.spec.task.train.inputs[:1]
+        self.costs = ForwardCosts.of(self.population.bodies, sample, self.device)
+
+    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
+        """Points that each heard seed is worth on each part of the validation data.  # [blocks, N, S]
+
+        The samples are dealt to the blocks like cards; there are fewer blocks where there are fewer samples.
+        """
+        data, count = self.validation, min(blocks, self.validation.num_samples)
+        parts = [(data.inputs[:, k::count], data.targets[:, k::count]) for k in range(count)]
+        found = [self.population.validate(states, MemberData(*part, data.task_of)) for part in parts]
+        return torch.stack([measured.contribution for measured in found])
 
     def member_data(self, splits: Sequence[Split]) -> MemberData:
         """One split of each task, dealt to the members by their ids and cut to the length of the shortest."""
@@ -222,19 +260,31 @@ class GrowthEnvironment:
 
         actions: one row a member. Raises RuntimeError after the last step of an episode.
         """
+        ticked = self.begin(actions)
+        clock = Clock(self.episode, self.clock, self.steps)
+        return self.end(self.population.train_epoch(ticked.states, self._train, clock))
+
+    def begin(self, actions: Actions) -> TickOutcome:
+        """The first half of a step: apply and tick. What comes back is what the next epoch trains under."""
         if self.done:
             raise RuntimeError(f"the episode ended after {self.steps} steps; call reset(episode) for another")
         outcome, ticked, evidence = self._grow(actions)
-        training, validation = self._live(ticked.states)
+        self.begun = Begun(actions, outcome, ticked, evidence)
+        return ticked
+
+    def end(self, training: TrainMetrics) -> StepResult:
+        """The second half, after an epoch of training: validate, governor, observe, reward."""
+        outcome, ticked = self.begun.outcome, self.begun.ticked
+        validation = self._validate(ticked.states)
         rows = MemberRows(
             slots=ticked.states,
-            evidence=update_evidence(evidence, ticked.states, training, validation),
+            evidence=update_evidence(self.begun.evidence, ticked.states, training, validation),
             signals=self.rows.signals.update(validation.loss, validation.accuracy),
         )
         self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
         self.parameters = self.population.parameter_counts(self.slots)
         self.clock += 1
-        self.last_op, self.last_succeeded = actions[Head.OP], outcome.succeeded
+        self.last_op, self.last_succeeded = self.begun.actions[Head.OP], outcome.succeeded
         return StepResult(
             observation=self.observe(),
             reward=self._reward(panicked),
@@ -294,22 +344,22 @@ class GrowthEnvironment:
         self.population.germinate(outcome.germinated, outcome.states.blueprint)
         return outcome, ticked, self.rows.evidence.forget(ended | outcome.germinated)
 
-    def _live(self, slots: SlotStates) -> tuple[TrainMetrics, ValidationMetrics]:
-        """One epoch and one validation, and their price."""
+    def _validate(self, slots: SlotStates) -> ValidationMetrics:
+        """One validation, and the price of it and of the epoch before it."""
         measure = (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
-        training = self.population.train_epoch(
-            slots, self._train, Clock(self.episode, self.clock, self.steps)
-        )
         validation = self.population.validate(slots, self.validation, ablate=measure)
+        self.flops = self.flops + self.costs.epoch(slots, self._work(measure))
+        return validation
+
+    def _work(self, measure: bool) -> Work:
+        """What every member does in one epoch, in samples."""
         config = self.spec.population
-        work = Work(
+        return Work(
             training=config.batch_size * config.batches_per_epoch,
             validation=min(self.validation.num_samples, config.validation_samples),
             ablate=measure,
             pairs=config.measure_pairs,
         )
-        self.flops = self.flops + self.costs.epoch(slots, work)
-        return training, validation
 
     def _reward(self, panicked: Tensor) -> Tensor:
         """What this step earned, the penalty of a rollback included.  # [N]"""

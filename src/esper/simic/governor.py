@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose, fit, named, part, refill, tensors_of
+from esper.foundation.rows import choose, named, part, refill, tensors_of
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
@@ -148,9 +148,7 @@ class Governor:
         """These are the rows to come back to."""
         self._rows = choose(good, rows, self._rows)
         self._ticks = self._ticks.masked_fill(good, 0)
-        for name, value in self.population.tensors().items():
-            saved = self._bodies[name]
-            saved.copy_(torch.where(fit(good, value), value, saved))
+        self._bodies = self.population.keep(self._bodies, good)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""

@@ -1,0 +1,251 @@
+"""A user's own loaders, one batch after another, and what a model makes of a batch: a loss and a score.
+
+Nothing is read into memory: a loader is read from beginning to end in every epoch, so that its workers, its
+shuffling and its augmentation do what they always do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sized
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+
+from esper.foundation.errors import UserError
+from esper.growing.data import ALLOWED, VALIDATION_SHARE, read_split
+from esper.growing.settings import BATCH_SIZE, GrowSettings
+
+UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
+IGNORED = -100  # a target that counts for nothing, as in torch's own losses
+
+
+def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Both as something that can be read again and again.
+
+    Loaders stay as they are; data sets, and pairs of tensors or arrays, are put into loaders that draw from
+    the seed. Without `val` a fifth of a data set is held back; a loader cannot be divided.
+    """
+    draw = torch.Generator().manual_seed(settings.seed)
+    train, val = _dataset("train", train), None if val is None else _dataset("val", val)
+    if val is None:
+        if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
+            raise UserError("val is missing and train cannot be divided; give a loader for validation as val")
+        held = max(1, round(VALIDATION_SHARE * len(train)))
+        train, val = random_split(train, [len(train) - held, held], draw)
+    size = settings.training.get("batch_size", BATCH_SIZE)
+    return _loader("train", train, size, draw), _loader("val", val, size, None)
+
+
+def _dataset(name: str, data: Any) -> Any:
+    """Pairs of tensors or arrays as a data set; anything else as it is."""
+    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        split = read_split(name, data)
+        return TensorDataset(split.inputs, split.targets)
+    return data
+
+
+def _loader(name: str, data: Any, size: int, draw: torch.Generator | None) -> Iterable[Any]:
+    if isinstance(data, Dataset):
+        shuffle = draw is not None and not isinstance(data, IterableDataset)
+        return DataLoader(data, size, shuffle=shuffle, generator=draw)
+    if not isinstance(data, Iterable) or isinstance(data, Tensor | str | Mapping):
+        raise UserError(f"{name} is a {type(data).__name__}; give {ALLOWED}")
+    if iter(data) is data:
+        raise UserError(
+            f"{name} is a {type(data).__name__} that is read only once; give a loader or a list of batches"
+        )
+    return data
+
+
+def first_batch(name: str, loader: Iterable[Any]) -> Any:
+    """A batch to look at, or one sentence where there is none."""
+    for batch in loader:
+        return batch
+    raise UserError(
+        f"{name} yields nothing; check that its data set is not empty and that its batch_size with drop_last "
+        "is not larger than the data set"
+    )
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it on the device."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: moved(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple | list):
+        return type(batch)(moved(value, device) for value in batch)
+    return batch
+
+
+def samples_in(batch: Any) -> int:
+    """The length of the first tensor in it."""
+    if isinstance(batch, Tensor):
+        return len(batch) if batch.ndim else 1
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
+    return next((samples_in(part) for part in parts if isinstance(part, Tensor | tuple | list | Mapping)), 1)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a model made of one batch."""
+
+    loss: Tensor  # [], with its graph
+    samples: int
+    score: Tensor | None = None  # [] of the whole batch, where parts of it cannot be scored
+    outputs: Tensor | None = None
+    targets: Tensor | None = None
+
+
+@dataclass
+class Judge:
+    """From a batch to a loss and a score: by the user's step, by the user's functions, or by the targets.
+
+    A batch is (inputs, targets), (input, input, ..., targets) or a dictionary of named inputs for a model
+    that computes its own loss. Where no score is known, it is the
+    share of the first loss that is gone.
+    """
+
+    settings: GrowSettings
+    step: UserStep | None = None
+    first_loss: float | None = field(default=None, init=False)
+    checks: bool = field(default=True, init=False)  # whether values of targets are read and checked
+    classes: int = field(default=1, init=False)  # of the targets that were checked; 1 where there are none
+
+    @property
+    def score_name(self) -> str:
+        """How to speak of the score."""
+        if self.step is not None:
+            return "score"
+        metric = self.settings.metric
+        return getattr(metric, "__name__", "metric") if metric else "accuracy"
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a score needs the outputs for all of the validation data at once."""
+        return self.step is None and self.settings.metric is not None
+
+    def __call__(self, model: nn.Module, batch: Any) -> Judged:
+        """Run the model on a batch; raises a UserError where model, batch and functions do not fit."""
+        if self.step is not None:
+            loss, score = _two(self.step(model, batch))
+            return Judged(loss, samples_in(batch), torch.as_tensor(score, dtype=torch.float32).detach())
+        if isinstance(batch, Mapping):
+            loss = _own_loss(model(**batch), model)
+            return Judged(loss, samples_in(batch), torch.exp(-loss.detach().float()))
+        if not isinstance(batch, tuple | list) or len(batch) < 2:
+            raise UserError(
+                f"a batch is a {type(batch).__name__}; give pairs (inputs, targets), or step=, a function "
+                "(model, batch) → loss, score"
+            )
+        *inputs, targets = batch
+        if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
+            inputs = list(inputs[0])
+        outputs = logits_of(model(*inputs), model)
+        if self.checks and self.settings.loss is None:
+            self.classes = check_targets(outputs, targets)
+        loss = self.settings.loss(outputs, targets) if self.settings.loss else default_loss(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.ndim:
+            raise UserError("the loss gives no single number for a batch; it must return one: take the mean")
+        return Judged(loss, samples_in(batch), None, outputs.detach(), targets)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The score of some samples, one number."""
+        metric, loss = self.settings.metric, self.settings.loss
+        if metric is not None:
+            return torch.as_tensor(metric(outputs, targets), dtype=torch.float32)
+        if not targets.is_floating_point() and class_axis(outputs, targets) is not None:
+            return hits(outputs, targets)
+        value = (loss or default_loss)(outputs, targets).detach().float()
+        if self.first_loss is None:
+            self.first_loss = float(value)
+        return (1.0 - value / max(self.first_loss, 1e-12)).clamp(min=-1.0)
+
+
+def _two(result: Any) -> tuple[Tensor, Any]:
+    if not isinstance(result, tuple) or len(result) != 2 or not isinstance(result[0], Tensor):
+        raise UserError(
+            f"step gives a {type(result).__name__}; it must return two things: the loss, a tensor, and a "
+            "score that rises as the model gets better"
+        )
+    return result
+
+
+def _own_loss(output: Any, model: nn.Module) -> Tensor:
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(loss, Tensor):
+        return loss
+    raise UserError(
+        f"the batches are dictionaries and {type(model).__name__} gives no loss for them; put labels into "
+        "the batch, or give step=, a function (model, batch) → loss, score"
+    )
+
+
+def logits_of(output: Any, model: nn.Module) -> Tensor:
+    """The tensor to judge by: the output, its `logits`, or the first tensor in it."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", output)
+    if found is None and isinstance(output, Mapping):
+        found = next((value for value in output.values() if isinstance(value, Tensor)), None)
+    if isinstance(found, tuple | list):
+        found = next((value for value in found if isinstance(value, Tensor)), None)
+    if isinstance(found, Tensor):
+        return found
+    raise UserError(
+        f"{type(model).__name__} gives a {type(output).__name__} in which no tensor is found; give step=, a "
+        "function (model, batch) → loss, score"
+    )
+
+
+def class_axis(outputs: Tensor, targets: Tensor) -> int | None:
+    """The axis of the outputs that holds one number for each class; None where there is none."""
+    if outputs.ndim != targets.ndim + 1:
+        return None
+    if outputs.shape[:-1] == targets.shape:
+        return -1
+    return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
+
+
+def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy for whole numbers of any shape, −100 left out; squared error for decimals."""
+    if targets.is_floating_point():
+        wanted = targets.unsqueeze(-1) if outputs.shape == (*targets.shape, 1) else targets
+        if wanted.shape != outputs.shape:
+            raise UserError(
+                f"the model gives shape {list(outputs.shape)} and the targets have {list(targets.shape)}; "
+                "give one output for each target, or loss= of your own"
+            )
+        return F.mse_loss(outputs.float(), wanted)
+    axis = class_axis(outputs, targets)
+    if axis is None:
+        raise UserError(
+            f"the model gives shape {list(outputs.shape)} and the targets have {list(targets.shape)}; end "
+            "the model with one output for each class, or give loss= and metric=, or step="
+        )
+    return F.cross_entropy(outputs.movedim(axis, 1).float(), targets.long(), ignore_index=IGNORED)
+
+
+def check_targets(outputs: Tensor, targets: Tensor) -> int:
+    """How many classes the model has, 1 for decimals; classes that it has no output for are refused."""
+    axis = None if targets.is_floating_point() else class_axis(outputs, targets)
+    known = targets[targets != IGNORED]
+    if axis is None or not known.numel():
+        return 1
+    low, high, classes = int(known.min()), int(known.max()), outputs.shape[axis]
+    if low < 0 or high >= classes:
+        raise UserError(
+            f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each class "
+            f"from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
+        )
+    return classes
+
+
+def hits(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of targets that are found, −100 left out."""
+    axis = class_axis(outputs, targets)
+    assert axis is not None
+    known = targets != IGNORED
+    return ((outputs.argmax(axis) == targets) & known).sum() / known.sum().clamp(min=1)

@@ -1,0 +1,169 @@
+"""The environment of one living model: the steps of any growth, over the user's own model and loaders."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.foundation.errors import UserError
+from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved, samples_in
+from esper.growing.data import GivenSplit, GivenTask
+from esper.growing.live import LivePopulation
+from esper.growing.places import Place, find_places
+from esper.growing.settings import GrowSettings
+from esper.lifecycle.actions import NUM_BLUEPRINTS, selectable_blueprints
+from esper.lifecycle.slot_states import SlotStates
+from esper.population.blueprints import Gate, build_blueprint
+from esper.population.population import Population
+from esper.simic.costs import ForwardCosts, Work
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
+from esper.tasks.task import HostSpec, TestSplit
+
+_GAMMA = 0.995  # of the potential: nothing learns from the reward here
+
+
+class LiveModel:
+    """A model with its data, looked at once: where seeds may grow, and what a batch gives."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loaders: tuple[Iterable[Any], Iterable[Any]],
+        settings: GrowSettings,
+        device: torch.device,
+        slots: Any = None,
+        step: UserStep | None = None,
+    ):
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
+        self.model, self.loaders, self.settings, self.device = model, loaders, settings, device
+        self.judge = Judge(settings, step)
+        first_batch("train", loaders[0])
+        batch = moved(first_batch("val", loaders[1]), device)
+        seen: list[Judged] = []
+        with FlopCounterMode(display=False) as counter:
+            self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
+        self.flops = counter.get_total_flops() / max(1, samples_in(batch))
+        self.judge.checks = False
+
+    def _try(self, batch: Any) -> Judged:
+        """The first pass of all, in which what does not fit shows itself."""
+        try:
+            return self.judge(self.model, batch)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a stranger's forward raises
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"{type(self.model).__name__} does not take the batches of val ({reason}); make the data fit "
+                "its first layer, or give step=, a function (model, batch) → loss, score"
+            ) from error
+
+
+class LiveEnvironment(GrowthEnvironment):
+    """One member: the model itself."""
+
+    def __init__(self, live: LiveModel, epochs: int, optimiser: torch.optim.Optimizer | None = None):
+        settings = live.settings
+        self._live_model, self._optimiser = live, optimiser
+        self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
+        nothing = GivenSplit(torch.zeros(0), torch.zeros(0))
+        classes, held = live.judge.classes, TestSplit(nothing)
+        task = GivenTask("given", "given", (), classes, nothing, nothing, held, HostSpec("given"))
+        super().__init__(
+            EnvironmentSpec(
+                task=task,
+                members=torch.zeros(1, dtype=torch.long),
+                gamma=_GAMMA,
+                seed=settings.seed,
+                episode=settings.episode(epochs),
+                lifecycle=settings.rules(epochs),
+            )
+        )
+
+    @property
+    def bodies(self) -> LivePopulation:
+        """The population of one, by its own type."""
+        return cast(LivePopulation, self.population)
+
+    def _make_population(self) -> Population:
+        live = self._live_model
+        made = LivePopulation(
+            live.model, live.places, live.loaders, live.judge, live.settings, live.device, self._optimiser
+        )
+        return cast(Population, made)
+
+    def _prepare(self) -> None:
+        live = self._live_model
+        self._train = self.validation = cast(Any, None)
+        self.costs = live_costs(live.places, live.flops)
+
+    def _work(self, measure: bool) -> Work:
+        training, validation = self.bodies.samples
+        return Work(training, validation, measure)
+
+    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
+        """Points that each heard seed is worth on each part of the validation data.  # [blocks, 1, S]"""
+        return self.bodies.worth_by_block(states, blocks)
+
+    @property
+    def done(self) -> bool:
+        """All epochs are over, or somebody or something asked for an end."""
+        settings = self._live_model.settings
+        patience, limit = settings.patience, settings.time_limit
+        return super().done or (
+            self.clock > 0
+            and (
+                self.bodies.interrupted
+                or (patience is not None and self._since_best >= patience)
+                or (limit is not None and time.monotonic() - self._started > limit)
+            )
+        )
+
+    def end(self, training: Any) -> StepResult:
+        """The second half of a step; then the user's own callback."""
+        result = super().end(training)
+        score = float(self.rows.signals.accuracy)
+        self._since_best = 0 if score > self._best else self._since_best + 1
+        self._best = max(self._best, score)
+        if self._live_model.settings.on_epoch is not None:
+            self._live_model.settings.on_epoch(
+                {
+                    "epoch": self.clock,
+                    "train_loss": float(result.training.loss),
+                    "val_loss": float(self.rows.signals.loss),
+                    "score": score,
+                    "parameters": int(self.parameters),
+                }
+            )
+        return result
+
+
+def live_costs(places: list[Place], host_flops: float) -> ForwardCosts:
+    """Operations of one sample: of the whole model, and of every seed at every place, counted without data.
+
+    A row of the model with another strength is a whole pass, so the model's cost lies behind the last slot.
+    """
+    seeds = torch.zeros(len(places), NUM_BLUEPRINTS, dtype=torch.float64)
+    gates = torch.zeros(len(places), dtype=torch.float64)
+    segments = torch.zeros(len(places) + 1, dtype=torch.float64)
+    segments[-1] = host_flops
+    with torch.device("meta"), torch.no_grad():
+        for s, place in enumerate(places):
+            h = torch.zeros(1, *place.shape)
+            for b in selectable_blueprints(place.topology):
+                body = build_blueprint(b, place.topology, place.width, place.spatial_dims)
+                seeds[s, b] = _flops(body, h)
+            gates[s] = _flops(Gate(place.width, place.topology), h)
+    return ForwardCosts(segments, seeds, gates)
+
+
+def _flops(module: nn.Module, h: Tensor) -> float:
+    with FlopCounterMode(display=False) as counter:
+        module(h)
+    return float(counter.get_total_flops())

@@ -1,0 +1,213 @@
+"""Where seeds may grow in any model: after submodules, found by running it once.
+
+Nothing is traced and nothing is cut: a seed hangs on a submodule by a hook and changes what it hands on. So
+skip connections, several inputs, tuples as outputs and weights that are shared do not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.foundation.errors import UserError
+from esper.growing.joints import MOST_SLOTS, NORMS, TOPOLOGY_ORDER, sequence_topology
+from esper.growing.tracing import is_sequence
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A submodule whose output a seed may change."""
+
+    name: str
+    topology: str
+    shape: tuple[int, ...]  # of one sample
+    in_tuple: bool = False  # whether the activation is the first of a tuple
+
+    @property
+    def width(self) -> int:
+        """Channels or features."""
+        return self.shape[0] if self.topology == "cnn" else self.shape[-1]
+
+    @property
+    def spatial_dims(self) -> int:
+        """Axes of space: 0 but in a cnn."""
+        return len(self.shape) - 1 if self.topology == "cnn" else 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One submodule that ran, in the order in which they ended."""
+
+    name: str
+    module: nn.Module
+    output: Any
+    times: int  # it ran in one forward pass
+
+
+def tensor_of(output: Any) -> Tensor | None:
+    """The activation that a module hands on: a tensor, or the first of a tuple."""
+    if type(output) is tuple and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
+
+
+def find_places(
+    model: nn.Module,
+    run: Callable[[], Any],
+    names: Sequence[str | int] | None = None,
+    topology: str | None = None,
+) -> list[Place]:
+    """The places after the named submodules, or at the ends of the model's blocks, in the order of its run.
+
+    run: one forward pass of the model. All places are of one kind; a list of blocks stands for each of them.
+    Raises a UserError where a name is not there, did not run, or hands on nothing that a seed could change.
+    """
+    calls = _calls(model, run)
+    if names is not None:
+        places = [_named(name, calls, model, topology) for name in _expanded(model, names)]
+        kinds = {place.topology for place in places}
+        if len(kinds) > 1:
+            told = ", ".join(f"{p.name} {list(p.shape)}" for p in places)
+            raise UserError(
+                f"the slots of {type(model).__name__} are of different kinds ({told}); choose slots whose "
+                "activations all have the same number of axes"
+            )
+        order = [call.name for call in calls]
+        return sorted(places, key=lambda place: order.index(place.name))
+    places = _block_ends([call for call in calls if call.name in _units(model)], model, topology)
+    if not places:
+        raise UserError(
+            f"{type(model).__name__} has no submodule after which something could grow; name one with "
+            "slots=[...]: its output must be a float tensor [batch, features], [batch, time, features] or "
+            "[batch, channels, *spatial]"
+        )
+    counts = {kind: sum(place.topology == kind for place in places) for kind in TOPOLOGY_ORDER}
+    favourite = topology or max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
+    found = [place for place in places if place.topology == favourite]
+    return (
+        [found[((k + 1) * len(found)) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]
+        if (len(found) > MOST_SLOTS)
+        else found
+    )
+
+
+@torch.no_grad()
+def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
+    ended: dict[str, tuple[Any, int]] = {}
+    handles = []
+
+    def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def ends(module: nn.Module, inputs: Any, output: Any) -> None:
+            before = ended.pop(name, (None, 0))[1]
+            ended[name] = (output, before + 1)
+
+        return ends
+
+    modules = dict(model.named_modules())
+    was_training = model.training
+    try:
+        handles = [module.register_forward_hook(watch(name)) for name, module in modules.items() if name]
+        model.eval()
+        run()
+    finally:
+        model.train(was_training)
+        for handle in handles:
+            handle.remove()
+    return [_Call(name, modules[name], *found) for name, found in ended.items()]
+
+
+def _units(model: nn.Module) -> set[str]:
+    """Names of the parts between which slots are sought: layers, and blocks that are not looked into."""
+    units: set[str] = set()
+
+    def look(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            below = f"{path}.{name}" if path else name
+            listed = isinstance(module, _LISTS)
+            if is_sequence(child) or isinstance(child, nn.ModuleList) or (not listed and _holds_list(child)):
+                look(child, below)
+            else:
+                units.add(below)
+
+    look(model, "")
+    return units
+
+
+def _holds_list(module: nn.Module) -> bool:
+    """Whether a module is a frame around a list of blocks."""
+    lists = [m for m in module.modules() if isinstance(m, _LISTS) and m is not module]
+    return any(sum(_weighs(child) for child in blocks) > 1 for blocks in lists)
+
+
+def _weighs(module: nn.Module) -> bool:
+    """Whether a module has weights beyond those of a norm."""
+    return not isinstance(module, NORMS) and any(True for _ in module.parameters())
+
+
+def _block_ends(calls: Sequence[_Call], model: nn.Module, topology: str | None) -> list[Place]:
+    """The last place before each further part with weights."""
+    chosen: list[Place] = []
+    candidate: Place | None = None
+    weighted = opaque = False
+    for call in calls:
+        heavy = _weighs(call.module)
+        ends = (heavy and not isinstance(call.module, nn.Embedding)) or (
+            opaque and isinstance(call.module, NORMS)
+        )
+        if ends and weighted and candidate is not None:
+            chosen.append(candidate)
+            candidate, weighted = None, False
+        weighted = weighted or heavy
+        if heavy:
+            opaque = not type(call.module).__module__.startswith("torch.nn")
+        candidate = _place(call, model, topology) or candidate
+    return chosen
+
+
+def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
+    value = tensor_of(call.output)
+    if value is None or call.times > 1 or not value.is_floating_point() or not 2 <= value.ndim <= 4:
+        return None
+    shape = tuple(value.shape[1:])
+    kind = {2: "mlp", 4: "cnn"}.get(value.ndim) or topology or sequence_topology(model)
+    if kind == "cnn" and all(side == 1 for side in shape[1:]):
+        return None  # a convolution over a single point
+    return Place(call.name, kind, shape, isinstance(call.output, tuple))
+
+
+def _expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+    if not names:
+        raise UserError("slots is empty; name at least one submodule, or leave slots out to have them found")
+    modules, found = dict(model.named_modules()), []
+    for name in map(str, names):
+        module = modules.get(name)
+        if module is None:
+            known = ", ".join(list(modules)[1:13])
+            raise UserError(f"slot {name!r} is no submodule of {type(model).__name__}; it has {known} ...")
+        found += [f"{name}.{k}" for k in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
+    return list(dict.fromkeys(found))
+
+
+def _named(name: str, calls: Sequence[_Call], model: nn.Module, topology: str | None) -> Place:
+    call = next((call for call in calls if call.name == name), None)
+    place = None if call is None else _place(call, model, topology)
+    if place is not None:
+        return place
+    if call is None:
+        reason = "which did not run in a forward pass"
+    elif call.times > 1:
+        reason = f"which runs {call.times} times in a forward pass"
+    else:
+        value = tensor_of(call.output)
+        given = f"a {type(call.output).__name__}" if value is None else f"shape {list(value.shape)}"
+        reason = f"which gives {given}"
+    raise UserError(
+        f"{type(model).__name__} cannot have a slot after {name!r}, {reason}; a slot needs one float tensor "
+        "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
+    )

@@ -1,0 +1,109 @@
+"""The rows engine: many copies of a small model as one program, cut between its layers and run as rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from esper.foundation.errors import UserError
+from esper.growing.budget import Limited, Prices
+from esper.growing.controllers import make_controller
+from esper.growing.cutting import Cut, cut
+from esper.growing.data import Data, read_data
+from esper.growing.objectives import Goal, choose_goal
+from esper.growing.plain import grown_name, plain_member
+from esper.growing.progress import GrowthBar
+from esper.growing.request import Request
+from esper.growing.result import Grown
+from esper.population.hosts import Host
+from esper.population.row_module import RowModule
+from esper.simic.ending import Ending
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+
+_GAMMA = 0.995  # of the potential: nothing learns from the reward here
+_JUDGED = 256  # samples on which the untrained model's loss is measured, where a score is made from it
+
+
+class CannotRun(UserError):
+    """A model that cannot be cut, or cannot run as rows, and why."""
+
+
+def grow_rows(request: Request) -> Grown:
+    """Grow `members` copies of a model side by side. Raises CannotRun for a model that is not made for it."""
+    settings, device, epochs = request.settings, request.device, request.epochs
+    data = read_data(request.train, request.val, settings.seed, settings.training.get("validation_samples"))
+    try:
+        pieces = _pieces(request, data)
+        _check_rows(pieces.host, data.sample, device)
+    except UserError as error:
+        raise CannotRun(str(error)) from error
+    goal, data = choose_goal(data, pieces.outputs(data.train.inputs[:_JUDGED]), settings)
+    environment = _environment(request, pieces, data, goal)
+    decider = make_controller(request.controller, settings.rules(epochs).gates, device)
+    prices = Prices.of(pieces.host, device, settings.blueprints, pieces.causal)
+    limited = Limited(decider, prices, request.budget)
+    ending = Ending(environment)
+    with GrowthBar(epochs, goal.score_name, settings.progress) as bar:
+        record = ending.play(limited, on_step=lambda result: bar.update(result.observation))
+    members = range(settings.members)
+    return Grown(
+        models=tuple(plain_member(pieces, environment.population, environment.slots, m) for m in members),
+        record=record,
+        slot_names=pieces.slot_names,
+        module_names=tuple(grown_name(name) for name in pieces.slot_names),
+        score_name=goal.score_name,
+        topology=pieces.host.topology,
+        epochs=tuple(ending.epoch.tolist()),
+    )
+
+
+def _pieces(request: Request, data: Data) -> Cut:
+    return cut(request.made(), data.sample, request.slots, request.settings.topology)
+
+
+def _environment(request: Request, pieces: Cut, data: Data, goal: Goal) -> GrowthEnvironment:
+    settings = request.settings
+
+    def make_host() -> Host:
+        """The user's weights; or new ones, where a function makes the model."""
+        return pieces.host if isinstance(request.model, nn.Module) else _pieces(request, data).host
+
+    return GrowthEnvironment(
+        EnvironmentSpec(
+            task=data.as_task(pieces.host.topology, goal.classes),
+            members=torch.arange(settings.members),
+            gamma=_GAMMA,
+            seed=settings.seed,
+            device=request.device,
+            episode=settings.episode(request.epochs),
+            lifecycle=settings.rules(request.epochs),
+            population=settings.population(len(data.train), len(data.validation), data.batch_size),
+            make_host=make_host,
+            objective=goal.objective,
+        )
+    )
+
+
+def _check_rows(host: Host, sample: Tensor, device: torch.device) -> None:
+    """Run every part once for two rows of weights, learning and not, before anything is trained."""
+    x = sample.to(device).unsqueeze(0).expand(2, *sample.shape)
+    for part in (*host.segments, host.head):
+        rows = RowModule(part, device)
+        weights = torch.cat([p.detach().flatten() for p in part.parameters()] or [torch.zeros(0)])
+        try:
+            for training in (True, False):
+                buffers = rows.initial_buffers(2, device)
+                keys = torch.zeros(2, dtype=torch.long, device=device)
+                out = rows(weights.to(device).expand(2, -1), x, buffers, training, keys)
+        except Exception as error:  # whatever a stranger's layer raises under vmap
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise UserError(
+                f"the model's part {_described(part)} cannot run for many copies at once ({reason}); use "
+                "layers without in-place arithmetic and without branches on values"
+            ) from error
+        x = out.detach()
+
+
+def _described(part: nn.Module) -> str:
+    kinds = [type(child).__name__ for child in part.modules() if not list(child.children())]
+    return "-".join(kinds[:6]) or type(part).__name__

@@ -1,0 +1,333 @@
+"""Any one model grows as it is: its own class, its own loader, no edit."""
+
+from __future__ import annotations
+
+import copy
+import io
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import esper
+from esper.foundation.errors import UserError
+from esper.growing.result import Grown
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.tamiyo.controller import Scene
+from esper.tamiyo.scripted import Scheduled, Static
+from tests.growing import models
+
+QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
+X, Y = models.images()
+TEXT = (models.text(48)[0], models.text(48)[0][:, -1] % 3)
+MASKS = torch.where(torch.arange(8).view(1, 8, 1) < 1, -100, (X[:, 0] > 0.5).long())
+PAIRS = [
+    (models.table(12, k)[0], models.table(12, k)[0][:, :3] * 2, models.table(12, k)[1]) for k in range(5)
+]
+
+
+def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
+    chosen = {
+        "controller": Scheduled(steps=(0,), gates=QUICK.gates),
+        "epochs": 9,
+        "lr": 1e-2,
+        "lifecycle": QUICK,
+        "engine": "live",
+        "progress": False,
+    } | settings
+    if not isinstance(train, list):
+        chosen.setdefault("batch_size", 16)
+    return esper.grow(model, train=train, val=val, **chosen)
+
+
+ZOO: list[tuple[Callable[[], nn.Module], Any]] = [
+    (models.small_cnn, (X, Y)),
+    (models.Residual, (X, Y)),
+    (models.LanguageModel, models.text(48)),
+    (models.Branching, models.table()),
+    (models.FunctionalDropout, models.table()),
+    (models.Tied, models.text(48)),
+    (models.Recurrent, TEXT),
+    (models.UNet, (X, MASKS)),
+    (models.TwoInputs, PAIRS),
+]
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize(("make", "data"), ZOO, ids=[make.__name__ for make, _ in ZOO])
+def test_a_model_grows_trains_and_comes_back_as_its_own_class(
+    make: Callable[[], nn.Module], data: Any
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    grown = grow(model, data, data)
+    assert grown.engine == "live"
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert grown.added, grown.report()
+    assert type(grown.model) is type(model)
+    assert set(before) <= set(grown.model.state_dict())
+    own = sum(p.numel() for p in grown.model.parameters())
+    assert own == grown.record.parameters[-1, 0]
+    grown.model.get_submodule(grown.added[0].module)
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+    inputs = data[0][:-1] if isinstance(data, list) else (data[0][:4],)
+    outputs = grown.model(*inputs)
+    for again in (copy.deepcopy(grown.model), saved_and_loaded(grown.model)):
+        torch.testing.assert_close(again(*inputs), outputs, rtol=0, atol=0)
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize(("make", "data"), [ZOO[1], ZOO[2], ZOO[7]], ids=["residual", "text", "unet"])
+def test_the_grown_model_holds_no_class_of_ours_and_exports(make: Callable[[], nn.Module], data: Any) -> None:
+    model = grow(make(), data, data).model
+    ours = [part for part in model.modules() if type(part).__module__.startswith("esper")]
+    assert not ours
+    batch = {0: torch.export.Dim("batch", min=1)}
+    program = torch.export.export(model, (data[0][:4],), dynamic_shapes=(batch,))
+    torch.testing.assert_close(program.module()(data[0][:7]), model(data[0][:7]), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("everything_stays")
+def test_the_model_that_comes_back_scores_what_was_reported() -> None:
+    grown = grow(models.Residual(), (X, Y), (X[:37], Y[:37]))
+    measured = (grown.model(X[:37]).argmax(1) == Y[:37]).float().mean().item()
+    assert grown.record.accuracy[-1, 0] == pytest.approx(measured, abs=1e-6)
+    assert F.cross_entropy(grown.model(X[:37]), Y[:37]).item() == pytest.approx(
+        grown.record.loss[-1, 0], rel=1e-4
+    )
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_callers_randomness() -> None:
+    torch.manual_seed(3)
+    model, state = models.small_cnn(), torch.get_rng_state()
+    first, second = (grow(model, (X, Y), seed=5).model.state_dict() for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_while_nothing_grows_it_is_a_plain_loop() -> None:
+    """To the bit, but for the clipping, which never acts here."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    x, y = models.table(48)
+    batches = [(x[k : k + 16], y[k : k + 16]) for k in range(0, 48, 16)]
+    settings = {"schedule": "constant", "clip_norm": 1e9, "weight_decay": 0.0, "epochs": 3}
+    grown = grow(model, batches, batches, controller="static", **settings)
+    twin = copy.deepcopy(model)
+    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(grown.epochs[0]):
+        for inputs, targets in batches:
+            optimiser.zero_grad()
+            F.cross_entropy(twin(inputs), targets).backward()
+            optimiser.step()
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(grown.model.state_dict()[name], value, rtol=0, atol=1e-6)
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Another picture at every look, and a count of looks."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        picture = X[index] + 0.1 * torch.randn(1, 8, 8)
+        if index == 0:
+            self.seen.append(picture)
+        return picture, Y[index]
+
+
+def test_augmentation_is_drawn_anew_in_every_epoch_and_nothing_is_read_twice() -> None:
+    data = Augmented()
+    grown = grow(models.small_cnn(), data, (X, Y), controller="static", epochs=3, engine="auto")
+    assert grown.engine == "live"
+    assert "loader" in grown.reason
+    assert len(data.seen) == 4  # once to look at, then once in each epoch
+    assert not torch.equal(data.seen[1], data.seen[2])
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(X, Y, strict=True)
+
+
+def test_data_without_a_length_are_streamed() -> None:
+    grown = grow(models.small_cnn(), DataLoader(Stream(), 8), DataLoader(Stream(), 8), controller="static")
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+
+
+def test_a_step_of_ones_own_takes_any_batch() -> None:
+    batches = [{"picture": X[k : k + 20], "label": Y[k : k + 20]} for k in range(0, 60, 20)]
+
+    def step(model: nn.Module, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        outputs = model(batch["picture"])
+        hits = (outputs.argmax(1) == batch["label"]).float().mean()
+        return F.cross_entropy(outputs, batch["label"]), hits
+
+    grown = grow(models.small_cnn(), batches, batches, step=step, controller="static", engine="auto")
+    assert grown.engine == "live"
+    assert grown.record.accuracy[-1, 0] > 0.5
+
+
+def test_a_model_with_a_loss_of_its_own_takes_dictionaries() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = models.small_mlp()
+
+        def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.body(x)
+            return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+    x, y = models.table()
+    batches = [{"x": x[:30], "labels": y[:30]}, {"x": x[30:], "labels": y[30:]}]
+    grown = grow(Own(), batches, batches, controller="static", epochs=20)
+    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
+
+
+def test_gradients_of_several_batches_make_one_step() -> None:
+    x, y = models.table(48)
+    small = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 48, 8)]
+    large = [(x[k : k + 16], y[k : k + 16]) for k in range(0, 48, 16)]
+    torch.manual_seed(0)
+    model = models.small_mlp()
+    settings = {"controller": "static", "epochs": 1, "schedule": "constant", "clip_norm": 1e9}
+    added = grow(model, small, small, accumulate=2, **settings).model.state_dict()
+    whole = grow(model, large, large, **settings).model.state_dict()
+    for name, value in whole.items():
+        torch.testing.assert_close(added[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
+    made: list[torch.optim.Optimizer] = []
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        made.append(torch.optim.SGD(groups, lr=0.05, momentum=0.9, nesterov=True))
+        return made[0]
+
+    before = models.small_cnn()
+    grown = grow(before, (X, Y), make_optimiser=make, engine="auto")
+    assert grown.reason == "make_optimiser was given"
+    assert len(made) == 1
+    assert not torch.equal(grown.model.state_dict()["0.weight"], before[0].weight)
+
+
+def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
+    told: list[dict[str, Any]] = []
+    frozen = models.small_cnn().requires_grad_(False)
+    frozen[10].requires_grad_(True)
+    settings = {"controller": "static", "epochs": 50, "lr": 1e-12, "on_epoch": told.append}
+    assert len(grow(frozen, (X, Y), patience=3, **settings).history) == 4
+    assert [line["epoch"] for line in told] == [1, 2, 3, 4]
+    start = time.monotonic()
+    assert len(grow(models.small_cnn(), (X, Y), time_limit=1e-6, **settings).history) == 1
+    assert time.monotonic() - start < 30
+
+
+def test_ctrl_c_returns_what_has_grown_so_far() -> None:
+    class Impatient(Static):
+        def begin(self, scene: Scene) -> None:
+            super().begin(scene)
+            self.decisions = 0
+
+    looks = 0
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        nonlocal looks
+        looks += model.training
+        if looks == 6 and model.training:
+            raise KeyboardInterrupt
+        return F.cross_entropy(model(batch[0]), batch[1]), 0.5
+
+    batches = [(X[:30], Y[:30]), (X[30:], Y[30:])]
+    grown = grow(models.small_cnn(), batches, batches, step=step, controller=Impatient(), epochs=30)
+    assert len(grown.history) == 3
+    assert isinstance(grown.model(X), Tensor)
+
+
+def test_frozen_parts_stay_frozen() -> None:
+    model = models.small_mlp()
+    model[0].requires_grad_(False)
+    grown = grow(model, models.table())
+    assert torch.equal(grown.model.state_dict()["0.weight"], model[0].weight)
+    assert not torch.equal(grown.model.state_dict()["2.weight"], model[2].weight)
+
+
+def test_bfloat16_trains() -> None:
+    grown = grow(models.small_cnn(), (X, Y), precision="bfloat16")
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+
+
+def test_a_loss_that_is_not_finite_goes_back_to_the_last_good_epoch() -> None:
+    calls = 0
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += model.training
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        broken = model.training and calls == 4
+        return loss * (float("nan") if broken else 1.0), torch.tensor(0.5)
+
+    grown = grow(models.small_cnn(), [(X, Y)], [(X, Y)], step=step, controller="static", epochs=6)
+    assert grown.record.panicked[:, 0].tolist() == [False, False, False, True, False, False]
+    assert all(value.isfinite().all() for value in grown.model.state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"slots": ["nowhere"]}, "slot 'nowhere' is no submodule of Sequential; it has 0, 1"),
+        ({"slots": ["8"]}, "slot after '8', which gives shape"),
+        ({"slots": []}, "slots is empty"),
+        ({"train": [], "val": (X, Y)}, "train yields nothing"),
+        ({"train": [(X, Y)]}, "val is missing and train cannot be divided"),
+        ({"train": iter([(X, Y)]), "val": (X, Y)}, "read only once"),
+        ({"train": (X[:, :, :1], Y)}, "does not take the batches of val"),
+        ({"train": (X, Y + 5)}, "the targets run from 5 to 7, but the model has 3 outputs"),
+        ({"train": (X, models.text(60)[1])}, "end the model with one output for each class"),
+        ({"step": lambda model, batch: model(batch[0]).mean()}, "it must return two things"),
+        ({"members": 2}, "no setting 'members' here"),
+        ({"validation_samples": 5}, "no setting 'validation_samples' here"),
+        ({"engine": "diesel"}, "engine is 'diesel'; allowed are auto, rows, live"),
+    ],
+)
+def test_what_cannot_be_done_is_told_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    given = {"train": (X, Y), "val": None} | change
+    if given["train"] == [] or isinstance(given["train"], list):
+        given["batch_size"] = 4
+    with pytest.raises(UserError, match=sentence) as told:
+        grow(models.small_cnn(), **given)
+    assert "\n" not in str(told.value)
+
+
+def test_rows_refuse_what_is_for_the_live_engine() -> None:
+    with pytest.raises(UserError, match="patience is for the live engine"):
+        grow(models.small_cnn(), (X, Y), engine="rows", patience=3)
+
+
+def test_auto_takes_rows_for_small_models_and_says_why_not() -> None:
+    settings = {"engine": "auto", "controller": "static", "epochs": 1}
+    assert grow(models.small_cnn(), (X, Y), **settings).engine == "rows"
+    assert grow(models.small_cnn(), DataLoader(TensorDataset(X, Y), 16), (X, Y), **settings).engine == "rows"
+    grown = grow(models.Branching(), models.table(), **settings)
+    assert grown.engine == "live"
+    assert "cannot be traced" in grown.reason
