@@ -7,7 +7,8 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib import metadata, util
 from typing import Literal, NamedTuple
 
@@ -80,8 +81,14 @@ def _extras() -> Iterator[Finding]:
             yield Finding("ok", f"extra {extra}", ", ".join(f"{m} {_version(m)}" for m in modules))
 
 
+@cache
+def _packages() -> Mapping[str, list[str]]:
+    """Which distributions bring each module: slow to find out, so once is enough."""
+    return metadata.packages_distributions()
+
+
 def _version(module: str) -> str:
-    distributions = metadata.packages_distributions().get(module, [module])
+    distributions = _packages().get(module, [module])
     try:
         return metadata.version(distributions[0])
     except metadata.PackageNotFoundError:
