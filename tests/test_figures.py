@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks.hot_paths import find_works
 from docs import make_pictures
+from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import Blueprint
 from esper.tasks import task_names
 from studies import report
@@ -167,3 +168,18 @@ def test_operation_counts_of_the_findings_are_those_of_today(work: str, sentence
     case = find_works()[work].prepare(16, 3)
     case.ours()  # the first call makes small tables
     assert int(told[1]) == pytest.approx(count_operations(case.ours), rel=0.1)
+
+
+def test_the_comparison_of_the_first_page_is_what_the_command_wrote() -> None:
+    results = json.loads((make_pictures.DOCS / "compared/digits.json").read_text(encoding="utf-8"))
+    reached = {c["name"]: mean_interval(c["test_accuracy"]) for c in results["controllers"]}
+    said = re.search(
+        r"gives (\S+) ± (\S+) % for it on digits, (\S+) ± (\S+) for the habit, (\S+) ± (\S+) for Tamiyo and"
+        r" (\S+) ± (\S+) for Tamiyo's final network",
+        " ".join(README.split()),
+    )
+    assert said is not None
+    names = ("static", "habit", "tamiyo", "static-final of tamiyo")
+    expected = [100 * value for name in names for value in reached[name]]
+    for told, value in zip(said.groups(), expected, strict=True):
+        assert agrees(told, value)
