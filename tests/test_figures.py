@@ -172,14 +172,15 @@ def test_operation_counts_of_the_findings_are_those_of_today(work: str, sentence
 
 def test_the_comparison_of_the_first_page_is_what_the_command_wrote() -> None:
     results = json.loads((make_pictures.DOCS / "compared/digits.json").read_text(encoding="utf-8"))
-    reached = {c["name"]: mean_interval(c["test_accuracy"]) for c in results["controllers"]}
-    said = re.search(
-        r"gives (\S+) ± (\S+) % for it on digits, (\S+) ± (\S+) for the habit, (\S+) ± (\S+) for Tamiyo and"
-        r" (\S+) ± (\S+) for Tamiyo's final network",
-        " ".join(README.split()),
-    )
-    assert said is not None
+    arms = {arm["name"]: arm for arm in results["controllers"]}
+    told = README.split("The\ncommand above gives ")[1].split("(16 members)")[0]
+    accuracies = re.findall(r"([\d.]+) ± ([\d.]+)", told)
     names = ("static", "habit", "tamiyo", "static-final of tamiyo")
-    expected = [100 * value for name in names for value in reached[name]]
-    for told, value in zip(said.groups(), expected, strict=True):
-        assert agrees(told, value)
+    for name, (mean, half) in zip(names, accuracies, strict=True):
+        reached, interval = mean_interval(arms[name]["test_accuracy"])
+        assert agrees(mean, 100 * reached)
+        assert agrees(half, 100 * interval)
+    spent = re.findall(r"at ([\d.]+)", told)
+    for names_of_one_price, giga in zip((names[:2], names[2:]), spent, strict=True):
+        for name in names_of_one_price:
+            assert agrees(giga, statistics.mean(arms[name]["flops"]) / 1e9)
