@@ -120,8 +120,10 @@ def main() -> None:
     """Both ways, and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__)
     parser.add_argument("--way", choices=WAYS, help="this way alone, as JSON")
-    for name, default in (("epochs", 2), ("steps", 4), ("batch", 16), ("side", 112)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="batches in an epoch")
+    parser.add_argument("--batch", type=int, default=16, help="pictures in a batch")
+    parser.add_argument("--side", type=int, default=112, help="of a picture, in points")
     given = parser.parse_args()
     sizes = (given.epochs, given.steps, given.batch, given.side)
     if given.way:

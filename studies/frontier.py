@@ -36,8 +36,8 @@ class Recipe:
     batch: int = 128
     peak_lr: float = 3e-2
     weight_decay: float = 1e-2
-    betas: tuple[float, float] = (0.9, 0.99)
-    warmup: float = 0.2
+    betas: tuple[float, float] = (0.9, 0.999)  # these two as in esper's own default recipe
+    warmup: float = 0.05
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def tasks() -> None:
         )
         for row in task_table()
     ]
-    titles = ("task", "input", "classes", "train / val / test", "host", "host alone", "what it is")
+    alone = "host alone, trained to its end"
+    titles = ("task", "input", "classes", "train / val / test", "host", alone, "what it is")
     _print(titles, rows, right=(2, 5))
 
 
