@@ -217,6 +217,25 @@ def test_gradients_of_several_batches_make_one_step() -> None:
         torch.testing.assert_close(added[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_the_last_incomplete_step_is_taken_too() -> None:
+    x, y = models.table(24)
+    batches = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 24, 8)]
+    counts: list[int] = []
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            counts.append(1)
+            super().step(closure)
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return Counting(groups, lr=0.01)
+
+    grow(
+        models.small_mlp(), batches, batches, controller="static", epochs=2, accumulate=2, make_optimiser=make
+    )
+    assert len(counts) == 4
+
+
 def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
     made: list[torch.optim.Optimizer] = []
 

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import Judge, moved
+from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import Hooks, LiveSlot
 from esper.growing.places import Place
 from esper.growing.settings import GrowSettings
+from esper.growing.tally import Evaluation, Tally
 from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
@@ -56,15 +57,6 @@ class LiveBodies:
         return torch.tensor([gate_parameter_count(width) for width in self.host.widths])
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """A pass over the validation data."""
-
-    loss: float
-    score: float
-    blocks: Tensor  # [blocks] scores of parts of the data
-
-
 class LivePopulation:
     """The bodies of one member: a model, the seeds that hang on it, and the optimiser that moves both."""
 
@@ -91,10 +83,7 @@ class LivePopulation:
         self.objective = Objective(cross_entropy, accuracy)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
-        self._host = [p for p in model.parameters() if p.requires_grad]
-        self.optimiser = optimiser or self._own_optimiser()
-        self._owns = optimiser is None
-        self._handed_over: dict[int, list[nn.Parameter]] = {}
+        self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
         self._alone: dict[int, torch.optim.Optimizer] = {}  # of seeds in isolation, beside a user's optimiser
         self._batches = _length(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
@@ -122,8 +111,7 @@ class LivePopulation:
     def prune(self, where: Tensor) -> None:
         """End the seeds in the slots where True; the optimiser forgets them.  # where [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
-            self._take_back(k)
-            self.slots[k].clear()
+            self._end(k)
 
     def follow(self, states: SlotStates) -> None:
         """Strengths and ways of blending as the states say; what is being raised or heard is trained."""
@@ -134,51 +122,14 @@ class LivePopulation:
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
-            learns = stage in HEARD_STAGES or (self._owns and stage is Stage.TRAINING)
-            if learns and k not in self._handed_over:
-                self._hand_over(k, slot)
+            if stage in HEARD_STAGES or (self.optimiser.owned and stage is Stage.TRAINING):
+                self._alone.pop(k, None)
+                self.optimiser.take_in(k, slot)
 
-    def _hand_over(self, k: int, slot: LiveSlot) -> None:
-        """New parameters enter the optimiser with a state of their own; the old ones keep theirs."""
-        parameters = list(slot.parameters())
+    def _end(self, k: int) -> None:
         self._alone.pop(k, None)
-        if self._owns:
-            decayed = [p for p in parameters if p.ndim > 1]
-            plain = [p for p in parameters if p.ndim <= 1]
-            for group, decay in ((decayed, self.config.weight_decay), (plain, 0.0)):
-                if group:
-                    options = {"weight_decay": decay, "lr": self.config.seed_lr, "peak": self.config.seed_lr}
-                    self.optimiser.add_param_group({"params": group, **options})
-        else:
-            slot.zero_grad(set_to_none=True)
-            self.optimiser.param_groups[0]["params"].extend(parameters)
-        self._handed_over[k] = parameters
-
-    def _take_back(self, k: int) -> None:
-        self._alone.pop(k, None)
-        gone = {id(p) for p in self._handed_over.pop(k, [])}
-        for group in self.optimiser.param_groups:
-            for parameter in [p for p in group["params"] if id(p) in gone]:
-                self.optimiser.state.pop(parameter, None)
-            group["params"] = [p for p in group["params"] if id(p) not in gone]
-        self.optimiser.param_groups = [g for g in self.optimiser.param_groups if g["params"]]
-
-    def _own_optimiser(self) -> torch.optim.Optimizer:
-        config = self.config
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in self._host if p.ndim > 1], "weight_decay": config.weight_decay},
-            {"params": [p for p in self._host if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        groups = [{**group, "peak": config.host_lr} for group in groups if group["params"]]
-        if self.settings.make_optimiser is not None:
-            made: torch.optim.Optimizer = self.settings.make_optimiser(groups)
-            for group in made.param_groups:
-                group["peak"] = group["lr"]
-            return made
-        if config.optimiser == "sgd":
-            return torch.optim.SGD(groups, config.host_lr, config.momentum)
-        betas = (config.momentum, config.second_beta)
-        return torch.optim.AdamW(groups, config.host_lr, betas)
+        self.optimiser.let_go(k)
+        self.slots[k].clear()
 
     # ---- training --------------------------------------------------------------------------------------
 
@@ -202,8 +153,11 @@ class LivePopulation:
                 total += judged.loss.detach()
                 for k in alone:
                     shadow[k] += self._train_alone(self.slots[k], batch)
-                host_norm = self._move(count)
                 count, samples = count + 1, samples + judged.samples
+                if count % self.settings.accumulate == 0:
+                    host_norm = self._move()
+            if count % self.settings.accumulate:
+                host_norm = self._move()  # what was added up of the last, incomplete step
         except KeyboardInterrupt:
             if self.interrupted:
                 raise
@@ -224,7 +178,7 @@ class LivePopulation:
         """
         self.follow(states)
         self._known = {}
-        norms = [p.grad.norm() for p in self._host if p.grad is not None]
+        norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
         host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.device)
         losses = torch.full((1, self.num_slots), math.nan)
         for k, slot in enumerate(self.slots):
@@ -254,12 +208,8 @@ class LivePopulation:
             yield moved(batch, self.device)
 
     def _set_rate(self, clock: Clock, index: int) -> None:
-        if not self._owns:
-            return
         done = (clock.epoch + min(1.0, index / max(self._batches, 1))) / clock.epochs
-        share = self.config.rate_at(done)
-        for group in self.optimiser.param_groups:
-            group["lr"] = share * group["peak"]
+        self.optimiser.set_share(self.config.rate_at(done))
 
     def _autocast(self) -> torch.autocast:
         halved = self.config.precision == "bfloat16"
@@ -267,7 +217,7 @@ class LivePopulation:
 
     def _backward(self, batch: Any, index: int) -> Any:
         if index % self.settings.accumulate == 0:
-            self.optimiser.zero_grad(set_to_none=True)
+            self.optimiser.rule.zero_grad(set_to_none=True)
         with self._autocast():
             judged = self.judge(self.model, batch)
         (judged.loss / self.settings.accumulate).backward()
@@ -286,14 +236,11 @@ class LivePopulation:
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return loss.detach()
 
-    def _move(self, index: int) -> Tensor:
-        """One step of the optimiser, once enough batches are added up; the host's gradient norm.  # → []"""
-        norm = nn.utils.clip_grad_norm_(self._host, self.config.clip_norm)
-        if (index + 1) % self.settings.accumulate == 0:
-            for parameters in self._handed_over.values():
-                nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
-            self.optimiser.step()
-        return norm.detach()
+    def _move(self) -> Tensor:
+        """One step of the optimiser; the norm of the model's gradient.  # → []"""
+        norm = self.optimiser.clip()
+        self.optimiser.rule.step()
+        return norm
 
     def gradients(self, host_norm: Tensor) -> SeedGradients:
         """The health of the gradients that the latest backward pass left in each seed.  # each [1, S]"""
@@ -344,7 +291,7 @@ class LivePopulation:
         """One pass over the validation data, in as many parts as there are blocks (and data)."""
         was_training = self.model.training
         self.model.eval()
-        tally = _Tally(self.judge, max(blocks, 1))
+        tally = Tally(self.judge, max(blocks, 1))
         try:
             for batch in self.val_loader:
                 with self._autocast():
@@ -395,14 +342,12 @@ class LivePopulation:
         for k, slot in enumerate(self.slots):
             then = int(saved.get(f"slot.{k}.blueprint", torch.tensor(-1)))
             if then != slot.blueprint:
-                self._take_back(k)
-                slot.clear()
+                self._end(k)
                 if then >= 0:
                     slot.plant(then, self.device, 0)
             for name, value in _state(slot):
                 value.view(-1).copy_(saved[f"slot.{k}.{name}"])
-        if self._owns:
-            self.optimiser.state.clear()
+        self.optimiser.forget()
 
     def plain_model(self, states: SlotStates) -> nn.Module:
         """A plain copy of the model with the seeds that the states hold."""
@@ -421,50 +366,3 @@ def _length(loader: Iterable[Any]) -> int:
 def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, value in [*module.named_parameters(), *module.named_buffers()]:
         yield name, value.detach()
-
-
-class _Tally:
-    """Loss and score over many batches, whole and by blocks, without waiting for the device in between."""
-
-    def __init__(self, judge: Judge, blocks: int):
-        self.judge, self.blocks = judge, blocks
-        self.samples = self.batches = 0
-        self._losses: list[Tensor] = []
-        self._sizes: list[int] = []
-        self._scores: list[tuple[int, int, Tensor]] = []  # block, weight, score
-        self._kept: list[tuple[Tensor, Tensor]] = []
-
-    def add(self, judged: Any) -> None:
-        """Another batch."""
-        self._losses.append(judged.loss.detach().float())
-        self._sizes.append(judged.samples)
-        if judged.outputs is None:
-            self._scores.append((self.batches % self.blocks, judged.samples, judged.score))
-        elif self.judge.pooled:
-            self._kept.append((judged.outputs.cpu(), judged.targets.cpu()))
-        else:
-            self._score_parts(judged.outputs, judged.targets, self.samples)
-        self.samples, self.batches = self.samples + judged.samples, self.batches + 1
-
-    def _score_parts(self, outputs: Tensor, targets: Tensor, first: int) -> None:
-        """Samples are dealt to the blocks in turn."""
-        for k in range(min(self.blocks, len(outputs))):
-            part, own = targets[k :: self.blocks], outputs[k :: self.blocks]
-            self._scores.append(((first + k) % self.blocks, len(part), self.judge.score(own, part)))
-
-    def result(self) -> Evaluation:
-        """What all batches together gave."""
-        whole = None
-        if self._kept:
-            outputs, targets = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
-            whole = float(self.judge.score(outputs, targets))
-            self._score_parts(outputs, targets, 0)
-        sizes = torch.tensor(self._sizes, dtype=torch.float64)
-        loss = float((torch.stack(self._losses).cpu().double() * sizes).sum() / sizes.sum())
-        block, weight = (torch.tensor(column) for column in list(zip(*self._scores, strict=True))[:2])
-        scores = torch.stack([score.detach() for _, _, score in self._scores]).cpu().double()
-        sums = torch.zeros(self.blocks).double().index_add(0, block, scores * weight)
-        weights = torch.zeros(self.blocks).double().index_add(0, block, weight.double())
-        filled = weights > 0
-        score = float(sums.sum() / weights.sum()) if whole is None else whole
-        return Evaluation(loss, score, (sums[filled] / weights[filled]).float())

@@ -135,6 +135,8 @@ class Grown:
             f"weights of epoch {self.epochs[m]}",
             f"{planted} seeds were planted: {kept} stayed, {planted - kept} were taken out again",
         ]
+        if self.engine == "live":
+            lines.append(f"the live engine grew it: {self.reason}")
         if rollbacks:
             lines.append(f"training broke {rollbacks} times and was taken back to its last good state")
         if len(self.models) > 1:

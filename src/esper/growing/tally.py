@@ -1,0 +1,67 @@
+"""Adding up what a model makes of many batches: loss and score over all of them, and by parts of the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.growing.batches import Judge, Judged
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A pass over the validation data."""
+
+    loss: float
+    score: float
+    blocks: Tensor  # [blocks] scores of parts of the data
+
+
+class Tally:
+    """Loss and score over many batches, whole and by blocks, without waiting for the device in between."""
+
+    def __init__(self, judge: Judge, blocks: int):
+        self.judge, self.blocks = judge, blocks
+        self.samples = self.batches = 0
+        self._losses: list[Tensor] = []
+        self._sizes: list[int] = []
+        self._scores: list[tuple[int, int, Tensor]] = []  # block, weight, score
+        self._kept: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, judged: Judged) -> None:
+        """Another batch."""
+        self._losses.append(judged.loss.detach().float())
+        self._sizes.append(judged.samples)
+        if judged.outputs is None or judged.targets is None:
+            assert judged.score is not None, "what has no outputs has a score"
+            self._scores.append((self.batches % self.blocks, judged.samples, judged.score))
+        elif self.judge.pooled:
+            self._kept.append((judged.outputs.cpu(), judged.targets.cpu()))
+        else:
+            self._score_parts(judged.outputs, judged.targets, self.samples)
+        self.samples, self.batches = self.samples + judged.samples, self.batches + 1
+
+    def _score_parts(self, outputs: Tensor, targets: Tensor, first: int) -> None:
+        """Samples are dealt to the blocks in turn."""
+        for k in range(min(self.blocks, len(outputs))):
+            part, own = targets[k :: self.blocks], outputs[k :: self.blocks]
+            self._scores.append(((first + k) % self.blocks, len(part), self.judge.score(own, part)))
+
+    def result(self) -> Evaluation:
+        """What all batches together gave."""
+        whole = None
+        if self._kept:
+            outputs, targets = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
+            whole = float(self.judge.score(outputs, targets))
+            self._score_parts(outputs, targets, 0)
+        sizes = torch.tensor(self._sizes, dtype=torch.float64)
+        loss = float((torch.stack(self._losses).cpu().double() * sizes).sum() / sizes.sum())
+        block, weight = (torch.tensor(column) for column in list(zip(*self._scores, strict=True))[:2])
+        scores = torch.stack([score.detach() for _, _, score in self._scores]).cpu().double()
+        sums = torch.zeros(self.blocks).double().index_add(0, block, scores * weight)
+        weights = torch.zeros(self.blocks).double().index_add(0, block, weight.double())
+        filled = weights > 0
+        score = float(sums.sum() / weights.sum()) if whole is None else whole
+        return Evaluation(loss, score, (sums[filled] / weights[filled]).float())
