@@ -350,3 +350,16 @@ def test_auto_takes_rows_for_small_models_and_says_why_not() -> None:
     grown = grow(models.Branching(), models.table(), **settings)
     assert grown.engine == "live"
     assert "cannot be traced" in grown.reason
+
+
+@pytest.mark.parametrize("controller", ["tamiyo", "heuristic", "habit", "random"])
+def test_every_controller_grows_a_living_model(controller: str) -> None:
+    grown = grow(models.Recurrent(), TEXT, controller=controller, epochs=4)
+    assert len(grown.history) == 4
+    assert grown.record.flops[0] > 0
+    assert "the live engine grew it: it was asked for" in grown.report()
+
+
+def test_a_budget_holds_here_too() -> None:
+    grown = grow(models.small_cnn(), (X, Y), controller="random", budget=60, epochs=14)
+    assert grown.record.parameters.max() <= grown.host_parameters + 60

@@ -19,6 +19,7 @@ from torch import Tensor, fx, nn
 
 from esper.foundation.errors import UserError
 from esper.growing.joints import Joint, Joints
+from esper.growing.places import expanded
 from esper.growing.tracing import Traced, observe, trace
 from esper.population.hosts import Host
 
@@ -57,9 +58,7 @@ def cut(
     """
     if not isinstance(model, nn.Module):
         raise UserError(f"model is a {type(model).__name__}; give an nn.Module, or a function that makes one")
-    if slots is not None and not slots:
-        raise UserError("slots is empty; name at least one submodule, or leave slots out to have them found")
-    names = None if slots is None else _expanded(model, slots)
+    names = None if slots is None else expanded(model, slots)
     own = _without_fast_paths(_freeze(copy.deepcopy(model).to("cpu")))
     samples = (sample[:2], torch.cat([sample[:2], sample[:1]]))
     traced = observe(trace(own, names or (), samples), samples)
@@ -111,16 +110,6 @@ def hears_the_past_alone(host: Host, sample: Tensor) -> bool:
         past = past and sample.shape[1] == time and torch.allclose(sample[:, :-1], other[:, :-1], atol=1e-5)
     host.train(was_training)
     return past
-
-
-def _expanded(model: nn.Module, slots: Sequence[str | int]) -> list[str]:
-    """The names of the slots; a list of blocks stands for each of its blocks."""
-    modules = dict(model.named_modules())
-    names: list[str] = []
-    for name in map(str, slots):
-        module = modules.get(name)
-        names += [f"{name}.{i}" for i in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
-    return list(dict.fromkeys(names))
 
 
 def _freeze(model: nn.Module) -> nn.Module:

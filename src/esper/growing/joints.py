@@ -4,43 +4,27 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.foundation.errors import UserError
+from esper.growing.places import NORMS, Place, sequence_topology, spread, usual_kind
 from esper.growing.tracing import ADVICE, Traced
-
-MOST_SLOTS = 8  # as many as are chosen without being asked for by name
-TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie
 
 _RESHAPING_LAYERS = (nn.Flatten, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
 _RESHAPING_CALLS = {torch.flatten, torch.mean, F.adaptive_avg_pool2d, F.adaptive_avg_pool1d, "mean"}
 _RESHAPING_CALLS |= {"flatten", "view", "reshape", torch.reshape}
-NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
-_SEQUENCE_LAYERS = (nn.Embedding, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
-class Joint:
+class Joint(Place):
     """A value at which a model is cut and a seed may live."""
 
-    name: str  # of the slot
-    node: fx.Node
-    topology: str
-    shape: tuple[int, ...]  # of one sample
-
-    @property
-    def width(self) -> int:
-        return self.shape[0] if self.topology == "cnn" else self.shape[-1]
-
-    @property
-    def spatial_dims(self) -> int:
-        return len(self.shape) - 1 if self.topology == "cnn" else 0
+    node: fx.Node = field(kw_only=True)
 
 
 class Joints:
@@ -84,7 +68,7 @@ class Joints:
         )
         if not fits or self.crossing(node):
             return None
-        return Joint(name or slot_name(node), node, self._topology(value), tuple(value.shape[1:]))
+        return Joint(name or slot_name(node), self._topology(value), tuple(value.shape[1:]), node=node)
 
     def _topology(self, value: Tensor) -> str:
         if value.ndim != 3:
@@ -110,7 +94,7 @@ class Joints:
                 opaque = layer is not None and not type(layer).__module__.startswith("torch.nn")
             candidate = self.joint(node) or candidate
         favourite = self._favourite(chosen)
-        return _spread([joint for joint in chosen if joint.topology == favourite])
+        return spread([joint for joint in chosen if joint.topology == favourite])
 
     def _favourite(self, chosen: Sequence[Joint]) -> str:
         """The kind of most joints."""
@@ -119,8 +103,7 @@ class Joints:
                 f"{self.kind} has no place for a slot between two of its layers; {ADVICE}, and at least two "
                 "of them"
             )
-        counts = {topology: sum(j.topology == topology for j in chosen) for topology in TOPOLOGY_ORDER}
-        return self.topology or max(TOPOLOGY_ORDER, key=lambda topology: counts[topology])
+        return self.topology or usual_kind(chosen)
 
     def _layer(self, node: fx.Node) -> tuple[bool, nn.Module | None]:
         """Whether a node has weights beyond those of a norm, and its layer."""
@@ -179,14 +162,6 @@ class Joints:
         )
 
 
-def sequence_topology(model: nn.Module) -> str:
-    """What an activation with three axes is: a signal [batch, channels, time] or [batch, time, features]."""
-    modules = list(model.modules())
-    signals = any(isinstance(m, nn.Conv1d) for m in modules)
-    sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
-    return "cnn" if signals and not sequences else "transformer"
-
-
 def slot_name(node: fx.Node) -> str:
     """The module that a value comes from, or the name of the operation."""
     source = node.args[0] if node.target is operator.getitem else node
@@ -201,11 +176,3 @@ def _tensor_of(node: fx.Node, values: dict[fx.Node, Any]) -> fx.Node:
         if user.op == "call_function" and user.target is operator.getitem and user.args[1] == 0:
             return user
     return node
-
-
-def _spread(joints: list[Joint]) -> list[Joint]:
-    """At most `MOST_SLOTS` of them, evenly spaced, the last always among them."""
-    count = len(joints)
-    if count <= MOST_SLOTS:
-        return joints
-    return [joints[((k + 1) * count) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]

@@ -61,6 +61,7 @@ class LivePopulation:
     """The bodies of one member: a model, the seeds that hang on it, and the optimiser that moves both."""
 
     num_members = 1
+    device = torch.device("cpu")  # of what it says about itself, wherever the model is
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class LivePopulation:
         device: torch.device,
         optimiser: torch.optim.Optimizer | None = None,
     ):
-        self.model, self.judge, self.settings, self.device = model, judge, settings, device
+        self.model, self.judge, self.settings, self._place = model, judge, settings, device
         self.train_loader, self.val_loader = loaders
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
@@ -105,7 +106,7 @@ class LivePopulation:
         """Plant seeds in the slots where True.  # where, blueprint [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
             draw = hash((self.settings.seed, int(self.births), k)) & _DRAW
-            self.slots[k].plant(int(blueprint[0, k]), self.device, draw)
+            self.slots[k].plant(int(blueprint[0, k]), self._place, draw)
         self.births = self.births + where.any(dim=1).cpu()
 
     def prune(self, where: Tensor) -> None:
@@ -141,9 +142,9 @@ class LivePopulation:
         self.follow(states)
         self._known = {}
         alone = [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
-        total = torch.zeros((), device=self.device)
-        shadow = torch.zeros(self.num_slots, device=self.device)
-        host_norm = torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self._place)
+        shadow = torch.zeros(self.num_slots, device=self._place)
+        host_norm = torch.zeros((), device=self._place)
         count = samples = 0
         self.model.train()
         try:
@@ -179,7 +180,7 @@ class LivePopulation:
         self.follow(states)
         self._known = {}
         norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
-        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.device)
+        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self._place)
         losses = torch.full((1, self.num_slots), math.nan)
         for k, slot in enumerate(self.slots):
             if int(states.stage[0, k]) == Stage.TRAINING:
@@ -191,7 +192,7 @@ class LivePopulation:
         own, config = list(slot.parameters()), self.config
         if k not in self._alone:
             self._alone[k] = torch.optim.AdamW(own, config.seed_lr, weight_decay=config.weight_decay)
-        total, count = torch.zeros((), device=self.device), 0
+        total, count = torch.zeros((), device=self._place), 0
         for batch in self._epoch():
             self._alone[k].zero_grad(set_to_none=True)
             total += self._train_alone(slot, batch)
@@ -205,7 +206,7 @@ class LivePopulation:
         for index, batch in enumerate(self.train_loader):
             if most is not None and index >= most:
                 return
-            yield moved(batch, self.device)
+            yield moved(batch, self._place)
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self._batches, 1))) / clock.epochs
@@ -213,7 +214,7 @@ class LivePopulation:
 
     def _autocast(self) -> torch.autocast:
         halved = self.config.precision == "bfloat16"
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=halved)
+        return torch.autocast(self._place.type, torch.bfloat16, enabled=halved)
 
     def _backward(self, batch: Any, index: int) -> Any:
         if index % self.settings.accumulate == 0:
@@ -295,7 +296,7 @@ class LivePopulation:
         try:
             for batch in self.val_loader:
                 with self._autocast():
-                    tally.add(self.judge(self.model, moved(batch, self.device)))
+                    tally.add(self.judge(self.model, moved(batch, self._place)))
         finally:
             self.model.train(was_training)
         self.samples = (self.samples[0], tally.samples)
@@ -344,7 +345,7 @@ class LivePopulation:
             if then != slot.blueprint:
                 self._end(k)
                 if then >= 0:
-                    slot.plant(then, self.device, 0)
+                    slot.plant(then, self._place, 0)
             for name, value in _state(slot):
                 value.view(-1).copy_(saved[f"slot.{k}.{name}"])
         self.optimiser.forget()

@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.foundation.errors import UserError
-from esper.growing.joints import MOST_SLOTS, NORMS, TOPOLOGY_ORDER, sequence_topology
 from esper.growing.tracing import is_sequence
 
+MOST_SLOTS = 8  # as many as are chosen without being asked for by name
+TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie
+NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
 _LISTS = (nn.ModuleList, nn.Sequential)
+_SEQUENCE_LAYERS = (nn.Embedding, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,9 @@ class Place:
     def spatial_dims(self) -> int:
         """Axes of space: 0 but in a cnn."""
         return len(self.shape) - 1 if self.topology == "cnn" else 0
+
+
+AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ def find_places(
     """
     calls = _calls(model, run)
     if names is not None:
-        places = [_named(name, calls, model, topology) for name in _expanded(model, names)]
+        places = [_named(name, calls, model, topology) for name in expanded(model, names)]
         kinds = {place.topology for place in places}
         if len(kinds) > 1:
             told = ", ".join(f"{p.name} {list(p.shape)}" for p in places)
@@ -87,14 +94,30 @@ def find_places(
             "slots=[...]: its output must be a float tensor [batch, features], [batch, time, features] or "
             "[batch, channels, *spatial]"
         )
+    favourite = topology or usual_kind(places)
+    return spread([place for place in places if place.topology == favourite])
+
+
+def usual_kind(places: Sequence[Place]) -> str:
+    """The kind of most of them."""
     counts = {kind: sum(place.topology == kind for place in places) for kind in TOPOLOGY_ORDER}
-    favourite = topology or max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
-    found = [place for place in places if place.topology == favourite]
-    return (
-        [found[((k + 1) * len(found)) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]
-        if (len(found) > MOST_SLOTS)
-        else found
-    )
+    return max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
+
+
+def spread(places: list[AnyPlace]) -> list[AnyPlace]:
+    """At most `MOST_SLOTS` of them, evenly spaced, the last always among them."""
+    count = len(places)
+    if count <= MOST_SLOTS:
+        return places
+    return [places[((k + 1) * count) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]
+
+
+def sequence_topology(model: nn.Module) -> str:
+    """What an activation with three axes is: a signal [batch, channels, time] or [batch, time, features]."""
+    modules = list(model.modules())
+    signals = any(isinstance(m, nn.Conv1d) for m in modules)
+    sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
+    return "cnn" if signals and not sequences else "transformer"
 
 
 @torch.no_grad()
@@ -181,15 +204,13 @@ def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
     return Place(call.name, kind, shape, isinstance(call.output, tuple))
 
 
-def _expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+    """The names of slots; a list of blocks stands for each of its blocks."""
     if not names:
         raise UserError("slots is empty; name at least one submodule, or leave slots out to have them found")
-    modules, found = dict(model.named_modules()), []
+    modules, found = dict(model.named_modules()), list[str]()
     for name in map(str, names):
         module = modules.get(name)
-        if module is None:
-            known = ", ".join(list(modules)[1:13])
-            raise UserError(f"slot {name!r} is no submodule of {type(model).__name__}; it has {known} ...")
         found += [f"{name}.{k}" for k in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
     return list(dict.fromkeys(found))
 
@@ -199,6 +220,10 @@ def _named(name: str, calls: Sequence[_Call], model: nn.Module, topology: str | 
     place = None if call is None else _place(call, model, topology)
     if place is not None:
         return place
+    known = list(dict(model.named_modules()))[1:]
+    if name not in known:
+        few = ", ".join(known[:12])
+        raise UserError(f"slot {name!r} is no submodule of {type(model).__name__}; it has {few} ...")
     if call is None:
         reason = "which did not run in a forward pass"
     elif call.times > 1:
