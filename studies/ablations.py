@@ -5,7 +5,7 @@ A change holds for some members of a program and acts between the rules and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -37,7 +37,9 @@ Change = Callable[[Moment, Tensor], SlotStates]  # the moment and its members [N
 def fresh_optimiser(moment: Moment, members: Tensor) -> SlotStates:
     """The host's optimiser forgets everything whenever one of its seeds begins to blend."""
     begins = (moment.before.stage == Stage.TRAINING) & (moment.after.stage == Stage.BLENDING)
-    moment.hosts.rewrite((begins & members).any(dim=1), moment.hosts.weights)
+    forgets = (begins & members).any(dim=1)  # [N]
+    for moments in (moment.hosts.first, moment.hosts.second, moment.hosts.steps):
+        moments.masked_fill_(forgets.view(-1, *[1] * (moments.ndim - 1)), 0.0)
     return moment.after
 
 
@@ -73,9 +75,11 @@ class AblatedEnvironment(GrowthEnvironment):
         super().__init__(spec)
         self.changed = {name: members.to(self.device).unsqueeze(1) for name, members in changed.items()}
 
-    def _grow(self, actions: Actions) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
+    def _grow(
+        self, actions: Sequence[Actions], active: Tensor
+    ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         before = self.slots
-        outcome, ticked, evidence = super()._grow(actions)
+        outcome, ticked, evidence = super()._grow(actions, active)
         states = ticked.states
         for name, members in self.changed.items():
             moment = Moment(before, states, outcome.germinated, self.population.hosts)

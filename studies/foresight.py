@@ -73,11 +73,15 @@ class Witness:
     def __init__(self, controller: Controller):
         self.controller = controller
 
+    @property
+    def looks(self) -> bool:
+        return self.controller.looks
+
     def begin(self, scene: Scene) -> None:
         self.controller.begin(scene)
         self.seen: list[Doubles] = []
 
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
         parts = [part.flatten(1).double() for part in batch_obs_to_features(observation)]
         self.seen.append(torch.cat(parts, dim=1).cpu().numpy())
         return self.controller.decide(observation, masks, step)

@@ -56,11 +56,19 @@ class Masks:
 
 
 def prunable_weights(bodies: Bodies) -> Tensor:
-    """True for the elements of matrices and kernels.  # [P] bool"""
+    """True for the elements of matrices and kernels of a host's row.  # [P] bool
+
+    Raises ValueError for a host with residual blocks, whose weights lie in rows of their own.
+    """
+    if bodies.has_blocks:
+        raise ValueError(
+            "pruning masks the one row of a host; give a host without residual blocks: cnn or mlp"
+        )
     parts = [
         torch.full((size,), len(shape) > 1)
-        for segment in bodies.segments
-        for size, shape in zip(segment.layout.sizes, segment.layout.shapes, strict=True)
+        for module in bodies.trunk
+        if module is not None
+        for size, shape in zip(module.layout.sizes, module.layout.shapes, strict=True)
     ]
     return torch.cat(parts).to(bodies.device)
 

@@ -25,8 +25,10 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
+from esper.population.forms import NO_FORM
 from esper.population.gradients import SeedGradients
-from esper.population.population import Population, TrainMetrics, ValidationMetrics
+from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.population import Population
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.trainer import Trainer
@@ -67,8 +69,12 @@ class SimulatedPopulation(Population):
         self.age = torch.zeros(self.num_members, self.num_slots)
         self.worth = torch.zeros(self.num_members, self.num_slots)
         self.epoch = 0
+        self.forms.fill_(NO_FORM)
+        self.finished.fill_(False)
+        self.idle = False
 
     def germinate(self, born: Tensor, blueprint: Tensor) -> None:
+        super().germinate(born, blueprint)
         table = torch.zeros(len(Blueprint))
         table[[int(b) for b in WORTH]] = torch.tensor(list(WORTH.values()))
         luck = SPREAD * torch.randn(self.worth.shape, generator=self.dice)
@@ -76,6 +82,7 @@ class SimulatedPopulation(Population):
         self.age = self.age.masked_fill(born, 0.0)
 
     def prune(self, ended: Tensor) -> None:
+        super().prune(ended)
         self.worth, self.age = self.worth.masked_fill(ended, 0.0), self.age.masked_fill(ended, 0.0)
 
     def train_epoch(self, slots: SlotStates, data: MemberData, clock: Clock) -> TrainMetrics:
@@ -92,7 +99,9 @@ class SimulatedPopulation(Population):
             seeds=SeedGradients(norm=calm, health=calm, vanishing=none, exploding=none, ratio=calm),
         )
 
-    def validate(self, slots: SlotStates, data: MemberData, ablate: bool = True) -> ValidationMetrics:
+    def validate(
+        self, slots: SlotStates, data: MemberData, ablate: bool = True, unfinished: bool = False
+    ) -> ValidationMetrics:
         accuracy, gain = self._accuracy(slots), self._gain()
         error = MEASURED * torch.randn(gain.shape, generator=self.dice)
         return ValidationMetrics(
@@ -101,7 +110,6 @@ class SimulatedPopulation(Population):
             contribution=_where(holds_seed(slots) & (slots.alpha > 0), 100 * slots.alpha * gain + error),
             shadow_gain=_where(slots.stage == Stage.TRAINING, 60 * gain + error),
             interaction=torch.full_like(gain, math.nan),
-            rows=0,
         )
 
     def _gain(self) -> Tensor:

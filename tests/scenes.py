@@ -28,7 +28,7 @@ def random_states(rng: np.random.Generator, num_members: int, num_slots: int) ->
 
     states = SlotStates.empty(*shape).replace(
         stage=stage,
-        blueprint=torch.where(seed, draw(12) + 1, -1),
+        blueprint=torch.where(seed, draw(15) + 1, -1),
         style=draw(4),
         tempo=draw(3),
         alpha=draw(11) / 10,
@@ -40,6 +40,7 @@ def random_states(rng: np.random.Generator, num_members: int, num_slots: int) ->
         alpha_steps_done=draw(2),
         age=draw(13),
         epochs_in_stage=torch.from_numpy(rng.integers(0, 15, shape)),
+        room=torch.from_numpy(rng.integers(0, 3, shape)),
         enabled=torch.from_numpy(enabled),
     )
     states.check()
@@ -61,6 +62,8 @@ def random_observation(rng: np.random.Generator, num_members: int, num_slots: in
     measured |= {name: 10 * measured[name].abs() for name in ("contribution_age", "gradient_norm")}
     return Observation(
         progress=torch.from_numpy(rng.random(n).astype(np.float32)),
+        step_cost=torch.from_numpy(1.0 + rng.random(n).astype(np.float32)),
+        steps_left=torch.from_numpy(30 * rng.random(n).astype(np.float32)),
         val_loss=normal(n, unknown=0.1).abs(),
         val_accuracy=torch.from_numpy(rng.random(n).astype(np.float32)),
         loss_history=normal(n, HISTORY_LENGTH).abs(),

@@ -8,16 +8,17 @@ from pathlib import Path
 import torch
 
 from esper.lifecycle.actions import Blueprint
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotRecord
 from esper.lifecycle.stages import Stage
-from esper.population.plan import Plan, Rows, SlotView, build_plan, measurement_rows, training_rows
+from esper.population.plan import Plan, Rows, build_plan, measurement_rows, training_rows
+from tests.population.test_plan import view_of
 
 PAGE = (Path(__file__).parent.parent / "docs/architecture.md").read_text(encoding="utf-8")
 
 
 def drawn_plans() -> tuple[tuple[Rows, Plan], tuple[Rows, Plan]]:
     """The member of the page: its rows and its plan in a validation and in training."""
-    states = SlotStates.from_records(
+    view = view_of(
         [
             [
                 SlotRecord(Stage.TRAINING, Blueprint.NORM),
@@ -25,7 +26,6 @@ def drawn_plans() -> tuple[tuple[Rows, Plan], tuple[Rows, Plan]]:
             ]
         ]
     )
-    view = SlotView.of(states)
     measured, trained = measurement_rows(view).rows, training_rows(view)
     return tuple((rows, build_plan(rows, view, torch.device("cpu"))) for rows in (measured, trained))  # type: ignore[return-value]
 
@@ -53,12 +53,12 @@ def test_the_rows_that_are_drawn_are_those_of_a_validation() -> None:
 def test_the_index_tensors_that_are_drawn_are_those_of_a_validation() -> None:
     _, plan = drawn_plans()[0]
     drawn = table("slot | rows in → out")
-    assert len(drawn) == len(plan.slots)
-    for work, (_slot, in_out, base, group, rows) in zip(plan.slots, drawn, strict=True):
+    assert len(drawn) == len(plan.stations)
+    for (work,), (_slot, in_out, base, group, rows) in zip(plan.stations, drawn, strict=True):
         assert numbers(in_out) == [work.before, work.after]
         assert numbers(base) == work.base.tolist()
         assert numbers(rows) == work.rows.tolist()
-        assert [f"{Blueprint(g.blueprint).name} × {g.size}" for g in work.groups] == [group]
+        assert [f"{Blueprint(g.form).name} × {g.size}" for g in work.groups] == [group]
 
 
 def test_in_training_the_shadow_hears_the_other_seed_with_its_weights_held() -> None:

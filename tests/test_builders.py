@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from esper.builders import load_tasks, make_agent, make_environment, make_specs
+from esper import builders
+from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs
 from esper.config import load_config
+from esper.controllers import load_learned
 from esper.foundation.errors import UserError
+from esper.lifecycle.actions import Blueprint, Head
+from esper.tamiyo.policy import features
 from esper.tasks import Task, load_task
 from esper.tasks.variants import permuted_labels
+from esper.telemetry.checkpoints import save_checkpoint
 from tests.tiny import TINY
 
 
@@ -65,6 +70,24 @@ def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))  # restored afterwards
     assert load_tasks("beside_the_caller:mine")[0].name == "spirals"
+
+
+def test_a_controller_from_before_a_blueprint_or_a_column_is_refused_by_its_schema(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = agent_schema()
+    with monkeypatch.context() as before:
+        older = [b for b in Blueprint if b < Blueprint.CLONE]
+        before.setitem(builders.HEAD_CHOICES, Head.BLUEPRINT, older)  # type: ignore[arg-type]
+        fewer_blueprints = agent_schema()
+    with monkeypatch.context() as before:
+        before.setattr(features, "COLUMNS", features.COLUMNS[:-1])
+        fewer_columns = agent_schema()
+    assert len({now, fewer_blueprints, fewer_columns}) == 3
+    save_checkpoint(tmp_path / "old", {"x": torch.ones(1)}, {}, fewer_blueprints)
+    said = f"was made for schema '{fewer_blueprints}', and this run has '{now}': what a controller sees"
+    with pytest.raises(UserError, match=said):
+        load_learned(tmp_path / "old")
 
 
 def test_the_first_weights_follow_from_the_seed_and_patience_is_reached_by_set() -> None:

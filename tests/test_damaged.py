@@ -61,7 +61,7 @@ def last(run: Path) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["train", "--preset", "fancy"], "preset is 'fancy'; allowed are demo"),
+        (["train", "--preset", "fancy"], "preset is 'fancy'; allowed are compute, demo"),
         (["train", "--task", "imagenet"], "task is 'imagenet'; allowed are digits"),
         (["train", "--device", "tpu"], "device is 'tpu'; allowed are auto, cpu"),
         (["train", "--device", "cuda:99"], "device is 'cuda:99', and this torch sees"),

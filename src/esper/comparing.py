@@ -149,7 +149,7 @@ def run_fixed(
     choosing = prices.validation if restarts > 1 else 0.0 * prices.validation  # [N]
     minibatches = (budget / restarts - float(choosing.mean())) / float(prices.batch.mean())
     schedule = schedule_for(minibatches, Schedule(spec.episode.steps, spec.population.batches_per_epoch))
-    episode = {"steps": schedule.steps, "measure_every": schedule.steps}
+    episode = {"steps": schedule.steps, "measure_every": schedule.steps, "clock": "steps", "flops": None}
     recipe = {"batches_per_epoch": schedule.batches}
     if slots is None:
         recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough
@@ -247,6 +247,11 @@ def compare(
     episode = environment.steps * environment.spec.population.batches_per_epoch
     usual = max(spent.values(), default=episode * float(prices_of(environment).batch.mean()))
     for name, arm in fixed.items():
+        if arm.of and (runs[arm.of].record.final_slots.room < environment.spec.population.folds).any():
+            raise UserError(
+                f"{name} asks for the network that {arm.of} ended with, and parts of it were folded into the "
+                "host; compare with a host of that size instead: --set host.depth=..., --set host.hidden=..."
+            )
         slots = from_the_start(runs[arm.of].record.final_slots) if arm.of else None
         budget = spent[arm.of] if arm.of else usual
         runs[name] = run_fixed(environment, name, budget, slots, arm.restarts, on_step)

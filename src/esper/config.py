@@ -25,13 +25,29 @@ LARGEST_SEED = 2**53 - 1  # every file format keeps it exactly
 class HostConfig(Config):
     """The network that seeds grow in. What is null is as the task has it."""
 
-    preset: Literal["cnn", "mlp", "gpt"] | None = Field(default=None, description="the kind of network")
+    preset: Literal["cnn", "mlp", "resnet", "resmlp", "gpt"] | None = Field(
+        default=None, description="the kind of network; clones and widenings need one of the last three"
+    )
     width: int | None = Field(
         default=None, ge=1, le=65_536, description="channels or features at every joint"
     )
-    depth: int | None = Field(default=None, ge=1, le=1_000, description="segments, and as many slots")
-    kernel: int | None = Field(default=None, ge=1, description="cnn: width of a convolution")
-    first_stride: int | None = Field(default=None, ge=1, description="cnn: stride of the first segment")
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        le=1_000,
+        description="segments, each with a slot; resnet: blocks of a stage; gpt: layers",
+    )
+    hidden: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="resnet, resmlp: channels or units between the layers of a block",
+    )
+    stages: int | None = Field(default=None, ge=1, le=16, description="resnet: each halves the resolution")
+    kernel: int | None = Field(default=None, ge=1, description="cnn, resnet: width of a convolution")
+    first_stride: int | None = Field(
+        default=None, ge=1, description="cnn, resnet: stride of the first segment"
+    )
     stride: int | None = Field(default=None, ge=1, description="cnn: stride of the other segments")
     heads: int | None = Field(default=None, ge=1, description="gpt: attention heads")
     expansion: int | None = Field(default=None, ge=1, description="gpt: width of the inner layer, in widths")

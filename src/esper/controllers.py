@@ -16,6 +16,7 @@ from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.run_folder import RunFolder
@@ -65,6 +66,12 @@ SCRIPTED: dict[str, Script] = {
         "germinates at given steps, blueprints in turn",
         lambda text, gates: Scheduled([int(step) for step in text.split("+")], gates),
         "the steps of the seeds, as in scheduled:2+8+14",
+    ),
+    "schedule": Script(
+        lambda gates: Schedule([(0.1, "clone"), (0.3, "clone")]),
+        "grows by the share of the budget that is spent and keeps it all: clones at 10 % and 30 %",
+        lambda text, gates: Schedule.parse(text),
+        "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2, or a YAML file with a list of them",
     ),
 }
 CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)

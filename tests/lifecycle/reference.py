@@ -16,7 +16,7 @@ NO_GATE = -1
 
 HEAD_NAMES = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 CHOICES = {
-    "blueprint": 13,
+    "blueprint": 16,
     "style": 4,
     "tempo": 3,
     "alpha_target": 3,
@@ -38,6 +38,7 @@ BLUEPRINTS = {
     "mlp": {3, 8, 9, 10, 11},
 }
 FIRST_CURVE = {0: 0, 1: 0, 2: 3, 3: 3}  # by style
+CLONE = 13  # its first weights are copied
 STEEPNESS = {2: 6.0, 3: 12.0, 4: 24.0}  # by curve
 EVIDENCE = ("contribution", "shadow_gain", "gradient_health", "exploding", "gradient_ratio")
 
@@ -49,6 +50,7 @@ class Rules:
     max_seeds: int = 0
     allow_advance: bool = True
     strict: bool = False
+    open: bool = False
     training_epochs: int = 10
     blending_epochs: int = 10
     topology: str = "cnn"
@@ -73,11 +75,12 @@ class Slot:
     age: int = 0
     epochs_in_stage: int = 0
     prune_pending: bool = False
+    room: int = 0
     enabled: bool = True
 
     def clear(self, stage: int) -> None:
         """Nothing of a seed is left."""
-        for name, value in vars(Slot(stage=stage, enabled=self.enabled)).items():
+        for name, value in vars(Slot(stage=stage, room=self.room, enabled=self.enabled)).items():
             setattr(self, name, value)
 
 
@@ -89,6 +92,11 @@ class Verdict:
     refused_by: int
     germinated: set[int] = field(default_factory=set)
     pruned: set[int] = field(default_factory=set)
+
+
+def of_the_blind(rules: Rules) -> Rules:
+    """The rules of those whose controller looks at nothing: no gate asks for measurements or for time."""
+    return replace(rules, open=True, strict=False, allow_unfinished=True)
 
 
 def is_legal(member: list[Slot], op: int, index: int, rules: Rules, steps_left: float = math.inf) -> bool:
@@ -130,7 +138,7 @@ def steps_needed(slot: Slot, op: int, rules: Rules) -> int:
     while seed.stage != HOLDING:
         pass_time(seed)
         decisions += 1
-        if refusing_gate(seed, ADVANCE, 1, healthy, rules) == NO_GATE:
+        if refusing_gate(seed, ADVANCE, True, healthy, rules) == NO_GATE:
             perform(seed, ADVANCE, {head: 0 for head in HEAD_NAMES})
     return decisions
 
@@ -142,7 +150,7 @@ def masks(member: list[Slot], rules: Rules, steps_left: float = math.inf) -> dic
     shaping = op[GERMINATE] or op[SET_ALPHA_TARGET]
     return {
         "slot": [s.enabled for s in member],
-        "blueprint": [b in BLUEPRINTS[rules.topology] for b in range(13)],
+        "blueprint": [b in BLUEPRINTS[rules.topology] for b in range(16)],
         "style": [shaping or style == 2 for style in range(4)],
         "tempo": [True] * 3,
         "alpha_target": [shaping or target == 2 for target in range(3)],
@@ -153,11 +161,13 @@ def masks(member: list[Slot], rules: Rules, steps_left: float = math.inf) -> dic
     }
 
 
-def refusing_gate(slot: Slot, op: int, blueprint: int, evidence: dict[str, float], rules: Rules) -> int:
+def refusing_gate(slot: Slot, op: int, fits: bool, evidence: dict[str, float], rules: Rules) -> int:
     """The gate that says no, or NO_GATE. Every comparison with NaN is false, so unmeasured never passes."""
     if op == GERMINATE:
-        return NO_GATE if blueprint in BLUEPRINTS[rules.topology] else 0
+        return NO_GATE if fits else 0
     if op == ADVANCE and slot.stage == TRAINING:
+        if rules.open or slot.blueprint == CLONE:
+            return NO_GATE
         if rules.strict:
             good = evidence["shadow_gain"] >= 0.5 and evidence["gradient_ratio"] >= 0.10
         else:
@@ -165,10 +175,10 @@ def refusing_gate(slot: Slot, op: int, blueprint: int, evidence: dict[str, float
         return NO_GATE if good and slot.epochs_in_stage >= rules.training_epochs else 2
     if op == ADVANCE and slot.stage == BLENDING:
         good = slot.alpha_target == 1.0 and slot.alpha == 1.0 and slot.alpha_mode == HOLD
-        if rules.strict:
+        if rules.strict and slot.blueprint != CLONE:
             good = good and slot.epochs_in_stage >= rules.blending_epochs
         return NO_GATE if good else 3
-    if op == FOSSILIZE:
+    if op == FOSSILIZE and not rules.open:
         contribution = evidence["contribution"]
         return NO_GATE if (contribution >= 1.0 if rules.strict else contribution > 0) else 5
     return NO_GATE
@@ -206,8 +216,9 @@ def act(
     evidence: list[dict[str, float]],
     rules: Rules,
     steps_left: float = math.inf,
+    fitting: list[set[int]] | None = None,
 ) -> Verdict:
-    """Carry out one member's action in place."""
+    """Carry out one member's action in place; `fitting`: each slot's blueprints, if not the topology's."""
     op = action["op"]
     if op not in READS:
         return Verdict(False, False, WAIT, NO_GATE)
@@ -220,7 +231,8 @@ def act(
     if not is_legal(member, op, index, rules, steps_left):
         return Verdict(False, False, WAIT, NO_GATE)
     slot = member[index]
-    gate = refusing_gate(slot, op, action["blueprint"], evidence[index], rules)
+    blueprints = fitting[index] if fitting else BLUEPRINTS[rules.topology]
+    gate = refusing_gate(slot, op, action["blueprint"] in blueprints, evidence[index], rules)
     if gate != NO_GATE:
         return Verdict(True, False, WAIT, gate)
     verdict = Verdict(True, True, op, NO_GATE)
@@ -243,7 +255,8 @@ def perform(slot: Slot, op: int, action: dict[str, int]) -> None:
         enter(slot, TRAINING)
     elif op == ADVANCE and slot.stage == TRAINING:
         enter(slot, BLENDING)
-        begin_ramp(slot, slot.alpha_target, (3, 5, 8)[slot.tempo], FIRST_CURVE[slot.style])
+        ticks = 0 if slot.blueprint == CLONE and slot.tempo == 0 else (3, 5, 8)[slot.tempo]
+        begin_ramp(slot, slot.alpha_target, ticks, FIRST_CURVE[slot.style])
     elif op == ADVANCE:
         enter(slot, HOLDING)
     elif op == FOSSILIZE:
@@ -274,6 +287,10 @@ def pass_time(slot: Slot) -> tuple[bool, bool]:
     if slot.prune_pending and slot.alpha_mode == HOLD:
         slot.clear(PRUNED)
         return True, True
+    if slot.stage == FOSSILIZED and slot.room:
+        slot.room -= 1
+        slot.clear(DORMANT)
+        return False, True
     slot.epochs_in_stage += 1
     if slot.stage in (GERMINATED, TRAINING, BLENDING, HOLDING, FOSSILIZED):
         slot.age += 1

@@ -30,8 +30,9 @@ def random_members(rng: np.random.Generator, num_members: int, num_slots: int) -
 def random_slot(rng: np.random.Generator) -> ref.Slot:
     stage = int(rng.choice(STAGES))
     slot = ref.Slot(stage=stage, enabled=bool(rng.random() < 0.8), epochs_in_stage=int(rng.integers(0, 15)))
+    slot.room = int(rng.integers(3))
     if stage in SEED_STAGES:
-        slot.blueprint = int(rng.integers(1, 13))
+        slot.blueprint = int(rng.integers(1, 16))
         slot.style, slot.tempo = int(rng.integers(4)), int(rng.integers(3))
         slot.age = int(rng.integers(0, 13))
         slot.alpha_mode = int(rng.integers(3))
@@ -57,10 +58,12 @@ def to_states(members: list[list[ref.Slot]]) -> SlotStates:
 
 
 def random_rules(rng: np.random.Generator) -> ref.Rules:
+    mode = rng.choice(["open", "permissive", "strict"], p=[0.2, 0.4, 0.4])
     return ref.Rules(
         max_seeds=int(rng.integers(0, 4)),
         allow_advance=bool(rng.random() < 0.8),
-        strict=bool(rng.random() < 0.4),
+        strict=mode == "strict",
+        open=mode == "open",
         training_epochs=int(rng.integers(0, 4)),
         blending_epochs=int(rng.integers(0, 4)),
         topology=str(rng.choice(["cnn", "transformer", "mlp"])),
@@ -74,7 +77,7 @@ def to_config(rules: ref.Rules) -> LifecycleConfig:
         allow_advance=rules.allow_advance,
         allow_unfinished=rules.allow_unfinished,
         gates=GateConfig(
-            mode="strict" if rules.strict else "permissive",
+            mode="open" if rules.open else "strict" if rules.strict else "permissive",
             training_epochs=rules.training_epochs,
             blending_epochs=rules.blending_epochs,
         ),
@@ -111,7 +114,9 @@ def evidence_of(evidence: SlotEvidence, member: int) -> list[dict[str, float]]:
     return [{n: getattr(evidence, n)[member, i].item() for n in ref.EVIDENCE} for i in range(slots)]
 
 
-def random_action(rng: np.random.Generator, member: list[ref.Slot], rules: ref.Rules) -> dict[str, int]:
+def random_action(
+    rng: np.random.Generator, member: list[ref.Slot], rules: ref.Rules, fitting: list[set[int]]
+) -> dict[str, int]:
     """Usually something legal, so that seeds live long; else anything at all, out of range included."""
     action = {head: int(rng.integers(0, size)) for head, size in ref.CHOICES.items()}
     action["slot"] = int(rng.integers(0, len(member)))
@@ -121,9 +126,9 @@ def random_action(rng: np.random.Generator, member: list[ref.Slot], rules: ref.R
         weights = np.array([{ref.WAIT: 0.5, ref.PRUNE: 0.2}.get(op, 1.0) for op in ops])
         action["op"] = int(rng.choice(ops, p=weights / weights.sum()))
         action["slot"] = int(rng.choice([i for op, i in pairs if op == action["op"]]))
-        action["blueprint"] = int(rng.choice(sorted(ref.BLUEPRINTS[rules.topology])))
+        action["blueprint"] = int(rng.choice(sorted(fitting[action["slot"]])))
     elif rng.random() < 0.4:
-        action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-7, -1, 13, 40, 10**12]))
+        action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-7, -1, 16, 40, 10**12]))
     return action
 
 
@@ -141,23 +146,33 @@ class Step:
 
 
 def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator[Step]:
-    """Random legal and illegal actions through both engines from empty slots; yields after every step."""
+    """Random legal and illegal actions through both engines from empty slots; yields after every step.
+
+    Some slots have room for fossils and fit clones, and some members' controllers look at nothing.
+    """
     rng = np.random.default_rng(seed)
     rules = random_rules(rng)
     config = to_config(rules)
-    members = [[ref.Slot() for _ in range(num_slots)] for _ in range(num_members)]
+    members = [[ref.Slot(room=int(rng.integers(3))) for _ in range(num_slots)] for _ in range(num_members)]
+    fits = torch.from_numpy(rng.random((num_members, num_slots, 16)) < 0.5)
+    fits[:, :, sorted(ref.BLUEPRINTS[rules.topology])[0]] = True
+    fits[:, :, ref.CLONE] |= torch.from_numpy(rng.random((num_members, num_slots)) < 0.5)
+    fitting = [[set(slot.nonzero().flatten().tolist()) for slot in member] for member in fits]
+    looks = torch.from_numpy(rng.random(num_members) < 0.7)
+    theirs = [rules if look else ref.of_the_blind(rules) for look in looks.tolist()]
     for slots in members:
         for slot in slots[1:]:
             slot.enabled = bool(rng.random() < 0.8)
     states = to_states(members)
     for left in range(steps, 0, -1):
         evidence = random_evidence(rng, num_members, num_slots)
-        plans = [random_action(rng, member, rules) for member in members]
+        plans = [random_action(rng, member, rules, fit) for member, fit in zip(members, fitting, strict=True)]
         choices = torch.tensor([[plan[head] for head in ref.HEAD_NAMES] for plan in plans])
-        applied = apply(states, Actions(choices), evidence, config, rules.topology, left)
+        lefts = (left - torch.arange(num_members) % 3).clamp(min=0)  # some are finished before the others
+        applied = apply(states, Actions(choices), evidence, config, rules.topology, lefts, fits, looks)
         ticked = tick(applied.states, config)
         verdicts = [
-            ref.act(member, plan, evidence_of(evidence, i), rules, left)
+            ref.act(member, plan, evidence_of(evidence, i), theirs[i], int(lefts[i]), fitting[i])
             for i, (member, plan) in enumerate(zip(members, plans, strict=True))
         ]
         mid = to_states(members)

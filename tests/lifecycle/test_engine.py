@@ -8,9 +8,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import Actions, AlphaCurve, AlphaSpeed, AlphaTarget, Head, Op, Style, Tempo
+from esper.lifecycle.actions import (
+    Actions,
+    AlphaCurve,
+    AlphaSpeed,
+    AlphaTarget,
+    Blueprint,
+    Head,
+    Op,
+    Style,
+    Tempo,
+)
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.engine import apply, force_prune, tick
+from esper.lifecycle.engine import apply, force_prune, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
@@ -234,3 +244,61 @@ def test_operations_of_a_step_do_not_depend_on_members_or_slots() -> None:
         return step, count_operations(lambda: tick(states, RULES))
 
     assert len({operations(*size) for size in ((1, 1), (16, 3), (128, 25))}) == 1
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "tempo", "ticks"),
+    [
+        (Blueprint.CLONE, Tempo.FAST, 0),
+        (Blueprint.CLONE, Tempo.STANDARD, 5),
+        (Blueprint.WIDEN_FULL, Tempo.FAST, 3),
+    ],
+)
+def test_a_copied_seed_is_heard_in_full_at_once_when_its_tempo_is_fast(
+    blueprint: Blueprint, tempo: Tempo, ticks: int
+) -> None:
+    record = SlotRecord(
+        Stage.TRAINING, int(blueprint), tempo=int(tempo), alpha_target=1.0, epochs_in_stage=10
+    )
+    states = act(SlotStates.from_records([[record]]), {Head.OP: Op.ADVANCE})
+    assert states.stage.item() == Stage.BLENDING
+    assert states.alpha_steps_total.item() == ticks
+    assert states.alpha.item() == (1.0 if ticks == 0 else 0.0)
+
+
+def test_a_fossil_is_folded_while_its_slot_has_room_and_keeps_it_otherwise() -> None:
+    fossil = {"stage": Stage.FOSSILIZED, "blueprint": 1, "alpha": 1.0, "alpha_target": 1.0, "age": 9}
+    states = SlotStates.from_records([[SlotRecord(**fossil, room=2), SlotRecord(**fossil)]])
+    ticked = tick(states, RULES)
+    assert ticked.folded.tolist() == [[True, False]]
+    assert not ticked.pruned.any()
+    after = ticked.states
+    assert after.stage.tolist() == [[Stage.DORMANT, Stage.FOSSILIZED]]
+    assert (after.room.tolist(), after.blueprint.tolist()) == ([[1, 0]], [[-1, 1]])
+    assert (after.alpha.tolist(), after.age.tolist()) == ([[0.0, 1.0]], [[0, 10]])
+    assert not tick(after, RULES).folded.any()
+    after.check()
+    one_at_most = LifecycleConfig(max_seeds=1)
+    for room, free in ((1, True), (0, False)):
+        alone = tick(SlotStates.from_records([[SlotRecord(**fossil, room=room), None]]), one_at_most).states
+        action = Actions.of([{Head.OP: Op.GERMINATE, Head.SLOT: 1, Head.BLUEPRINT: 1}])
+        outcome = apply(alone, action, good(alone), one_at_most, "cnn")
+        assert bool(outcome.succeeded.all()) is free, "what is folded is host and counts as no seed"
+
+
+def test_actions_one_after_the_other_tell_their_first_op_and_all_that_began() -> None:
+    states, outcomes = SlotStates.empty(1, 2), []
+    for action in (
+        {Head.OP: Op.GERMINATE, Head.BLUEPRINT: 1},
+        {Head.OP: Op.ADVANCE},
+        {Head.OP: Op.FOSSILIZE},  # not legal yet
+    ):
+        outcomes.append(apply(states, Actions.of([action]), good(states), RULES, "cnn"))
+        states = outcomes[-1].states
+    joined = joined_outcome(outcomes)
+    assert (joined.asked_op.item(), joined.executed_op.item()) == (Op.GERMINATE, Op.GERMINATE)
+    assert joined.succeeded.item()
+    assert joined.germinated.tolist() == [[True, False]]
+    assert joined.states.stage.tolist() == [[Stage.TRAINING, Stage.DORMANT]]
+    assert outcomes[-1].asked_op.item() == Op.FOSSILIZE
+    assert outcomes[-1].executed_op.item() == Op.WAIT

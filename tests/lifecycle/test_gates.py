@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply as apply_actions
 from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import GATE_INTO, Gate, g0_valid_blueprint
+from esper.lifecycle.gates import GATE_INTO, Gate, g0_valid_blueprint, open_gates
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 
@@ -48,10 +48,10 @@ PASSED = (True, int(Gate.NONE))
 @pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
 def test_g0_wants_a_blueprint_of_the_topology(topology: str) -> None:
     fits = {"cnn": range(1, 8), "transformer": (2, 3, 8, 9, 10, 11, 12), "mlp": (3, 8, 9, 10, 11)}[topology]
-    for blueprint in range(13):
+    for blueprint in range(16):
         expected = PASSED if blueprint in fits else (False, int(Gate.G0))
         assert outcome_of(SlotRecord(), Op.GERMINATE, PERMISSIVE, blueprint, topology) == expected
-    asked = g0_valid_blueprint(torch.tensor([-1, 13, 10**15, 3]), topology)
+    asked = g0_valid_blueprint(torch.tensor([-1, 16, 10**15, 3]), topology)
     assert asked.tolist() == [False, False, False, True]
 
 
@@ -126,3 +126,48 @@ def test_a_refused_gate_changes_nothing() -> None:
 def test_every_stage_of_a_seed_has_its_gate() -> None:
     assert [g.name for g in GATE_INTO.values()] == ["G0", "G1", "G2", "G3", "G5"]
     assert [int(g) for g in Gate] == [-1, 0, 1, 2, 3, 5]
+
+
+CLONE = int(Blueprint.CLONE)
+
+
+@pytest.mark.parametrize("config", [PERMISSIVE, STRICT])
+def test_a_copied_seed_moves_on_at_once_but_has_to_earn_its_place(config: LifecycleConfig) -> None:
+    copied = SlotRecord(Stage.TRAINING, CLONE, alpha_target=1.0)
+    fresh = SlotRecord(Stage.TRAINING, int(Blueprint.WIDEN_FULL), alpha_target=1.0)
+    assert outcome_of(copied, Op.ADVANCE, config) == PASSED
+    assert outcome_of(fresh, Op.ADVANCE, config) == (False, int(Gate.G2))
+    full = SlotRecord(Stage.BLENDING, CLONE, alpha=1.0, alpha_target=1.0)
+    assert outcome_of(full, Op.ADVANCE, config) == PASSED
+    held = SlotRecord(Stage.HOLDING, CLONE, alpha=1.0, alpha_target=1.0)
+    assert outcome_of(held, Op.FOSSILIZE, config) == (False, int(Gate.G5))
+    assert outcome_of(held, Op.FOSSILIZE, config, contribution=2.0) == PASSED
+
+
+def test_gates_are_open_for_those_alone_who_do_not_look() -> None:
+    """Unmeasured seeds of two members, the second of whom looks at nothing."""
+    held = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
+    half = SlotRecord(Stage.BLENDING, 1, alpha=0.5, alpha_target=0.5)
+    states = SlotStates.from_records([[training(0), half, held]] * 2)
+    unmeasured, looks = SlotEvidence.unmeasured(2, 3), torch.tensor([True, False])
+    passes = open_gates(states, unmeasured, PERMISSIVE.gates, looks)
+    assert passes[Op.ADVANCE].tolist() == [[False, False, False], [True, False, False]]
+    assert passes[Op.FOSSILIZE].tolist() == [[False, False, False], [False, False, True]]
+    for slot, op, refused in ((0, Op.ADVANCE, Gate.G2), (2, Op.FOSSILIZE, Gate.G5)):
+        action = Actions.of([{Head.OP: op, Head.SLOT: slot}] * 2)
+        outcome = apply_actions(states, action, unmeasured, PERMISSIVE, "cnn", looks=looks)
+        assert outcome.succeeded.tolist() == [False, True]
+        assert outcome.refused_by.tolist() == [refused, Gate.NONE]
+
+
+def test_g0_refuses_what_does_not_fit_its_slot() -> None:
+    """CLONE fits the second slot alone, and nothing else fits anywhere."""
+    fits = torch.zeros(3, 2, len(Blueprint), dtype=torch.bool)
+    fits[:, 1, CLONE] = True
+    asked = [(1, CLONE), (0, CLONE), (1, 1)]
+    actions = Actions.of([{Head.OP: Op.GERMINATE, Head.SLOT: s, Head.BLUEPRINT: b} for s, b in asked])
+    states, unmeasured = SlotStates.empty(3, 2), SlotEvidence.unmeasured(3, 2)
+    outcome = apply_actions(states, actions, unmeasured, PERMISSIVE, "cnn", fits=fits)
+    assert outcome.legal.all()
+    assert outcome.refused_by.tolist() == [Gate.NONE, Gate.G0, Gate.G0]
+    assert outcome.germinated.nonzero().tolist() == [[0, 1]]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import Actions, Head, Op, Tempo
-from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Tempo
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import LEGAL_STAGES, legal_slots_by_op
@@ -95,6 +95,24 @@ def test_what_cannot_be_finished_before_the_end_is_not_legal() -> None:
     for op in (Op.WAIT, Op.PRUNE, Op.FOSSILIZE):
         assert last_legal_step(seed(Stage.HOLDING, age=9), op) == 1
     assert last_legal_step(None, Op.GERMINATE, LifecycleConfig(allow_unfinished=True)) == 1
+
+
+def test_copies_and_open_gates_need_no_time_alone() -> None:
+    for tempo, ticks in ((Tempo.FAST, 1), (Tempo.SLOW, 8)):
+        copied = {"blueprint": int(Blueprint.CLONE), "tempo": int(tempo)}
+        assert last_legal_step(SlotRecord(Stage.TRAINING, **copied), Op.ADVANCE) == 1 + ticks
+        assert last_legal_step(SlotRecord(Stage.GERMINATED, **copied), Op.ADVANCE) == 1 + 1 + ticks
+    opened = LifecycleConfig(gates=GateConfig(mode="open"))
+    assert last_legal_step(None, Op.GERMINATE, opened) == 1 + 1 + 1 + 3
+
+
+def test_time_is_each_members_own_and_those_who_do_not_look_need_none() -> None:
+    states = SlotStates.empty(4, 1)
+    left = torch.tensor([14.0, 15.0, 2.0, 0.0])
+    looks = torch.tensor([True, True, False, True])
+    legal_now = legal_slots_by_op(states, RULES, None, left, looks)
+    assert legal_now[:, Op.GERMINATE, 0].tolist() == [False, True, True, False]
+    assert legal_now[:, Op.WAIT, 0].all(), "whoever is finished may wait"
 
 
 def test_evidence_makes_a_gate_that_would_refuse_illegal() -> None:

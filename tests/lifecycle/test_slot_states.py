@@ -74,7 +74,7 @@ def test_values_that_no_rule_makes_are_refused(field: str, value: float, message
 
 
 def test_a_seed_needs_a_blueprint_and_a_member_an_enabled_slot() -> None:
-    with pytest.raises(ValueError, match=r"a slot in TRAINING has blueprint -1; give one of 0\.\.12"):
+    with pytest.raises(ValueError, match=r"a slot in TRAINING has blueprint -1; give one of 0\.\.15"):
         SlotRecord(stage=Stage.TRAINING)
     with pytest.raises(ValueError, match="member 1 has no enabled slot"):
         SlotStates.from_records([[None, None], [SlotRecord(enabled=False)] * 2])

@@ -84,7 +84,7 @@ def test_relevance_is_the_table_of_the_rules() -> None:
 
 
 def test_choices_of_the_heads() -> None:
-    assert head_sizes(7) == (7, 13, 4, 3, 3, 4, 5, 6)
+    assert head_sizes(7) == (7, 16, 4, 3, 3, 4, 5, 6)
     assert [h.name for h in Head] == [
         "SLOT", "BLUEPRINT", "STYLE", "TEMPO", "ALPHA_TARGET", "ALPHA_SPEED", "ALPHA_CURVE", "OP",
     ]  # fmt: skip

@@ -20,6 +20,7 @@ from esper.population.population import Population
 from esper.population.row_module import RowModule
 from tests.population.worlds import (
     CLOCK,
+    RESIDUAL,
     WORLDS,
     every_pair,
     make_data,
@@ -44,6 +45,15 @@ def in_every_stage(world: str) -> SlotStates:
     return SlotStates.from_records(rows)
 
 
+def modules_of_seeds(world: str, states: SlotStates) -> list[int]:
+    """How many modules the heard seeds of each member add: none that widen a block, two that repeat two."""
+    each = torch.where(states.blueprint >= Blueprint.WIDEN_HALF, 0, 1)
+    if world == "text":
+        each[:, 1] += (states.blueprint[:, 1] == Blueprint.CLONE) & (states.alpha[:, 1] == 1.0)
+    heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
+    return (heard * each).sum(1).tolist()
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_extracted_member_says_what_it_said_in_the_population(world: str) -> None:
     """Every blend in every stage, after some training; float32, to 1e-5."""
@@ -60,11 +70,13 @@ def test_an_extracted_member_says_what_it_said_in_the_population(world: str) -> 
         blueprint=torch.where(states.stage == Stage.FOSSILIZED, states.blueprint, -1),
     )
     permanent = outputs_of(population, fossils, inputs)
-    heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES])).sum(1).tolist()
+    heard = modules_of_seeds(world, states)
+    blocks = population.num_slots if world in RESIDUAL else 0
     for i in range(members):
-        module = population.extract(states, i)
+        module = extract(population, states, i)
         assert not module.training
-        assert len(module) == 3 + heard[i]  # two segments, a head and the seeds that are heard
+        trunk = sum(part is not None for part in population.bodies.trunk)
+        assert len(module) == trunk + blocks + heard[i]  # the host and the seeds that are heard
         torch.testing.assert_close(module(inputs), ours[i], atol=1e-5, rtol=1e-5)
         lasting = extract(population, states, i, fossilised_only=True)
         torch.testing.assert_close(lasting(inputs), permanent[i], atol=1e-5, rtol=1e-5)

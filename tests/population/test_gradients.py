@@ -8,21 +8,25 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from esper.lifecycle.actions import Blend
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM, gradient_health, measure_seeds
-from esper.population.plan import SlotView, build_plan, training_rows
+from esper.population.plan import build_plan, training_rows
 from esper.population.population import Population
-from tests.population.worlds import every_pair, make_population, record
+from tests.population.reference import ReferenceMember, ReferenceSeed, Seed
+from tests.population.worlds import every_pair, make_population, plant, record, reference_member, used_columns
 
 CPU = torch.device("cpu")
+World = tuple[Population, SlotStates, list[ReferenceMember]]
 SCALES = (0.0, 1e-9, 1e-3, 1.0, 1e3)
 SPOILS = (0.0, math.nan, math.inf, -math.inf, 1e25)
 
 
-@pytest.fixture(scope="module", params=["signals", "vectors", "text"])
-def world(request: pytest.FixtureRequest) -> tuple[Population, SlotStates]:
+@pytest.fixture(scope="module", params=["signals", "vectors", "residual images", "text"])
+def world(request: pytest.FixtureRequest) -> World:
     """Every blueprint under every style, two of three isolated."""
     pairs = every_pair(request.param)
     population = make_population(request.param, len(pairs))
@@ -31,20 +35,24 @@ def world(request: pytest.FixtureRequest) -> tuple[Population, SlotStates]:
         [record(stages[(i + s) % 3], *pairs[(i + 3 * s) % len(pairs)]) for s in range(population.num_slots)]
         for i in range(len(pairs))
     ]
-    return population, SlotStates.from_records(records)
+    states = plant(population, SlotStates.from_records(records))
+    return population, states, [reference_member(population, states, i) for i in range(len(pairs))]
+
+
+def body_part(seed: Seed) -> nn.Module:
+    """A seed without its gate."""
+    return ReferenceSeed(seed.seed, Blend.ADD) if isinstance(seed, ReferenceSeed) else seed
 
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), spoil=st.sampled_from(SPOILS))
-def test_seed_gradients_are_those_of_each_seed_alone(
-    world: tuple[Population, SlotStates], seed: int, spoil: float
-) -> None:
-    population, states = world
-    view = SlotView.of(states)
+def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, spoil: float) -> None:
+    population, states, members = world
+    view = population.look(states)
     plan = build_plan(training_rows(view), view, CPU)
-    bodies, live = population.bodies, plan.live_seeds.tolist()
+    bodies, live = population.bodies, plan.live.tolist()
     dice = torch.Generator().manual_seed(seed)
-    scale = torch.tensor(SCALES)[torch.randint(len(SCALES), (len(live), bodies.seed_width), generator=dice)]
+    scale = torch.tensor(SCALES)[torch.randint(len(SCALES), (len(live), bodies.part_width), generator=dice)]
     gradient = scale * torch.randn(scale.shape, generator=dice)
     if spoil:
         gradient[torch.rand(gradient.shape, generator=dice) < 0.01] = spoil
@@ -52,9 +60,11 @@ def test_seed_gradients_are_those_of_each_seed_alone(
     found = measure_seeds(bodies, plan, gradient, host_norm, view.shape)
     for k, place in enumerate(live):
         member, slot = divmod(place, population.num_slots)
-        layout = bodies.slots[slot].seeds[int(states.blueprint[member, slot])].layout
-        parts = gradient[k, : layout.total].double().split(layout.sizes)
-        norms = [float(part.norm()) for part in parts]
+        if member >= population.num_members:  # a block of the host
+            continue
+        body = body_part(members[member].seed_at(slot))
+        flat = used_columns(population, body, slot, gradient[k]).double()
+        norms = [float(part.norm()) for part in flat.split([p.numel() for p in body.parameters()])]
         vanishing = sum(norm < VANISHING_NORM for norm in norms) / len(norms)
         exploding = sum(not norm <= EXPLODING_NORM for norm in norms) / len(norms)
         assert float(found.vanishing[member, slot]) == pytest.approx(vanishing)
@@ -64,10 +74,10 @@ def test_seed_gradients_are_those_of_each_seed_alone(
         if math.isfinite(sum(norms)) and sum(norms) < 1e15:
             total = math.hypot(*norms)
             assert float(found.norm[member, slot]) == pytest.approx(total, rel=1e-4)
-            size = math.sqrt(bodies.host_width / layout.total)
+            size = math.sqrt(bodies.host.num_parameters / len(flat))
             ratio = total / (float(host_norm[member]) + 1e-12) * size
             assert float(found.ratio[member, slot]) == pytest.approx(ratio, rel=1e-3)
     untrained = torch.ones(view.shape, dtype=torch.bool)
-    untrained.view(-1)[plan.live_seeds] = False
+    untrained.view(-1)[plan.live[plan.live < untrained.numel()]] = False
     assert found.norm[untrained].isnan().all()
     assert not found.norm[~untrained].isnan().any()

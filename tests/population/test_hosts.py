@@ -8,13 +8,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from esper.population.hosts import HOST_PRESETS, Host, build_host, cnn
-from esper.population.reference import loss_of
+from tests.population.reference import loss_of
 
 PRESETS = [
     ("cnn", (1, 12), 5),
     ("cnn", (2, 8, 8), 4),
     ("mlp", (7,), 3),
     ("mlp", (1, 4, 4), 3),
+    ("resnet", (1, 12), 5),
+    ("resnet", (2, 8, 8), 4),
+    ("resmlp", (7,), 3),
     ("gpt", (9,), 11),
 ]
 
@@ -32,8 +35,9 @@ def samples(preset: str, input_shape: tuple[int, ...], classes: int, batch: int)
 @pytest.mark.parametrize(("preset", "input_shape", "classes"), PRESETS)
 def test_a_preset_records_its_joints(preset: str, input_shape: tuple[int, ...], classes: int) -> None:
     host = build_host(preset, input_shape, classes, width=4, depth=3)
-    assert host.num_slots == len(host.joint_shapes) == 3
-    assert host.widths == (4, 4, 4)
+    slots = 3 * {"resnet": 2, "gpt": 2}.get(preset, 1)  # two stages, or attention and perceptron
+    assert host.num_slots == len(host.joint_shapes) == slots
+    assert host.widths == ((4, 4, 4, 8, 8, 8) if preset == "resnet" else (4,) * slots)
     x, _ = samples(preset, input_shape, classes, 2)
     for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
         x = segment(x)
@@ -173,7 +177,8 @@ def test_bad_hosts_say_what_is_allowed(arguments: dict[str, object], message: st
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("resnet", (1, 8, 8), 10), r"host preset is 'resnet'; allowed are cnn, mlp, gpt"),
+        (("vgg", (1, 8, 8), 10), r"host preset is 'vgg'; allowed are cnn, mlp, resnet, resmlp, gpt"),
+        (("resnet", (8,), 10), r"input_shape is \[8\]; a resnet host takes"),
         (("cnn", (8,), 10), r"input_shape is \[8\]; a cnn host takes"),
         (("gpt", (1, 8), 10), r"input_shape is \[1, 8\]; a gpt host takes token indices"),
         (("mlp", (8,), 1), r"num_classes is 1; a host needs at least 2"),

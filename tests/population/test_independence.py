@@ -11,6 +11,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.population import Population
+from esper.population.schedule import rate_share
 from tests.population.worlds import (
     CLOCK,
     WORLDS,
@@ -68,10 +69,11 @@ def test_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str
         part, found = course(world, ids, crowd_of_seven, rows_per_chunk=chunk)
         for here, there in zip(found, seen, strict=True):
             torch.testing.assert_close(here, there[ids], atol=1e-5, rtol=1e-5, equal_nan=True)
-        for mine, all_rows in ((part.hosts, whole.hosts), (part.seeds, whole.seeds)):
-            rows = all_rows.weights.unflatten(0, (7, -1))[ids].flatten(0, 1)
-            torch.testing.assert_close(mine.weights, rows, atol=1e-5, rtol=1e-5)
-            assert torch.equal(mine.steps, all_rows.steps.unflatten(0, (7, -1))[ids].flatten())
+        everyone = whole.tensors()
+        for name, mine in part.tensors().items():
+            rows = everyone[name].unflatten(0, (7, -1))[ids].flatten(0, 1)
+            torch.testing.assert_close(mine, rows, atol=1e-5, rtol=1e-5)
+            assert not name.endswith("steps") or torch.equal(mine, rows)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -162,9 +164,20 @@ def test_a_member_learns_from_its_own_task() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "shares"),
-    [("constant", [1.0, 1.0, 1.0]), ("cosine", [1.0, 0.5, 0.001]), ("one_cycle", [0.04, 0.6913, 0.001])],
+    [
+        ("constant", [1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [1.0, 0.5, 0.0955, 0.001]),
+        ("one_cycle", [0.04, 0.6913, 0.1464, 0.001]),
+        ("flat", [0.04, 1.0, 0.5, 0.0]),
+    ],
 )
 def test_schedules_move_the_rate(schedule: str, shares: list[float]) -> None:
-    config = PopulationConfig(schedule=schedule, warmup=0.2)
-    found = [config.rate_at(done) for done in (0.0, 0.5, 1.0)]
-    assert found == pytest.approx(shares, abs=1e-3)
+    config = PopulationConfig(schedule=schedule, warmup=0.2, decay=0.4)  # type: ignore[arg-type]
+    found = rate_share(torch.tensor([0.0, 0.5, 0.8, 1.0]), config)
+    assert found.tolist() == pytest.approx(shares, abs=1e-3)
+
+
+@pytest.mark.parametrize("schedule", ["one_cycle", "flat"])
+def test_without_a_warm_up_the_first_minibatch_has_the_whole_rate(schedule: str) -> None:
+    config = PopulationConfig(schedule=schedule, warmup=0.0)  # type: ignore[arg-type]
+    assert rate_share(torch.zeros(1), config).item() == 1.0

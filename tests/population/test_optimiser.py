@@ -53,7 +53,7 @@ def test_rows_with_their_own_rates_and_freezes_equal_torch_optim(
     for mask in active:
         gradient = torch.randn(3, 5, generator=generator)
         before = {name: value.clone() for name, value in rows.tensors().items()}
-        step_rows(rows, gradient, torch.tensor(rates).unsqueeze(1), torch.tensor(mask), config)
+        step_rows(rows, gradient, torch.tensor(rates), torch.tensor(mask), config)
         for i, moves in enumerate(mask):
             if not moves:
                 for name, value in rows.tensors().items():
@@ -96,11 +96,11 @@ def test_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, bad: flo
     broken[0, 1] = bad
     everyone = torch.ones(3, dtype=torch.bool)
     for rows, g in ((sick, broken), (well, gradient)):
-        step_rows(rows, clip_rows(g, 1.0)[0], 0.1, everyone, config)
+        step_rows(rows, clip_rows(g, 1.0)[0], torch.full((3,), 0.1), everyone, config)
     for name, value in well.tensors().items():
         assert torch.equal(sick.tensors()[name][1:], value[1:])
     frozen = random_rows(3, 4, 0)
-    step_rows(frozen, torch.full((3, 4), bad), 0.1, ~everyone, config)
+    step_rows(frozen, torch.full((3, 4), bad), torch.full((3,), 0.1), ~everyone, config)
     assert torch.equal(frozen.weights, random_rows(3, 4, 0).weights)
 
 
@@ -108,9 +108,9 @@ def test_a_rewritten_row_is_clean_and_its_neighbours_keep_every_bit() -> None:
     config = PopulationConfig()
     rows = random_rows(3, 4, 0)
     for _ in range(3):
-        step_rows(rows, torch.ones(3, 4), 0.1, torch.ones(3, dtype=torch.bool), config)
+        step_rows(rows, torch.ones(3, 4), torch.full((3,), 0.1), torch.ones(3, dtype=torch.bool), config)
     before = {name: value.clone() for name, value in rows.tensors().items()}
-    rows.rewrite(torch.tensor([False, True, False]), torch.full((3, 4), 7.0))
+    rows.rewrite_rows(torch.tensor([1]), torch.full((1, 4), 7.0))
     assert rows.weights[1].tolist() == [7.0] * 4
     for name in ("first", "second", "steps"):
         assert getattr(rows, name)[1].abs().max() == 0
@@ -118,13 +118,35 @@ def test_a_rewritten_row_is_clean_and_its_neighbours_keep_every_bit() -> None:
         assert torch.equal(value[[0, 2]], before[name][[0, 2]])
 
 
-def test_a_slice_is_a_view_and_writing_chooses_rows() -> None:
-    rows, other = random_rows(4, 3, 0), random_rows(4, 3, 1)
+def trained_rows(rows: int, width: int, seed: int) -> RowWeights:
+    made = random_rows(rows, width, seed)
+    for _ in range(3):
+        gradient = torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+        step_rows(made, gradient, torch.full((rows,), 0.1), torch.arange(rows) != 0, PopulationConfig())
+    return made
+
+
+def test_a_slice_is_a_view_and_what_is_taken_is_a_copy_that_can_be_put_back() -> None:
+    rows = trained_rows(4, 3, 0)
     rows.slice(1, 3).weights.fill_(2.0)
     assert rows.weights[1:3].eq(2.0).all()
-    kept = rows.weights[0].clone()
-    rows.write(other.tensors(), torch.tensor([False, True, True, True]))
-    assert torch.equal(rows.weights[1:], other.weights[1:])
-    assert torch.equal(rows.weights[0], kept)
-    rows.write(other.tensors())
-    assert torch.equal(rows.weights, other.weights)
+    before = {name: value.clone() for name, value in rows.tensors().items()}
+    taken = rows.take(torch.tensor([3, 1]))
+    for value in taken.tensors().values():
+        value.add_(1.0)
+    assert all(torch.equal(value, before[name]) for name, value in rows.tensors().items())
+    rows.put(torch.tensor([3, 1]), taken)
+    for name, value in rows.tensors().items():
+        assert torch.equal(value[[0, 2]], before[name][[0, 2]])
+        assert torch.equal(value[[1, 3]], before[name][[1, 3]] + 1.0)
+
+
+def test_a_row_moves_from_a_column_on_with_its_optimiser() -> None:
+    rows = trained_rows(4, 5, 1)
+    before = {name: value.clone() for name, value in rows.tensors().items()}
+    rows.move_rows(torch.tensor([2]), torch.tensor([0]), start=3)
+    for name in ("weights", "first", "second"):
+        value = getattr(rows, name)
+        assert torch.equal(value[0], torch.cat([before[name][2, 3:], torch.zeros(3)]))
+        assert torch.equal(value[1:], before[name][1:])
+    assert rows.steps.tolist() == [3.0] * 4

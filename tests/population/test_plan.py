@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -9,10 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import STYLE_BLEND, Style
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, SEED_STAGES, Stage
+from esper.population.forms import FormCodes
 from esper.population.plan import (
+    NO_BLEND,
+    NO_FORM,
     NO_ROW,
     Measurement,
     Plan,
@@ -33,7 +37,7 @@ def records(draw: st.DrawFn) -> SlotRecord:
     stage = draw(st.sampled_from(STAGES))
     return SlotRecord(
         stage=stage,
-        blueprint=draw(st.integers(1, 4)) if stage in SEED_STAGES else -1,
+        blueprint=draw(st.sampled_from([1, 2, 3, 13, 14, 15])) if stage in SEED_STAGES else -1,
         style=draw(st.sampled_from(list(Style))),
         alpha=draw(st.sampled_from(ALPHAS)),
         alpha_mode=draw(st.sampled_from(list(AlphaMode))),
@@ -51,8 +55,39 @@ def heard_alphas(row: list[SlotRecord]) -> list[float]:
     return [r.alpha if r.stage in HEARD_STAGES else 0.0 for r in row]
 
 
-def view_of(crowd: list[list[SlotRecord]]) -> SlotView:
-    return SlotView.of(SlotStates.from_records(crowd))
+CODES = FormCodes(classes=3)
+Chains = list[list[list[int]]]  # by member and slot: the forms that were folded in, first to last
+
+
+@st.composite
+def chains(draw: st.DrawFn, crowd: list[list[SlotRecord]]) -> Chains:
+    """Up to three parts in every slot, blocks and plain ones."""
+    part = st.sampled_from([1, 3, CODES.block, CODES.block + 1, CODES.lead])
+    return [[draw(st.lists(part, max_size=3)) for _ in row] for row in crowd]
+
+
+@st.composite
+def grown_crowds(draw: st.DrawFn) -> tuple[list[list[SlotRecord]], Chains]:
+    crowd = draw(crowds())
+    return crowd, draw(chains(crowd))
+
+
+def chain_blend(form: int) -> Blend:
+    """How the parts of these tests blend once they are folded in."""
+    return Blend.ADD if form >= CODES.block else Blend(form % len(Blend))
+
+
+def view_of(crowd: list[list[SlotRecord]], folded: Chains | None = None) -> SlotView:
+    shape = (len(crowd), len(crowd[0]))
+    form = torch.full((*shape, 4), NO_FORM)
+    blend = torch.zeros((*shape, 3), dtype=torch.long)
+    for i, row in enumerate(crowd):
+        for s, r in enumerate(row):
+            form[i, s, 0] = r.blueprint
+            for k, part in enumerate(folded[i][s] if folded else []):
+                form[i, s, k + 1], blend[i, s, k] = part, int(chain_blend(part))
+    nothing_waits = torch.tensor([NO_BLEND, NO_FORM, 0]).expand(*shape, 3)  # and nobody is finished
+    return SlotView.read(SlotStates.from_records(crowd), form, blend, nothing_waits)[0]
 
 
 def as_lists(rows: Rows) -> list[tuple[int, list[float], int]]:
@@ -120,67 +155,106 @@ def fork_of(rows: Rows, row: int) -> int:
 
 
 def check_forks(plan: Plan, rows: Rows) -> None:
-    """Rows come in the order of their forks; each continues its member's row there and its own after."""
+    """Rows come in the order of their forks; each continues its member's row there and its own after.
+
+    A row forks at the seed of a slot, behind what was folded in there.
+    """
     forks = [fork_of(rows, r) for r in range(len(rows.member))]
     assert rows.fork.tolist() == forks == sorted(forks)
-    for s, work in enumerate(plan.slots):
-        assert work.before == sum(f < s for f in forks)
-        assert work.after == len(work.base) == len(work.entry) == sum(f <= s for f in forks)
-        came_from = [int(rows.member[r]) if forks[r] == s else r for r in range(work.after)]
-        assert work.base.tolist() == came_from
-        assert work.source.tolist() == [came_from[r] for r in work.rows.tolist()]
+    for s, stations in enumerate(plan.stations):
+        for work in stations:
+            there = s + 1 if work.place == 0 else s
+            assert work.before == sum(f < s for f in forks)
+            assert work.after == len(work.base) == len(work.entry) == sum(f < there for f in forks)
+            forked = work.place == 0
+            came_from = [int(rows.member[r]) if forks[r] == s and forked else r for r in range(work.after)]
+            assert work.base.tolist() == came_from
+            assert work.source.tolist() == [came_from[r] for r in work.rows.tolist()]
 
 
-def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]]) -> None:
-    num_slots = len(crowd[0])
+@dataclass(frozen=True)
+class Met:
+    """A part that a row meets, as a loop finds it."""
+
+    form: int
+    part: int
+    alpha: float
+    blend: Blend
+
+
+def met_by(
+    rows: Rows, r: int, s: int, place: int, crowd: list[list[SlotRecord]], folded: Chains
+) -> Met | None:
+    """What a row meets at a place of a slot."""
+    member = int(rows.member[r])
+    index = (place * len(crowd) + member) * len(crowd[0]) + s
+    if place:
+        if len(folded[member][s]) < place:
+            return None
+        form = folded[member][s][place - 1]
+        return Met(form, index, 1.0, chain_blend(form))
+    seed, alpha = crowd[member][s], float(rows.alpha[r, s])
+    grows = seed.blueprint in GROWTH_BLUEPRINTS
+    blend = Blend.ADD if grows else STYLE_BLEND[Style(seed.style)]
+    return Met(seed.blueprint, index, alpha, blend) if alpha > 0 else None
+
+
+def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Chains) -> None:
     check_forks(plan, rows)
     learns = iter(plan.learns.tolist())
-    met_seeds = enumerate(plan.live_seeds[plan.seed].tolist())
+    live_members, live_slots = iter(plan.live_member.tolist()), iter(plan.live_slot.tolist())
+    met_parts = enumerate(plan.live[plan.seed].tolist())
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
-    for s, work in enumerate(plan.slots):
-        entries = zip(work.rows.tolist(), work.alpha.tolist(), strict=True)
-        met = [r for r in range(work.after) if rows.alpha[r, s] > 0]
-        assert sorted(work.rows.tolist()) == met
-        for r in range(work.after):
-            place = int(work.entry[r])
-            assert (place == NO_ROW) == (r not in met)
-            assert place == NO_ROW or int(work.rows[place]) == r
-        names = [group.blueprint for group in work.groups]
-        assert names == sorted(set(names))
-        blends = []
-        for group in work.groups:
-            assert (group.slot, group.size >= 1) == (s, True)
-            for k in range(group.size):
-                row, alpha = next(entries)
-                member = int(rows.member[row])
-                seed = crowd[member][s]
-                learns_here = rows.shadow_slot[row] in (NO_ROW, s)
-                assert learns_here == (k < group.live)
-                assert seed.blueprint == group.blueprint
-                assert alpha == rows.alpha[row, s]
-                entry, met_seed = next(met_seeds)
-                assert met_seed == member * num_slots + s
-                if learns_here:
-                    assert next(learns) == entry
-                blends.append(STYLE_BLEND[Style(seed.style)])
-        assert work.blend.tolist() == [int(b) for b in blends]
-        assert work.blends == frozenset(blends)
-        assert next(entries, None) is None
-    assert next(learns, None) is next(met_seeds, None) is None
-    assert len(plan.learns) == len(plan.live_seeds)
+    for s in range(len(crowd[0])):
+        works = {work.place: work for work in plan.stations[s]}
+        assert list(works) == [p for p in (1, 2, 3, 0) if p in works]  # the seed is met last
+        for place in (1, 2, 3, 0):
+            there = [r for r in range(len(rows.member)) if rows.fork[r] < s + (place == 0)]
+            met = {r: found for r in there if (found := met_by(rows, r, s, place, crowd, folded))}
+            if place not in works:
+                assert met == {}
+                continue
+            work = works[place]
+            assert sorted(work.rows.tolist()) == sorted(met)
+            assert [r for r in work.entry.tolist() if r != NO_ROW] == [
+                work.rows.tolist().index(r) for r in range(work.after) if r in met
+            ]
+            names = [group.form for group in work.groups]
+            assert names == sorted(set(names))
+            entries = zip(work.rows.tolist(), work.alpha.tolist(), work.blend.tolist(), strict=True)
+            for group in work.groups:
+                assert (group.slot, group.place, group.size >= 1) == (s, place, True)
+                for k in range(group.size):
+                    row, alpha, blend = next(entries)
+                    entry, part = next(met_parts)
+                    assert Met(group.form, part, alpha, Blend(blend)) == met[row]
+                    isolated = int(rows.shadow_slot[row])
+                    learns_here = isolated == NO_ROW or (isolated == s and place == 0)
+                    assert learns_here == (k < group.live)
+                    if learns_here:
+                        assert next(learns) == entry
+                        assert next(live_members) == rows.member[row]
+                        assert next(live_slots) == (NO_ROW if place else s)
+            assert next(entries, None) is None
+            assert work.blends == {found.blend for found in met.values()}
+            same = len(names) == 1 and work.rows.tolist() == list(range(work.after))
+            assert work.whole == (place > 0 and same and work.blends == {Blend.ADD})
+    assert next(learns, None) is next(met_parts, None) is None
+    assert len(plan.learns) == len(plan.live)
 
 
-@settings(max_examples=60, deadline=None)
-@given(crowds())
-def test_plans_meet_every_seed_in_its_group(crowd: list[list[SlotRecord]]) -> None:
-    view = view_of(crowd)
+@settings(max_examples=80, deadline=None)
+@given(grown_crowds())
+def test_plans_meet_every_part_in_its_group(grown: tuple[list[list[SlotRecord]], Chains]) -> None:
+    crowd, folded = grown
+    view = view_of(crowd, folded)
     trained = training_rows(view)
     plan = build_plan(trained, view, CPU)
-    check_plan(plan, trained, crowd)
-    assert len(set(plan.live_seeds.tolist())) == len(plan.live_seeds)  # a seed learns in one row
+    check_plan(plan, trained, crowd, folded)
+    assert len(set(plan.live.tolist())) == len(plan.live)  # a part learns in one row
     measured = measurement_rows(view, True, True).rows
-    check_plan(build_plan(measured, view, CPU), measured, crowd)
+    check_plan(build_plan(measured, view, CPU), measured, crowd, folded)
 
 
 @settings(max_examples=30, deadline=None)
@@ -190,6 +264,6 @@ def test_a_view_says_what_the_records_say(crowd: list[list[SlotRecord]]) -> None
     assert view.alpha.tolist() == [heard_alphas(row) for row in crowd]
     assert view.frozen.tolist() == [[r.alpha_mode == AlphaMode.DOWN for r in row] for row in crowd]
     assert view.training.tolist() == [[r.stage == Stage.TRAINING for r in row] for row in crowd]
-    last = view.members(len(crowd) - 1, len(crowd))
+    last = view.of(np.array([len(crowd) - 1]))
     assert last.shape == (1, len(crowd[0]))
-    assert np.array_equal(last.blueprint[0], [r.blueprint for r in crowd[-1]])
+    assert np.array_equal(last.form[0, :, 0], [r.blueprint for r in crowd[-1]])

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import Blueprint, Style
+from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
@@ -22,13 +22,15 @@ from tests.population.worlds import (
     OneAfterAnother,
     every_pair,
     fading,
+    flat_part,
     make_data,
     make_population,
     outputs_of,
+    part_row,
     plant,
     record,
     reference_member,
-    seed_row,
+    used_columns,
 )
 
 # Twenty steps of float32 in another order of summation; in float64 the same arithmetic agrees to 1e-9.
@@ -64,19 +66,6 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
     return SlotStates.from_records(rows)
 
 
-def assert_same_weights(
-    population: Population, states: SlotStates, plain: OneAfterAnother, tolerance: float
-) -> None:
-    torch.testing.assert_close(population.hosts.weights, plain.host_rows(), atol=tolerance, rtol=tolerance)
-    for i in range(states.num_members):
-        for s in range(states.num_slots):
-            if states.blueprint[i, s] >= 0:
-                here, there = seed_row(population, states, i, s), plain.seed_row(i, s)
-                torch.testing.assert_close(
-                    here, there, atol=tolerance, rtol=tolerance, msg=lambda m, i=i, s=s: f"{i} {s}: {m}"
-                )
-
-
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("world", WORLDS)
 def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
@@ -93,7 +82,7 @@ def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str)
         metrics = population.train_epoch(states, data, clock)
         losses = plain.epoch(data, clock)
         torch.testing.assert_close(metrics.loss, losses, atol=FLOAT64_TOLERANCE, rtol=0)
-    assert_same_weights(population, states, plain, FLOAT64_TOLERANCE)
+    plain.assert_equal(FLOAT64_TOLERANCE)
     assert (population.hosts.weights - before["hosts.weights"]).abs().amax(1).min() > 0.05
     inputs = data.inputs[0, :4]
     ours = outputs_of(population, states, inputs)
@@ -109,6 +98,11 @@ def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str)
         ("images", "grouped"),
         ("images", "product"),
         ("vectors", "auto"),
+        ("residual signals", "grouped"),
+        ("residual signals", "product"),
+        ("residual images", "grouped"),
+        ("residual images", "product"),
+        ("residual vectors", "auto"),
         ("text", "auto"),
     ],
 )
@@ -126,20 +120,23 @@ def test_outputs_gradients_and_twenty_steps_equal_plain_sgd_in_float32(world: st
 
     population.train_epoch(states, data, CLOCK)
     plain.epoch(data, CLOCK)
-    gradients = population.seeds.first  # after one unclipped step, momentum is the gradient
-    for i in range(states.num_members):
-        host = torch.cat([p.grad.flatten() for p in plain.members[i].host.parameters() if p.grad is not None])
+    gradients = population.parts.first  # after one unclipped step, momentum is the gradient
+    for i, member in enumerate(plain.members):
+        host = gradient_of(member.trunk)
         torch.testing.assert_close(population.hosts.first[i], host, atol=OUTPUT_TOLERANCE, rtol=1e-4)
         for s in (0, 1):
+            links = [(k + 1, part) for k, part in enumerate(member.chains[s])]
             if states.alpha_mode[i, s] == 0:
-                found = seed_row(population, states, i, s, gradients)
-                wanted = plain.seed_row(i, s, gradient_of)
+                links.append((0, member.seed_at(s)))
+            for place, part in links:
+                found = used_columns(population, part, s, part_row(population, i, s, place, gradients))
+                wanted = flat_part(population, part, s, gradient_of)
                 torch.testing.assert_close(found, wanted, atol=OUTPUT_TOLERANCE, rtol=1e-4)
 
     for epoch in range(1, 20):
         population.train_epoch(states, data, Clock(0, epoch, 20))
         plain.epoch(data, Clock(0, epoch, 20))
-    assert_same_weights(population, states, plain, FLOAT32_TOLERANCE)
+    plain.assert_equal(FLOAT32_TOLERANCE)
 
 
 def gradient_of(module: nn.Module) -> Tensor:
@@ -163,31 +160,35 @@ def test_every_parameter_of_host_and_seeds_learns_in_the_rows(world: str) -> Non
     for i, member_rows in enumerate(rows):
         member = reference_member(population, states, i)
         for s in range(len(member_rows)):
-            square = seed_row(population, states, i, s, population.seeds.second)
-            sizes = [p.numel() for p in member.seed_at(s).parameters()]
-            assert all(part.max() > 0 for part in square.split(sizes)), (i, s)
-        parts = population.hosts.second[i].split(population.bodies.host_sizes)
-        assert all(part.max() > 0 for part in parts), i
+            links = [(0, member.seed_at(s)), *enumerate(member.chains[s], start=1)]
+            for place, part in links:
+                row = part_row(population, i, s, place, population.parts.second)
+                square = used_columns(population, part, s, row)
+                sizes = [p.numel() for p in part.parameters()]
+                assert all(tensor.max() > 0 for tensor in square.split(sizes)), (i, s, place)
+        sizes = [p.numel() for p in member.trunk.parameters()]
+        assert all(tensor.max() > 0 for tensor in population.hosts.second[i].split(sizes)), i
 
 
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.BLENDING])
 def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -> None:
     """Also when a seed that grew under another style is given GATE later."""
-    name, _ = every_pair(world)[-1]
+    name = max(selectable_blueprints(WORLDS[world][2]))
     born, late = Style.GATED_GATE, Style.LINEAR_ADD
     states = SlotStates.from_records([[record(stage, name, style, 0.5), None] for style in (born, late)])
     states = states.replace(alpha=states.alpha * (stage is Stage.BLENDING))
     population = make_population(world, 2)
     plant(population, states)
     slot = population.bodies.slots[0]
-    gates = population.seeds.weights.unflatten(0, (2, 2))[:, 0, slot.gate_start : slot.width]
+    end = slot.gate_start + slot.gate.layout.total
+    gates = population.seeds.weights.unflatten(0, (2, 2))[:, 0, slot.gate_start : end]
     untouched = gates.clone()
     data = make_data(world, 2)
     population.train_epoch(states, data, CLOCK)
     moved = (gates - untouched).abs()
     assert moved[0].min() > 0
-    assert population.seeds.second[2, slot.gate_start : slot.width].max() == 0  # no gate yet
+    assert population.seeds.second[2, slot.gate_start : end].max() == 0  # no gate yet
     gated = states.replace(style=torch.full_like(states.style, Style.GATED_GATE))
     before = gates.clone()
     population.train_epoch(gated, data, Clock(0, 1, 10))
@@ -205,9 +206,7 @@ def test_a_reused_row_starts_clean() -> None:
     used.train_epoch(here, data, CLOCK)
     assert used.seeds.first[0].abs().max() > 0
     used.prune(here.blueprint >= 0)
-    for value in used.seeds.tensors().values():
-        assert value.abs().max() == 0
-    used.hosts.write(fresh.hosts.tensors())
+    used.hosts.put(torch.arange(1), fresh.hosts)
     used.births.copy_(fresh.births)
     for population in (used, fresh):
         plant(population, there, awake=False)
@@ -234,8 +233,8 @@ def test_a_fading_seed_keeps_every_bit_and_its_host_goes_on() -> None:
     before = population.snapshot()
     population.train_epoch(states, make_data("images", 1), CLOCK)
     for name in ("weights", "first", "second", "steps"):
-        assert torch.equal(getattr(population.seeds, name)[0], before[f"seeds.{name}"][0])
-    assert not torch.equal(population.seeds.weights[1], before["seeds.weights"][1])
+        assert torch.equal(getattr(population.seeds, name)[0], before[f"parts.0.{name}"][0])
+    assert not torch.equal(population.seeds.weights[1], before["parts.0.weights"][1])
     assert not torch.equal(population.hosts.weights, before["hosts.weights"])
 
 
@@ -269,9 +268,13 @@ def test_states_and_data_of_other_members_are_refused() -> None:
 @pytest.mark.parametrize("name", [Blueprint.NOOP, Blueprint.CONV_LIGHT])
 def test_a_blueprint_without_a_body_at_its_slot_is_named(stage: Stage, name: Blueprint) -> None:
     states = SlotStates.from_records([[None, None], [None, record(stage, name)]])
-    message = rf"member 1 has blueprint {int(name)} in slot 1; allowed in a mlp host are NORM, LORA"
-    with pytest.raises(ValueError, match=message):
-        make_population("vectors", 2).train_epoch(states, make_data("vectors", 2), CLOCK)
+    population, data = make_population("vectors", 2), make_data("vectors", 2)
+    allowed = "in slot 1; the blueprints of this mlp host there are NORM, LORA"
+    with pytest.raises(ValueError, match=f"member 1 has no seed that fits {allowed}"):
+        population.train_epoch(states, data, CLOCK)
+    population.germinate(states.blueprint >= 0, states.blueprint)
+    with pytest.raises(ValueError, match=f"member 1 has {name.name} {allowed}"):
+        population.train_epoch(states, data, CLOCK)
 
 
 @pytest.mark.parametrize(

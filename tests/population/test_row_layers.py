@@ -17,9 +17,10 @@ from esper.lifecycle.actions import Blueprint, selectable_blueprints
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population import row_module
+from esper.population.blocks import attention, convolutions, perceptron
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.data import Clock
-from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding, TransformerBlock
+from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
 from esper.population.layout import Layout
 from esper.population.row_layers import row_form
 from esper.population.row_module import RowModule
@@ -57,7 +58,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "gate of images": (Gate(4, "cnn"), (4, 5, 5)),
     "gate of text": (Gate(4, "transformer"), (5, 4)),
     "attention": (CausalAttention(6, heads=3), (5, 6)),
-    "transformer block": (TransformerBlock(6, heads=2, expansion=2), (5, 6)),
+    "branch of an attention": (attention(6, heads=2).branch, (5, 6)),
+    "branch of a perceptron": (perceptron(6, hidden=5).branch, (5, 6)),
+    "branch of convolutions": (convolutions(nn.Conv2d, 4, 6, 3).branch, (4, 5, 5)),
 }
 JOINTS = {("cnn", 1): (4, 7), ("cnn", 2): (4, 5, 5), ("mlp", 0): (4,), ("transformer", 0): (5, 4)}
 
@@ -108,7 +111,7 @@ def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int], way: str) -> 
     ("module", "in_row_form"),
     [
         (TokenEmbedding(vocabulary=7, context=6, width=4), True),  # a shorter sequence than its context
-        (nn.Sequential(TokenEmbedding(7, 5, 4), TransformerBlock(4, heads=2, expansion=2)), True),
+        (nn.Sequential(TokenEmbedding(7, 5, 4), attention(4, heads=2).branch), True),
         (nn.Embedding(7, 4, padding_idx=0), False),
         (nn.Embedding(7, 4, max_norm=1.0), False),
     ],
@@ -290,7 +293,7 @@ def test_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: l
         )
     assert traced == []
     assert counters["stats"]["unique_graphs"] == 0
-    assert make_population("signals", 2, compile=True).bodies.segments[0].in_row_form
+    assert make_population("signals", 2, compile=True).bodies.in_row_form
     assert len(traced) > 0
 
 

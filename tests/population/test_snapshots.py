@@ -10,6 +10,7 @@ from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.population.objectives import Objective
+from esper.population.plan import measurement_rows
 from esper.population.population import Population
 from tests.population.worlds import (
     CLOCK,
@@ -107,7 +108,7 @@ def test_an_episode_begins_with_its_own_weights_and_nothing_left_over() -> None:
     population, _ = grown("vectors")
     population.begin_episode(1)
     first = population.snapshot()
-    assert first["seeds.weights"].abs().max() == first["hosts.first"].abs().max() == 0
+    assert first["parts.0.weights"].abs().max() == first["hosts.first"].abs().max() == 0
     population.begin_episode(2)
     assert not torch.equal(population.hosts.weights, first["hosts.weights"])
     population.begin_episode(1)
@@ -162,12 +163,13 @@ def test_fused_ablation_equals_separate_passes(pairs: bool) -> None:
     assert measured.interaction[0].tolist() == pytest.approx([synergy] * 2, abs=1e-3, nan_ok=True)
     assert measured.contribution[0].abs().min() > 0.02  # well above the tolerance
     # own rows; two ablations; one and a shadow; a shadow; nothing; one. The pair of member 0 is one row more.
-    assert measured.rows == 5 + 2 + 2 + 1 + 0 + 1 + pairs
+    asked = measurement_rows(population.look(states), True, pairs)
+    assert len(asked.rows.member) == 5 + 2 + 2 + 1 + 0 + 1 + pairs
 
 
 def test_an_ablation_that_is_not_asked_for_costs_nothing() -> None:
     population, states = grown("vectors")
     measured = population.validate(states, make_data("vectors", 4), ablate=False)
-    assert measured.rows == 4
+    assert len(measurement_rows(population.look(states), ablate=False).rows.member) == 4
     assert measured.contribution.isnan().all()
     assert measured.shadow_gain.isnan().all()

@@ -2,34 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Style, selectable_blueprints
+from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.bodies import seed_rows
+from esper.population.blocks import Block
+from esper.population.bodies import part_rows
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
 from esper.population.layout import flatten, load_flat
 from esper.population.objectives import Objective, accuracy
-from esper.population.plan import SlotView, build_plan, measurement_rows
+from esper.population.plan import build_plan, measurement_rows
 from esper.population.population import Population
-from esper.population.reference import ReferenceMember, loss_of
+from tests.population.reference import (
+    CopiedBlocks,
+    NewUnits,
+    ReferenceMember,
+    ReferenceSeed,
+    Seed,
+    loss_of,
+    side_by_side,
+)
 
 CLASSES = 3
-WORLDS: dict[str, tuple[str, tuple[int, ...], str]] = {
-    "signals": ("cnn", (1, 10), "cnn"),
-    "images": ("cnn", (1, 8, 8), "cnn"),
-    "vectors": ("mlp", (5,), "mlp"),
-    "text": ("gpt", (5,), "transformer"),
+# preset, shape of an input, topology, options that give two slots
+WORLDS: dict[str, tuple[str, tuple[int, ...], str, dict[str, int]]] = {
+    "signals": ("cnn", (1, 10), "cnn", {"width": 4, "depth": 2}),
+    "images": ("cnn", (1, 8, 8), "cnn", {"width": 4, "depth": 2}),
+    "vectors": ("mlp", (5,), "mlp", {"width": 4, "depth": 2}),
+    "residual signals": ("resnet", (1, 10), "cnn", {"width": 4, "depth": 2, "stages": 1}),
+    "residual images": ("resnet", (1, 8, 8), "cnn", {"width": 4, "depth": 1, "stages": 2, "hidden": 3}),
+    "residual vectors": ("resmlp", (5,), "mlp", {"width": 4, "depth": 2, "hidden": 6}),
+    "text": ("gpt", (5,), "transformer", {"width": 4, "depth": 1, "heads": 2, "expansion": 2}),
 }
+RESIDUAL = [world for world in WORLDS if "residual" in world or world == "text"]
+GROWTH_PAIRS = [  # how these blend does not depend on the style
+    (int(Blueprint.CLONE), Style.LINEAR_ADD),
+    (int(Blueprint.WIDEN_HALF), Style.GATED_GATE),
+    (int(Blueprint.WIDEN_FULL), Style.LINEAR_MULTIPLY),
+    (int(Blueprint.CLONE), Style.GATED_GATE),
+]
 SMALL = {
     "batch_size": 4,
     "batches_per_epoch": 2,
@@ -38,6 +59,7 @@ SMALL = {
     "initial_weights": 8,
     "seed_weights": 2,
     "schedule": "constant",
+    "folds": 3,
 }
 CLOCK = Clock(0, 0, 10)
 
@@ -51,9 +73,16 @@ def double_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 EXACT = Objective(double_entropy, accuracy)
 
 
-def host_maker(world: str, depth: int = 2) -> Callable[[], Host]:
-    preset, shape, _ = WORLDS[world]
-    return partial(HOST_PRESETS[preset], shape, CLASSES, width=4, depth=depth)
+def host_maker(world: str) -> Callable[[], Host]:
+    """A host whose every block can be cloned, so that clones of one block and of two occur."""
+    preset, shape, _, options = WORLDS[world]
+
+    def make() -> Host:
+        host = HOST_PRESETS[preset](shape, CLASSES, **options)
+        host.repeats = tuple(max(1, repeats) for repeats in host.repeats)
+        return host
+
+    return make
 
 
 def make_population(
@@ -69,7 +98,7 @@ def make_population(
 
 def make_data(world: str, members: int, tasks: int = 1, samples: int = 24) -> MemberData:
     """`tasks` tasks; member i works on task i modulo `tasks`."""
-    preset, shape, _ = WORLDS[world]
+    preset, shape, _, _ = WORLDS[world]
     generator = torch.Generator().manual_seed(3)
     shapes = (tasks, samples, *shape)
     if preset == "gpt":
@@ -99,14 +128,16 @@ def fading(blueprint: int, style: int = Style.LINEAR_ADD, alpha: float = 0.5) ->
 
 
 def every_pair(world: str) -> list[tuple[int, Style]]:
-    """Every blueprint of a world under every style."""
-    return list(product(sorted(selectable_blueprints(WORLDS[world][2])), Style))
+    """Every blueprint of a world under every style; those that grow blocks come last, each once or twice."""
+    plain = [(int(b), style) for b, style in product(sorted(selectable_blueprints(WORLDS[world][2])), Style)]
+    return plain + (GROWTH_PAIRS if world in RESIDUAL else [])
 
 
 def plant(population: Population, states: SlotStates, awake: bool = True) -> SlotStates:
     """Write the seeds of the states into the rows; awake ones say something already."""
     where = states.blueprint >= 0
     population.germinate(where, states.blueprint)
+    population.look(states)
     if awake:
         noise = torch.randn(population.seeds.weights.shape, generator=torch.Generator().manual_seed(17))
         # A seed's padding is stirred too: nothing may read it.
@@ -116,57 +147,127 @@ def plant(population: Population, states: SlotStates, awake: bool = True) -> Slo
 
 def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Tensor:
     """What every member says to one batch.  # [B, ...] → [N, B, ...]"""
-    view = SlotView.of(states)
+    view = population.look(states)
     plan = build_plan(measurement_rows(view, ablate=False).rows, view, population.device)
-    seeds = population.seeds.weights
     with torch.no_grad():
         return population.bodies.forward(
             plan,
             population.hosts.weights,
-            seed_rows(plan, seeds.index_select(0, plan.live_seeds)),
+            part_rows(plan, population.parts.weights.index_select(0, plan.live)),
             inputs.expand(population.num_members, *inputs.shape),
             population.buffers,
             training=False,
         )
 
 
-def reference_member(population: Population, states: SlotStates, row: int) -> ReferenceMember:
-    """A plain module with the weights of one row, its seeds at the alphas that the host hears."""
+# ---- a row of the population as a plain module -----------------------------------------------------------
+
+Fold = tuple[int, int, int]  # slot, blueprint, style of a seed that became part of the host
+
+
+def reference_member(
+    population: Population, states: SlotStates, row: int, folds: Sequence[Fold] = ()
+) -> ReferenceMember:
+    """A plain module with the weights of one row, its seeds at the alphas that the host hears.
+
+    Its shape follows from the host, what was folded in since, in that order, and the seeds; not from `forms`.
+    """
     bodies = population.bodies
-    host = bodies.make_host()
-    parts = population.hosts.weights[row].split(bodies.host_sizes)
-    for module, flat in zip((*host.segments, host.head), parts, strict=True):
+    member = ReferenceMember(bodies.make_host())
+    for slot, blueprint, style in folds:
+        member.germinate(slot, blueprint, STYLE_BLEND[Style(style)])
+        member.fold(slot)
+    for module, flat in zip(
+        member.trunk, population.hosts.weights[row].split(bodies.trunk_sizes), strict=True
+    ):
         load_flat(module, flat)
-    member = ReferenceMember(host)
-    for s, slot in enumerate(bodies.slots):
-        stage, name = Stage(int(states.stage[row, s])), int(states.blueprint[row, s])
-        if name < 0:
-            continue
-        heard = float(states.alpha[row, s]) if stage in HEARD_STAGES else 0.0
-        seed = member.germinate(s, name, STYLE_BLEND[Style(int(states.style[row, s]))], heard)
-        flat = population.seeds.weights[row * population.num_slots + s]
-        load_flat(seed.seed, flat[: slot.seeds[name].layout.total])
-        if seed.gate is not None:
-            load_flat(seed.gate, flat[slot.gate_start : slot.width])
+    for s, chain in enumerate(member.chains):
+        for k, part in enumerate(chain):
+            load_part(population, part, s, part_row(population, row, s, k + 1))
+        name = int(states.blueprint[row, s])
+        if name >= 0:
+            seed = member.germinate(s, name, STYLE_BLEND[Style(int(states.style[row, s]))])
+            load_part(population, seed, s, part_row(population, row, s, 0))
+    member.alphas = heard_alphas(states)[row]
     return member
 
 
-class OneAfterAnother:
-    """The members of a population as plain modules, each with plain optimisers."""
+def heard_alphas(states: SlotStates) -> list[list[float]]:
+    """The strength at which each member hears each slot."""
+    heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
+    return (states.alpha * heard).tolist()
 
-    def __init__(self, population: Population, states: SlotStates) -> None:
-        self.population, self.states, self.config = population, states, population.config
-        self.members = [reference_member(population, states, i) for i in range(population.num_members)]
-        self.optimisers = [
-            {part: self._optimiser(module) for part, module in self._parts(m).items()} for m in self.members
+
+def part_row(
+    population: Population, member: int, slot: int, place: int, rows: Tensor | None = None
+) -> Tensor:
+    """The row of weights, or of another field of the parts, at a place of a slot."""
+    index = (place * population.num_members + member) * population.num_slots + slot
+    return (population.parts.weights if rows is None else rows)[index]
+
+
+def pieces(population: Population, part: nn.Module, s: int) -> Iterator[tuple[nn.Module, int]]:
+    """The modules of a part and where each begins in its row."""
+    slot = population.bodies.slots[s]
+    if isinstance(part, ReferenceSeed):
+        yield part.seed, 0
+        if part.gate is not None:
+            yield part.gate, slot.gate_start
+    elif isinstance(part, CopiedBlocks):
+        starts = (0, slot.pair_start) if len(part.blocks) > 1 else (0,)
+        yield from zip(part.blocks, starts, strict=True)
+    else:
+        assert isinstance(part, Block | NewUnits)
+        yield part.branch, 0
+
+
+def load_part(population: Population, part: nn.Module, s: int, flat: Tensor) -> None:
+    for module, start in pieces(population, part, s):
+        load_flat(module, flat[start:])
+
+
+def flat_part(
+    population: Population, part: nn.Module, s: int, of: Callable[[nn.Module], Tensor] = flatten
+) -> Tensor:
+    """What `of` finds in the modules of a part, one after the other."""
+    return torch.cat([of(module) for module, _ in pieces(population, part, s)])
+
+
+def used_columns(population: Population, part: nn.Module, s: int, flat: Tensor) -> Tensor:
+    """The columns of a row that the modules of a part use."""
+    found = pieces(population, part, s)
+    return torch.cat([flat[start : start + flatten(module).numel()] for module, start in found])
+
+
+class OneAfterAnother:
+    """The members of a population as plain modules, each part with a plain optimiser of its own."""
+
+    def __init__(
+        self,
+        population: Population,
+        states: SlotStates,
+        folds: Sequence[Sequence[Fold]] | None = None,
+        rate: Callable[[float], float] = lambda done: 1.0,
+    ) -> None:
+        """folds: what was folded into each member; rate: the share of the peak learning rate."""
+        self.population, self.states, self.config, self.rate = population, states, population.config, rate
+        self.members = [
+            reference_member(population, states, i, folds[i] if folds else ())
+            for i in range(population.num_members)
         ]
+        self.optimisers: list[dict[str, torch.optim.Optimizer]] = [
+            {name: self._optimiser(part) for name, part in self._parts(m).items()} for m in self.members
+        ]
+        self.steps = [dict.fromkeys(parts, 0) for parts in self.optimisers]
 
     @staticmethod
-    def _parts(member: ReferenceMember) -> dict[str, torch.nn.Module]:
-        return {"host": member.host, **dict(member.seeds.items())}
+    def _parts(member: ReferenceMember) -> dict[str, nn.Module]:
+        """Everything that has a row of its own: the trunk, every link of every chain, every seed."""
+        links = {f"{s}.{k}": part for s, chain in enumerate(member.chains) for k, part in enumerate(chain)}
+        return {"host": member.trunk, **links, **dict(member.seeds.items())}
 
-    def _optimiser(self, module: torch.nn.Module) -> torch.optim.Optimizer | None:
-        parameters = list(module.parameters())
+    def _optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+        parameters = [*module.parameters()] or [nn.Parameter(torch.zeros(1))]
         if self.config.optimiser == "adamw":
             betas = (self.config.momentum, self.config.second_beta)
             decay = self.config.weight_decay
@@ -176,34 +277,103 @@ class OneAfterAnother:
     def change(self, states: SlotStates) -> None:
         """The same seeds in other stages and at other alphas."""
         self.states = states
-        heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
-        for member, alphas in zip(self.members, (states.alpha * heard).tolist(), strict=True):
+        for member, alphas in zip(self.members, heard_alphas(states), strict=True):
             member.alphas = alphas
 
-    def epoch(self, data: MemberData, clock: Clock) -> Tensor:
-        """The mean loss of each member.  # [N]"""
+    def germinate(self, i: int, s: int, blueprint: int, style: int) -> None:
+        """A new seed with the weights that it has in the population and a clean optimiser."""
+        seed = self.members[i].germinate(s, blueprint, STYLE_BLEND[Style(style)])
+        load_part(self.population, seed, s, part_row(self.population, i, s, 0))
+        self.optimisers[i][str(s)], self.steps[i][str(s)] = self._optimiser(seed), 0
+
+    def prune(self, i: int, s: int) -> None:
+        """A seed ends."""
+        self.members[i].prune(s)
+        del self.optimisers[i][str(s)], self.steps[i][str(s)]
+
+    def fold(self, i: int, s: int) -> None:
+        """A seed becomes part of its host, with what its optimiser knows."""
+        member, moved = self.members[i], self.optimisers[i].pop(str(s))
+        seed, count, steps = member.seed_at(s), self.steps[i].pop(str(s)), self.steps[i]
+        length = len(member.chains[s])
+        known = dict(moved.state)
+        if isinstance(seed, NewUnits):
+            self._widen(i, s, seed, known)
+            return
+        member.fold(s)
+        for k in range(length, len(member.chains[s])):
+            part = member.chains[s][k]
+            optimiser = self._optimiser(part)
+            optimiser.state.update({p: known[p] for p in part.parameters() if p in known})
+            self.optimisers[i][f"{s}.{k}"], steps[f"{s}.{k}"] = optimiser, count
+
+    def _widen(self, i: int, s: int, seed: NewUnits, known: dict[Any, Any]) -> None:
+        """The moments of the new units are scaled so that their means stay what they are."""
+        member, name = self.members[i], f"{s}.{len(self.members[i].chains[s]) - 1}"
+        old = member.chains[s][-1].branch
+        before = self.optimisers[i][name].state
+        member.fold(s)
+        block = member.chains[s][-1]
+        optimiser = self._optimiser(block)
+        names = {"exp_avg": self.config.momentum, "exp_avg_sq": self.config.second_beta}
+        if self.config.optimiser == "sgd":
+            names = {"momentum_buffer": 0.0}
+        entries: dict[nn.Parameter, dict[str, Any]] = {p: {} for p in block.parameters()}
+        step = next((float(v["step"]) for v in before.values() if "step" in v), 0.0)
+        new = next((float(v["step"]) for v in known.values() if "step" in v), 0.0)
+        for field, beta in names.items():
+            scale = (1 - beta ** max(step, 1)) / (1 - beta ** max(new, 1))
+            wide = side_by_side(
+                with_values(old, before, field), with_values(seed.branch, known, field, scale)
+            )
+            for p, value in zip(block.parameters(), wide.parameters(), strict=True):
+                entries[p][field] = value.detach().clone()
+        if self.config.optimiser == "adamw":
+            for entry in entries.values():
+                entry["step"] = torch.tensor(step)
+        optimiser.state.update(entries)
+        self.optimisers[i][name] = optimiser
+
+    def epoch(self, data: MemberData, clock: Clock, resting: Sequence[int] = ()) -> Tensor:
+        """The mean loss of each member, 0 of those that rest.  # [N]"""
         order, count = self.population._data_order(data.num_samples), self.config.batches_per_epoch
         losses = torch.zeros(len(self.members))
         for b in range(count):
             inputs, targets = data.take(order.batch(clock.episode, clock.epoch * count + b))
             for i in range(len(self.members)):
-                losses[i] += self.step(i, inputs[i], targets[i]) / count
+                if i not in resting:
+                    rate = self.rate(self._done(clock, i, b / count))
+                    losses[i] += self.step(i, inputs[i], targets[i], rate) / count
         return losses
 
-    def step(self, i: int, inputs: Tensor, targets: Tensor) -> float:
+    @staticmethod
+    def _done(clock: Clock, i: int, within: float) -> float:
+        if clock.spent is None or clock.share is None:
+            return (clock.epoch + within) / clock.epochs
+        return min(float(clock.spent[i]) + float(clock.share[i]) * within, 1.0)
+
+    def step(self, i: int, inputs: Tensor, targets: Tensor, rate: float = 1.0) -> float:
         member = self.members[i]
         parts = self._parts(member)
         learning = self._learning(i)
         heard = [parts[str(s)] for s, way in learning.items() if way == "heard"]
+        folded = {name: part for name, part in parts.items() if "." in name}
         own = loss_of(member(inputs), targets)
-        self._keep_gradients(own, [member.host, *heard])
+        self._keep_gradients(own, [member.trunk, *folded.values(), *heard])
         for s, way in learning.items():
             if way == "isolated":
                 self._keep_gradients(loss_of(member(inputs, member.shadow(s)), targets), [parts[str(s)]])
-        for part in ("host", *map(str, learning)):
-            if part == "host" or self.states.alpha_mode[i, int(part)] != AlphaMode.DOWN:
-                self._move(parts[part], self.optimisers[i][part])
+        age = self.steps[i]["host"]
+        for name in ("host", *folded, *map(str, learning)):
+            if not name.isdigit() or self.states.alpha_mode[i, int(name)] != AlphaMode.DOWN:
+                peak = self.config.seed_lr if name.isdigit() else self.config.host_lr
+                self._move(i, name, parts[name], rate * peak * self._warm(self.steps[i][name], age))
         return float(own.detach())
+
+    def _warm(self, steps: int, age: int) -> float:
+        """Weights that are newer than their host warm up by their own count of steps."""
+        warmup = self.config.new_part_warmup
+        return min((steps + 1) / warmup, 1.0) if warmup and steps < age else 1.0
 
     def _learning(self, i: int) -> dict[int, str]:
         """The slots whose seeds learn, and how."""
@@ -216,39 +386,47 @@ class OneAfterAnother:
         return found
 
     @staticmethod
-    def _keep_gradients(loss: Tensor, modules: Sequence[torch.nn.Module]) -> None:
+    def _keep_gradients(loss: Tensor, modules: Sequence[nn.Module]) -> None:
         parameters = [p for module in modules for p in module.parameters()]
         found = torch.autograd.grad(loss, parameters, allow_unused=True)
         for parameter, gradient in zip(parameters, found, strict=True):
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
 
-    def _move(self, module: torch.nn.Module, optimiser: torch.optim.Optimizer | None) -> None:
+    def _move(self, i: int, name: str, module: nn.Module, rate: float) -> None:
+        optimiser = self.optimisers[i][name]
+        optimiser.param_groups[0]["lr"] = rate
         torch.nn.utils.clip_grad_norm_(list(module.parameters()), self.config.clip_norm)
         if self.config.optimiser == "sgd":  # decay is decoupled here, which plain SGD does not know
             with torch.no_grad():
                 for parameter in module.parameters():
-                    parameter.mul_(1.0 - self.config.host_lr * self.config.weight_decay)
-        assert optimiser is not None
+                    parameter.mul_(1.0 - rate * self.config.weight_decay)
         optimiser.step()
+        self.steps[i][name] += 1
 
-    def host_rows(self) -> Tensor:
-        return torch.stack(
-            [torch.cat([flatten(p) for p in (*m.host.segments, m.host.head)]) for m in self.members]
-        )
+    def assert_equal(self, tolerance: float) -> None:
+        """Every weight of every part is that of the population."""
+        for i, member in enumerate(self.members):
+            host = torch.cat([flatten(module) for module in member.trunk])
+            close = partial(torch.testing.assert_close, atol=tolerance, rtol=tolerance)
+            close(self.population.hosts.weights[i], host, msg=lambda m, i=i: f"host {i}: {m}")
+            for name, part in self._parts(member).items():
+                if name == "host":
+                    continue
+                s, k = (int(name), 0) if name.isdigit() else (int(name[0]), int(name[2:]) + 1)
+                here = used_columns(self.population, part, s, part_row(self.population, i, s, k))
+                there = flat_part(self.population, part, s)
+                close(here, there, msg=lambda m, i=i, name=name: f"part {name} of {i}: {m}")
 
-    def seed_row(self, i: int, s: int, of: Callable[[torch.nn.Module], Tensor] = flatten) -> Tensor:
-        """A seed's flat weights, the gate's at the end."""
-        seed = self.members[i].seed_at(s)
-        return torch.cat([of(seed.seed), of(seed.gate)]) if seed.gate is not None else of(seed.seed)
+
+def with_values(branch: Any, state: Any, field: str, scale: float = 1.0) -> Any:
+    """A branch that holds what an optimiser knows about its weights instead of them."""
+    copied = copy.deepcopy(branch)
+    for parameter, original in zip(copied.parameters(), branch.parameters(), strict=True):
+        known = state.get(original, {}).get(field)
+        parameter.data.copy_(torch.zeros_like(parameter) if known is None else scale * known)
+    return copied
 
 
-def seed_row(
-    population: Population, states: SlotStates, i: int, s: int, rows: Tensor | None = None
-) -> Tensor:
-    """The used part of a seed's row, the gate's at the end."""
-    slot = population.bodies.slots[s]
-    flat = (population.seeds.weights if rows is None else rows)[i * population.num_slots + s]
-    body = flat[: slot.seeds[int(states.blueprint[i, s])].layout.total]
-    if STYLE_BLEND[Style(int(states.style[i, s]))] is not Blend.GATE:
-        return body
-    return torch.cat([body, flat[slot.gate_start : slot.width]])
+def seed_row(population: Population, seed: Seed, i: int, s: int, rows: Tensor | None = None) -> Tensor:
+    """The used part of a seed's row, the gate's at the end; of another field of the parts if given."""
+    return used_columns(population, seed, s, part_row(population, i, s, 0, rows))

@@ -3,81 +3,130 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Style, selectable_blueprints
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.plan import Rows, SlotView, measurement_rows, training_rows
+from esper.lifecycle.stages import Stage
+from esper.population.extract import extract
+from esper.population.hosts import HOST_PRESETS
+from esper.population.plan import Rows, measurement_rows, training_rows
+from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.rollout import play
 from esper.tamiyo.scripted import Static
-from tests.lifecycle.strategies import random_members, to_states
+from tests.population.lives import Life
 from tests.simic.worlds import SMALL, make_environment, task
 
 
-def costs(name: str) -> ForwardCosts:
-    return make_environment(members=(0,), steps=1, name=name).costs
+def slow_rows(found: ForwardCosts, population: Population, states: SlotStates, rows: Rows) -> np.ndarray:
+    """One forward pass of each row from its fork on, added up for its member.
 
+    A row forks behind what was folded in at its slot and ahead of the seed there.
+    """
+    forms, blends, total = population.forms, population.folded_blends, np.zeros(states.num_members)
 
-def states_for(name: str, num_slots: int, seed: int, members: int = 40) -> SlotStates:
-    """Random states with blueprints that fit the host."""
-    rng = np.random.default_rng(seed)
-    states = to_states(random_members(rng, members, num_slots))
-    fitting = torch.tensor(sorted(selectable_blueprints(task(name).topology)))
-    drawn = fitting[torch.from_numpy(rng.integers(0, len(fitting), states.stage.shape))]
-    return states.replace(blueprint=torch.where(states.blueprint >= 0, drawn, states.blueprint))
+    def part(m: int, s: int, place: int) -> float:
+        form = int(forms[m, s, place])
+        blend = int(blends[m, s, place - 1]) if place else int(STYLE_BLEND[Style(int(states.style[m, s]))])
+        gated = form < Blueprint.CLONE and blend == Blend.GATE
+        return float(found.parts[s, form]) + gated * float(found.gates[s])
 
-
-def slow_rows(found: ForwardCosts, states: SlotStates, rows: Rows) -> np.ndarray:
-    """One forward pass of each row from its fork on, added up for its member."""
-    total = np.zeros(states.num_members)
     for m, alphas, fork in zip(rows.member.tolist(), rows.alpha, rows.fork.tolist(), strict=True):
-        flops = float(found.segments[fork + 1 :].sum())
-        for s in [s for s in np.nonzero(alphas > 0)[0] if s >= fork]:
-            flops += float(found.seeds[s, states.blueprint[m, s]])
-            if STYLE_BLEND[Style(int(states.style[m, s]))] is Blend.GATE:
-                flops += float(found.gates[s])
-        total[m] += flops
+        total[m] += float(found.trunk[fork + 1 :].sum())
+        for s in range(max(fork, 0), states.num_slots):
+            folded = [p for p in range(1, population.places) if forms[m, s, p] >= 0 and s > fork]
+            total[m] += sum(part(m, s, place) for place in folded + [0] * bool(alphas[s] > 0))
     return total
 
 
-@pytest.mark.parametrize("name", ["digits", "spirals"])
-@pytest.mark.parametrize(("ablate", "pairs"), [(True, False), (True, True), (False, False)])
-def test_an_epoch_costs_what_its_rows_cost(name: str, ablate: bool, pairs: bool) -> None:
-    found = costs(name)
-    states = states_for(name, len(found.gates), seed=3)
-    view = SlotView.of(states)
-    training = training_rows(view)
-    measuring = measurement_rows(view, ablate, pairs).rows
-    expected = 3 * 32 * slow_rows(found, states, training)
-    expected += 48 * slow_rows(found, states, measuring)
-    counted = found.epoch(states, Work(training=32, validation=48, ablate=ablate, pairs=pairs))
+def grown(preset: str, seed: int) -> tuple[Life, ForwardCosts]:
+    """A random population after two rounds of seeds that were folded in, with new seeds of every kind."""
+    life = Life(preset, seed, members=4, mirrored=False).grow(rounds=2)
+    bodies = life.population.bodies
+    return life, ForwardCosts.of(bodies, life.inputs[:1], torch.device("cpu"))
+
+
+LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
+
+
+@settings(max_examples=20, deadline=None)
+@given(**LIVES, ablate=st.booleans(), pairs=st.booleans())
+def test_an_epoch_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool, pairs: bool) -> None:
+    life, found = grown(preset, seed)
+    population, states = life.population, life.states
+    view = population.look(states)
+    expected = 3 * 32 * slow_rows(found, population, states, training_rows(view))
+    expected += 48 * slow_rows(found, population, states, measurement_rows(view, ablate, pairs).rows)
+    work = Work(training=32, validation=48, ablate=ablate, pairs=pairs and ablate)
+    counted = found.epoch(states, population, work)
     np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-12)
     assert counted.dtype == torch.float64
+
+
+@settings(max_examples=20, deadline=None)
+@given(**LIVES)
+def test_own_rows_cost_what_the_extracted_network_costs(preset: str, seed: int) -> None:
+    """Counted by torch on a plain module, for mixtures of every blueprint, folded in or alive."""
+    life, found = grown(preset, seed)
+    work = Work(training=0, validation=1, ablate=False)
+    counted = found.epoch(life.states, life.population, work)
+    for i in range(life.population.num_members):
+        module = extract(life.population, life.states, i)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            module(life.inputs[:1])
+        assert float(counted[i]) == counter.get_total_flops()
+
+
+@settings(max_examples=20, deadline=None)
+@given(**LIVES)
+def test_what_waits_is_charged_as_if_it_were_done(preset: str, seed: int) -> None:
+    """Births and folds that the next look carries out cost the same before and after it."""
+    life, found = grown(preset, seed)
+    work, population = Work(training=8, validation=4), life.population
+    life.fold_some()
+    before = found.epoch(life.states, population, work)
+    population.look(life.states)
+    torch.testing.assert_close(found.epoch(life.states, population, work), before, rtol=1e-12, atol=0)
+    fits = population.growable()
+    name = torch.where(
+        fits.any(2), fits.shape[2] - 1 - fits.flip(2).int().argmax(2), -1
+    )  # the last that fits
+    states = life.states.replace(
+        stage=torch.where(name >= 0, int(Stage.HOLDING), life.states.stage),
+        blueprint=name,
+        alpha=torch.where(name >= 0, 1.0, 0.0),
+    )
+    population.germinate(name >= 0, name)
+    before = found.epoch(states, population, work)
+    population.look(states)
+    torch.testing.assert_close(found.epoch(states, population, work), before, rtol=1e-12, atol=0)
 
 
 def test_an_mlp_host_costs_two_operations_per_weight() -> None:
     environment = make_environment(members=(0,), steps=1)
     weights = sum(p.numel() for p in environment.population.bodies.host.parameters() if p.ndim == 2)
-    assert float(environment.costs.host) == 2 * weights
+    assert environment.costs.host == 2 * weights
 
 
 def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
-    host = make_environment(members=(0,), steps=1, name="digits").population.bodies.host
-    found = costs("digits")
+    environment = make_environment(members=(0,), steps=1, name="digits")
+    host = environment.population.bodies.host
     expected = 0
     for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
         expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
     expected += 2 * host.head[-1].weight.numel()
-    assert float(found.host) == expected
+    assert environment.costs.host == expected
 
 
 def test_an_ungrown_episode_costs_its_epochs() -> None:
     environment = make_environment(members=(0, 1), steps=3)
     record = play(environment, Static(), 0)
-    per_epoch = float(environment.costs.host) * (3 * 2 * SMALL.batch_size + SMALL.validation_samples)
-    np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)
+    per_epoch = environment.costs.host * 3 * 2 * SMALL.batch_size
+    np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)  # it looks at no measurement
 
 
 def test_counting_leaves_the_bodies_as_they_were() -> None:

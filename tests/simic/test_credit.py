@@ -79,7 +79,8 @@ def observe(slots: SlotStates, evidence: SlotEvidence, step: int) -> TamiyoInput
     members = slots.num_members
     flat, past = torch.full((members,), 0.5), torch.zeros(members, HISTORY_LENGTH)
     seen = Observation(
-        progress=flat * step, val_loss=flat, val_accuracy=flat, loss_history=past, accuracy_history=past,
+        progress=flat * step, step_cost=flat + 1.0, steps_left=flat + 1.0,
+        val_loss=flat, val_accuracy=flat, loss_history=past, accuracy_history=past,
         parameter_ratio=flat + 1, last_succeeded=flat > 0, last_op=torch.zeros(members, dtype=torch.long),
         slots=slots, evidence=evidence,
     )  # fmt: skip

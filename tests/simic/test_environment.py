@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
+from esper.population.forms import NO_FORM
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
@@ -99,15 +100,14 @@ def test_an_action_meets_the_evidence_of_the_validation_before_it() -> None:
     assert result.observation.evidence.shadow_gain.isnan().all()
 
 
-def test_what_is_pruned_is_forgotten_and_its_weights_are_cleared() -> None:
+def test_what_is_pruned_is_forgotten_and_has_no_body() -> None:
     environment = make_environment(steps=8)
     environment.reset(0)
     for action in (PLANT, ADVANCE, {Head.OP: Op.PRUNE}):
         result = environment.step(everyone(environment, action))
     assert result.outcome.pruned[:, 0].all()
     assert all(value[:, 0].isnan().all() for value in result.observation.evidence.tensors().values())
-    assert (environment.population.seeds.weights == 0).all()
-    assert (environment.population.seeds.first == 0).all()
+    assert (environment.population.forms[:, :, 0] == NO_FORM).all()
     assert (result.observation.parameter_ratio == 1).all()
     assert Stage(int(environment.slots.stage[0, 0])) in COOLDOWN_STAGES
 
@@ -261,7 +261,7 @@ def test_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) ->
             poison(environment, 2)
         before = environment.potential
         result = environment.step(actions)
-        controller.remember(result.reward, result.terminated)
+        controller.remember(result.reward, result.terminated, result.active)
         owed = GAMMA * environment.potential - before
         owed[2] -= 7.0 * (t == when)
         torch.testing.assert_close(result.reward, owed)
@@ -356,7 +356,7 @@ def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
     for name in ("train_epoch", "validate"):
         monkeypatch.setattr(environment.population, name, allowed(getattr(environment.population, name)))
     play(
-        environment, controller, 0, on_step=lambda r: controller.remember(r.reward, r.terminated)
+        environment, controller, 0, on_step=lambda r: controller.remember(r.reward, r.terminated, r.active)
     )  # tables and buffers are made once
     observation = environment.reset(1)
     controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device, 1))
@@ -365,7 +365,7 @@ def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
     try:
         for t in range(8):
             result = environment.step(controller.decide(observation, environment.masks(), t))
-            controller.remember(result.reward, result.terminated)
+            controller.remember(result.reward, result.terminated, result.active)
             observation = result.observation
     finally:
         torch.cuda.set_sync_debug_mode("default")

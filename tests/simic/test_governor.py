@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
+from esper.population.forms import NO_FORM
 from esper.population.objectives import Objective, accuracy, cross_entropy
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
@@ -155,9 +156,8 @@ def test_a_rollback_prunes_the_seed_that_grew_since_and_cools_its_slot() -> None
     assert torch.equal(environment.population.births, births)
     assert result.rolled_back.nonzero().tolist() == [[0, 0]]
     assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.BLENDING]
-    seeds = environment.population.seeds.weights.view(2, environment.num_slots, -1)
-    assert (seeds[0] == 0).all()
-    assert (seeds[1, 0] != 0).any()
+    bodies = environment.population.forms[:, :, 0] != NO_FORM
+    assert bodies.nonzero().tolist() == [[1, 0]]
     assert (result.observation.parameter_ratio > 1).tolist() == [False, True]
     assert result.observation.evidence.gradient_health[0].isnan().all()
     environment.slots.check()
@@ -200,9 +200,8 @@ def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds
         assert not result.rolled_back.any()
         assert torch.equal(environment.slots.stage[0], stages)  # the seed that was ended does not come back
         assert torch.equal(environment.population.hosts.weights[0], first)
-        bodies = environment.population.seeds.weights.view(2, environment.num_slots, -1)
-        assert (bodies[0, 0] != 0).any()
-        assert (bodies[0, 1] == 0).all()
+        bodies = environment.population.forms[0, :, 0] != NO_FORM
+        assert bodies.nonzero().flatten().tolist() == [0]
     environment.slots.check()
 
 
@@ -277,7 +276,7 @@ def test_rows_under_suspicion_are_never_kept() -> None:
         population.hosts.weights.fill_(weight)
         signals = rows.signals.update(torch.tensor([loss, 3.0]), rows.signals.accuracy)
         measured = replace(rows, signals=signals)
-        after, panicked, _ = governor.review(measured, torch.ones(2))
+        after, panicked, _ = governor.review(measured, torch.ones(2), torch.ones(2, dtype=torch.bool))
         panics.append(panicked.tolist())
     assert panics == [[False, False]] * 4 + [[True, False]]
     assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]

@@ -72,7 +72,7 @@ def test_a_learner_learns_what_it_would_learn_alone(trainer: Trainer, name: str)
     earned = iter(twins)
 
     def remember(result):  # type: ignore[no-untyped-def]
-        alone.remember(result.reward, result.terminated, next(earned))
+        alone.remember(result.reward, result.terminated, result.active, next(earned))
 
     play(GrowthEnvironment(SPEC), alone, episode=2, on_step=remember)
     alone.agent.update(alone.buffer)
@@ -116,7 +116,7 @@ def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
             GrowthEnvironment(spec),
             learner,
             episode=0,
-            on_step=lambda r, learner=learner: learner.remember(r.reward, r.terminated),  # type: ignore[misc]
+            on_step=lambda r, learner=learner: learner.remember(r.reward, r.terminated, r.active),  # type: ignore[misc]
         )
         paid[way] = learner.buffer.get_batched_sequences().steps.reward.T.numpy()
     assert (paid["sparse"][:-1] == 0).all()

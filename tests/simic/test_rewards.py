@@ -20,9 +20,9 @@ from tests.simic.worlds import make_agent, make_spec
 def pay(mode: str, phi: list[float], gamma: float) -> list[float]:
     """The rewards of a course of potentials Φ_0 … Φ_T."""
     values = torch.tensor(phi, dtype=torch.float64).unsqueeze(1)
-    last = len(phi) - 2
+    last = torch.arange(len(phi) - 1).unsqueeze(1) == len(phi) - 2
     return [
-        float(REWARDS[mode](Potentials(values[0], values[t], values[t + 1], t == last, gamma)))
+        float(REWARDS[mode](Potentials(values[0], values[t], values[t + 1], last[t], gamma)))
         for t in range(len(phi) - 1)
     ]
 

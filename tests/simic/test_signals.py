@@ -13,7 +13,7 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import SeedGradients
-from esper.population.population import TrainMetrics, ValidationMetrics
+from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.signals import Signals, update_evidence
 
 NAN = math.nan
@@ -63,7 +63,7 @@ def measured(
     seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health), one(health))
     return (
         TrainMetrics(loss=row, shadow_loss=one(NAN), host_gradient_norm=row, seeds=seeds),
-        ValidationMetrics(row, row, one(contribution), one(shadow), one(interaction), rows=1),
+        ValidationMetrics(row, row, one(contribution), one(shadow), one(interaction)),
     )
 
 

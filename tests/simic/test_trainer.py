@@ -181,7 +181,7 @@ def test_a_learner_without_its_twins_says_so() -> None:
     learner = Learner("mine", make_agent(), steps=2, reward=RewardConfig(control_variate=True))
     environment = make_environment(steps=2)
     with pytest.raises(RuntimeError, match="mine learns beyond its twins"):
-        play(environment, learner, 0, on_step=lambda r: learner.remember(r.reward, r.terminated))
+        play(environment, learner, 0, on_step=lambda r: learner.remember(r.reward, r.terminated, r.active))
 
 
 # ---- the test split --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
+from esper.population.hosts import build_host
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, RewardConfig
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
@@ -54,6 +55,28 @@ def make_environment(
     members: Sequence[int] = (0, 1, 2, 3), steps: int = 6, name: str = "spirals", **changes: object
 ) -> GrowthEnvironment:
     return GrowthEnvironment(replace(make_spec(members, steps, name), **changes))  # type: ignore[arg-type]
+
+
+def make_residual(
+    members: Sequence[int] = (0, 1),
+    steps: int = 6,
+    clock: str = "steps",
+    folds: int = 1,
+    depth: int = 1,
+    **changes: object,
+) -> GrowthEnvironment:
+    """Residual perceptrons of `depth` blocks, each of which can be cloned and widened."""
+    spirals = task()
+    return make_environment(
+        members,
+        steps,
+        make_host=lambda: build_host(
+            "resmlp", spirals.input_shape, spirals.num_classes, width=8, hidden=8, depth=depth
+        ),
+        episode=EpisodeConfig.model_validate({"steps": steps, "clock": clock}),
+        population=SMALL.model_copy(update={"folds": folds}),
+        **changes,
+    )
 
 
 def make_agent(seed: int = 0, **config: object) -> PPOAgent:

@@ -70,6 +70,8 @@ def clock(value: float) -> float:
 def write_base(features: Tensor, row: int, member: MemberReport, at: dict[str, int]) -> None:
     base = member.base
     features[row, at["progress"]] = share(base["progress"])
+    features[row, at["step_cost"]] = share(math.log(base["step_cost"]) / 4)
+    features[row, at["steps_left"]] = share(math.log1p(base["steps_left"]) / math.log1p(1000))
     features[row, at["val_loss"]] = clip(symlog(base["val_loss"]) / 7, -1, 1, -2)
     features[row, at["val_accuracy"]] = share(base["val_accuracy"])
     features[row, at["parameter_ratio"]] = share(math.log(base["parameter_ratio"]) / 4)
@@ -100,6 +102,7 @@ def slot_features(report: SlotReport, at: dict[str, int]) -> Iterator[tuple[int,
     velocity = (state["alpha_target"] - state["alpha"]) / left if left else 0.0
     yield at["alpha_velocity"], clip(velocity, -1, 1, -2)
     yield at["epochs_in_stage"], clock(state["epochs_in_stage"])
+    yield at["room"], min(math.log1p(state["room"]) / math.log1p(8), 1)
     yield at["tempo"], TEMPO_TICKS[int(state["tempo"])] / 8 if occupied else -1.0
     yield at["alpha_target"], share(state["alpha_target"]) if occupied else -1.0
     yield at["age"], clock(state["age"]) if occupied else -1.0
@@ -129,7 +132,10 @@ def features_one_by_one(batch: list[MemberReport], slot_config: SlotConfig) -> T
 
 def to_reports(observation: Observation, slot_config: SlotConfig) -> list[MemberReport]:
     """The same observation as per-member Python objects."""
-    singles = ("progress", "val_loss", "val_accuracy", "parameter_ratio", "last_succeeded", "last_op")
+    singles = (
+        "progress", "step_cost", "steps_left", "val_loss", "val_accuracy", "parameter_ratio",
+        "last_succeeded", "last_op",
+    )  # fmt: skip
     base = {name: getattr(observation, name).tolist() for name in singles}
     histories = {name: getattr(observation, name).tolist() for name in ("loss_history", "accuracy_history")}
     states = {name: value.tolist() for name, value in observation.slots.tensors().items()}

@@ -51,7 +51,7 @@ def compute_action_masks(
             for legal in legal_ops(state, may_germinate):
                 op[legal] = True
                 slot_by_op[legal, index] = True
-    blueprint = torch.zeros(13, dtype=torch.bool, device=device)
+    blueprint = torch.zeros(16, dtype=torch.bool, device=device)
     for choice in range(1, 8):
         blueprint[choice] = True
     style = torch.zeros(4, dtype=torch.bool, device=device)

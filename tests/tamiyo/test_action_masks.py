@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.functional import pad
 
-from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_config import SlotConfig
@@ -70,7 +71,10 @@ def test_golden_masks_match_exactly(slots: int) -> None:
         leave = golden(slots, "governor_override")[rows]
         for ours, without in ((masks.op, at_rest.op), (masks.slot_by_op, at_rest.slot_by_op)):
             ours[leave, Op.PRUNE] = without[leave, Op.PRUNE]
-        assert_equal(masks, {name: golden(slots, name)[rows] for name in masks.tensors()})
+        answers = {name: golden(slots, name)[rows] for name in masks.tensors()}
+        younger = masks.blueprint.shape[1] - answers["blueprint"].shape[1]  # blueprints that need a block
+        answers["blueprint"] = pad(answers["blueprint"], (0, younger))
+        assert_equal(masks, answers)
         seen += int(rows.sum())
     assert seen == len(stage)
 
@@ -148,6 +152,28 @@ def test_arrays_objects_and_the_shape_of_the_finding_agree(seed: int, members: i
     assert_equal(compute_batch_masks(objects, config), expected)
 
 
+@settings(deadline=None, max_examples=25)
+@given(RNG_SEEDS, st.integers(1, 12), st.integers(1, 6))
+def test_seeds_begin_where_something_fits_with_what_fits_there(seed: int, members: int, slots: int) -> None:
+    rng = np.random.default_rng(seed)
+    states = random_states(rng, members, slots)
+    fits = torch.from_numpy(rng.random((members, slots, len(Blueprint))) < 0.1)
+    plain, fitting = compute_batch_masks(states), compute_batch_masks(states, fits=fits)
+    for n in range(members):
+        expected = [
+            s for s in range(slots) if plain.slot_by_op[n, Op.GERMINATE, s] and bool(fits[n, s].any())
+        ]
+        assert fitting.slot_by_op[n, Op.GERMINATE].nonzero().flatten().tolist() == expected
+        blueprints = {b for s in expected for b in fits[n, s].nonzero().flatten().tolist()}
+        if expected:
+            assert set(fitting.blueprint[n].nonzero().flatten().tolist()) == blueprints
+        else:
+            assert torch.equal(fitting.blueprint[n], plain.blueprint[n]), "a head that is not read stays open"
+    fitting.check()
+    others = [op for op in Op if op is not Op.GERMINATE]
+    assert torch.equal(fitting.slot_by_op[:, others], plain.slot_by_op[:, others])
+
+
 def test_wrong_sizes_and_topologies_are_errors() -> None:
     states = SlotStates.empty(2, 3)
     with pytest.raises(ValueError, match=r"the states have 3 slots and slot_config has 2 \(r0c0, r0c1\)"):
@@ -188,7 +214,7 @@ def test_operations_do_not_depend_on_members_or_slots_and_are_few() -> None:
 
     counts = {operations(n, s) for n, s in ((1, 1), (16, 3), (128, 25), (512, 9))}
     assert len(counts) == 1
-    assert counts.pop() <= 60
+    assert counts.pop() <= 62
 
 
 @pytest.mark.gpu

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
+from esper.lifecycle.actions import Head, Op
 from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from tests.simic.worlds import make_environment
 
@@ -29,6 +31,32 @@ def test_a_block_lives_as_it_would_alone() -> None:
     for name, make in CONTROLLERS.items():
         alone = play(make_environment(members=ids.tolist()), make(), episode=3)
         np.testing.assert_array_equal(together.choices[:, spans[name]], alone.choices)
+        np.testing.assert_allclose(together.accuracy[:, spans[name]], alone.accuracy, atol=1e-6)
+        np.testing.assert_allclose(together.flops[spans[name]], alone.flops)
+
+
+def test_a_block_that_decides_several_actions_at_once_does_not_disturb_the_others() -> None:
+    """The others wait after their one action, and only those who look are charged for looking."""
+    controllers: dict[str, Callable[[], Controller]] = {
+        "static": Static,
+        "schedule": lambda: Schedule([(0.2, "mlp_small"), (0.5, "norm", [1])]),
+        "random": RandomLegal,
+    }
+    ids = torch.arange(2)
+    blocks = Blocks({name: make() for name, make in controllers.items()})
+    assert blocks.looking(6).tolist() == [False, False, False, False, True, True]
+    assert blocks.looks
+    environment = make_environment(members=blocks.members(ids).tolist())
+    together = play(environment, blocks, episode=3)
+    observation, masks = environment.observe(), environment.masks()
+    lists = blocks.decide(observation, masks, 5)
+    assert len(lists) == 5 * environment.num_slots
+    for actions in lists[1:]:
+        assert (actions[Head.OP][[0, 1, 4, 5]] == Op.WAIT).all()
+    spans = blocks.spans(together.num_members)
+    for name, make in controllers.items():
+        alone = play(make_environment(members=ids.tolist()), make(), episode=3)
+        np.testing.assert_array_equal(together.stage[:, spans[name]], alone.stage)
         np.testing.assert_allclose(together.accuracy[:, spans[name]], alone.accuracy, atol=1e-6)
         np.testing.assert_allclose(together.flops[spans[name]], alone.flops)
 

@@ -52,6 +52,8 @@ def observe(states: SlotStates, evidence: SlotEvidence | None = None, **changes:
     n, s = states.stage.shape
     plain = Observation(
         progress=torch.zeros(n),
+        step_cost=torch.ones(n),
+        steps_left=torch.ones(n),
         val_loss=torch.ones(n),
         val_accuracy=torch.full((n,), 0.5),
         loss_history=torch.full((n, 5), NAN),
@@ -209,7 +211,8 @@ def test_every_column_stays_in_its_range_for_any_input(seed: int, data: st.DataO
     evidence = SlotEvidence(**{name: anything(n, s) for name in SlotEvidence.unmeasured(1, 1).tensors()})
     observation = observe(
         wild, evidence,
-        progress=anything(n), val_loss=anything(n), val_accuracy=anything(n), loss_history=anything(n, 5),
+        progress=anything(n), step_cost=anything(n), steps_left=anything(n),
+        val_loss=anything(n), val_accuracy=anything(n), loss_history=anything(n, 5),
         accuracy_history=anything(n, 5), parameter_ratio=anything(n),
         last_op=torch.from_numpy(rng.choice([-1, 0, 5, 6, 99, -40], n)),
     )  # fmt: skip

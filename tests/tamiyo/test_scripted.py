@@ -53,6 +53,8 @@ def observe(states: SlotStates, evidence: SlotEvidence, accuracy: torch.Tensor |
     flat = torch.full((members, 5), 0.5)
     return Observation(
         progress=torch.zeros(members),
+        step_cost=torch.ones(members),
+        steps_left=torch.ones(members),
         val_loss=torch.ones(members),
         val_accuracy=flat[:, 0],
         loss_history=flat,

@@ -76,6 +76,12 @@ def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
     return replace(record, **{f.name: map_tensors(function, getattr(record, f.name)) for f in fields(record)})
 
 
+def put_rows(record: Any, index: Tensor, part: Any) -> None:
+    """Write the rows of `part` into every tensor of a record of the same kind, in place.  # index [n]"""
+    for value, rows in zip(tensors_of(record).values(), tensors_of(part).values(), strict=True):
+        value.index_copy_(0, index, rows)
+
+
 def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies under `prefix.name`, as a checkpoint holds them."""
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}

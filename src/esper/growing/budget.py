@@ -87,11 +87,12 @@ class Limited:
                 f"budget of at least {cheapest}, or None for no limit"
             )
         self.controller, self.prices, self.budget = controller, prices, budget
+        self.looks = controller.looks
 
     def begin(self, scene: Scene) -> None:
         self.controller.begin(scene)
 
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
         return self.controller.decide(observation, self.limited(observation.slots, masks), step)
 
     def limited(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:

@@ -120,7 +120,7 @@ class Grower:
         actions = self._controller.decide(environment.observe(), environment.masks(), environment.clock)
         environment.begin(actions)
         environment.bodies.follow(environment.begun.states)
-        return self._told(actions)
+        return self._told(actions if isinstance(actions, Actions) else actions[0])
 
     def _told(self, actions: Actions) -> str:
         slot = self.slot_names[int(actions[Head.SLOT][0])]

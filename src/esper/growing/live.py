@@ -20,16 +20,18 @@ from esper.growing.live_slots import Hooks, LiveSlot
 from esper.growing.places import Place
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
-from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
-from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, has_gate, selectable_blueprints
+from esper.lifecycle.gates import blueprint_table
+from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.hosts import Host
+from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, accuracy, cross_entropy
-from esper.population.population import TrainMetrics, ValidationMetrics
+from esper.population.schedule import rate_share
 
 _DRAW = 0x7FFFFFFF
 
@@ -41,9 +43,9 @@ class LiveBodies:
         blanks = [nn.Identity() for _ in places]
         widths = [place.width for place in places]
         self.host = Host(blanks, places[0].topology, nn.Identity(), widths, places[0].spatial_dims)
-        self.host_width = max(1, sum(p.numel() for p in model.parameters() if p.requires_grad))
+        self.host_parameters = max(1, sum(p.numel() for p in model.parameters() if p.requires_grad))
 
-    def parameter_table(self) -> Tensor:
+    def seed_parameters(self) -> Tensor:
         """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
         host = self.host
         table = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
@@ -90,12 +92,33 @@ class LivePopulation:
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
         self.interrupted = False
+        self.finished = torch.zeros(1, dtype=torch.bool)
+        self.idle = False  # one member is never finished before its last step
+        self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
         self.told: dict[str, float] = {}  # what the user measured of this epoch
 
     @property
     def slots(self) -> list[LiveSlot]:
         """The places where seeds may live, in order."""
         return self.hooks.slots
+
+    @property
+    def forms(self) -> Tensor:
+        """Which blueprint stands in each slot, -1 where none does.  # [1, S, 1]"""
+        found = [NO_BLUEPRINT if slot.seed is None else slot.blueprint for slot in self.slots]
+        return torch.tensor(found).view(1, -1, 1)
+
+    def gated(self, states: SlotStates) -> Tensor:
+        """Where a seed blends through a gate.  # [1, S, 1] bool"""
+        return has_gate(states.style).unsqueeze(2) & (self.forms >= 0)
+
+    def growable(self) -> Tensor:
+        """The blueprints that fit each slot.  # [1, S, blueprints] bool"""
+        fits = blueprint_table(torch.device("cpu"), self.bodies.host.topology)
+        return fits.expand(1, self.num_slots, -1)
+
+    def fold(self, where: Tensor, style: Tensor) -> None:
+        """Nothing: a slot of a living model has no room, so that its fossils keep their places."""
 
     # ---- birth and death -------------------------------------------------------------------------------
 
@@ -210,7 +233,7 @@ class LivePopulation:
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self._batches, 1))) / clock.epochs
-        self.optimiser.set_share(self.config.rate_at(done))
+        self.optimiser.set_share(float(rate_share(torch.tensor(done), self.config)))
 
     def _autocast(self) -> torch.autocast:
         halved = self.config.precision == "bfloat16"
@@ -245,14 +268,19 @@ class LivePopulation:
 
     def gradients(self, host_norm: Tensor) -> SeedGradients:
         """The health of the gradients that the latest backward pass left in each seed.  # each [1, S]"""
-        rows = [slot.gradient(host_norm, self.bodies.host_width) for slot in self.slots]
+        rows = [slot.gradient(host_norm, self.bodies.host_parameters) for slot in self.slots]
         norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
         return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
     # ---- validation ------------------------------------------------------------------------------------
 
-    def validate(self, states: SlotStates, data: Any = None, ablate: bool = True) -> ValidationMetrics:
-        """Loss and score of the model, and what each seed is worth: one pass over `val` for each answer."""
+    def validate(
+        self, states: SlotStates, data: Any = None, ablate: bool = True, unfinished: bool = False
+    ) -> ValidationMetrics:
+        """Loss and score of the model, and what each seed is worth: one pass over `val` for each answer.
+
+        `unfinished` says nothing here: there is one member.
+        """
         self.follow(states)
         heard = tuple((slot.blueprint, slot.strength, slot.blend) for slot in self.slots)
         if heard not in self._known:
@@ -273,7 +301,6 @@ class LivePopulation:
             contribution=contribution,
             shadow_gain=shadow,
             interaction=torch.full_like(shadow, math.nan),
-            rows=1,
         )
 
     def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
@@ -311,7 +338,7 @@ class LivePopulation:
             if slot.seed is not None:
                 parts = [slot.seed, slot.gate] if slot.blend.name == "GATE" else [slot.seed]
                 seeds += sum(p.numel() for part in parts if part is not None for p in part.parameters())
-        return torch.tensor([self.bodies.host_width + seeds])
+        return torch.tensor([self.bodies.host_parameters + seeds])
 
     def tensors(self) -> dict[str, Tensor]:
         """Weights and statistics of the model and of its seeds. Views, not copies."""

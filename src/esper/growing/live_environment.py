@@ -160,7 +160,7 @@ def live_costs(places: list[Place], host_flops: float) -> ForwardCosts:
                 body = build_blueprint(b, place.topology, place.width, place.spatial_dims)
                 seeds[s, b] = _flops(body, h)
             gates[s] = _flops(Gate(place.width, place.topology), h)
-    return ForwardCosts(segments, seeds, gates)
+    return ForwardCosts(segments, seeds, gates, host_flops)
 
 
 def _flops(module: nn.Module, h: Tensor) -> float:

@@ -22,7 +22,7 @@ from esper.growing.tracing import is_sequence
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, SqueezeExcite
-from esper.population.extract import Grafted, graft, member_segments
+from esper.population.extract import Grafted, slot_modules, trunk_modules
 from esper.population.population import Population
 
 # ---- seeds without sizes in their code, so that they can be traced once for every batch and length -------
@@ -129,14 +129,17 @@ def plain_member(pieces: Cut, population: Population, states: SlotStates, member
     grafts: dict[int, nn.Module] = {}
     for k in range(population.num_slots):
         if is_heard(slots)[0, k]:
-            grafts[k] = plain_graft(graft(population, slots, member, k), pieces.host.spatial_dims)
+            grafted = cast(Grafted, slot_modules(population, slots, member, k)[-1])
+            grafts[k] = plain_graft(grafted, pieces.host.spatial_dims)
     return assemble(pieces, weights, grafts)
 
 
 def member_weights(pieces: Cut, population: Population, member: int) -> dict[str, Tensor]:
     """The tensors of one member's host under the names that they have in the user's model."""
     tensors: dict[str, Tensor] = {}
-    for keys, segment in zip(pieces.keys, member_segments(population, member), strict=True):
+    for keys, segment in zip(
+        pieces.keys, cast(list[nn.Module], trunk_modules(population, member)), strict=True
+    ):
         own = {**dict(segment.named_parameters()), **dict(segment.named_buffers())}
         tensors |= {name: own[key].detach() for key, name in keys.items()}
     return tensors

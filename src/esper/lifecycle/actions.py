@@ -41,6 +41,9 @@ class Blueprint(IntEnum):
     MLP_SMALL = 10
     MLP = 11
     FLEX_ATTENTION = 12
+    CLONE = 13  # the block ahead of the joint, repeated
+    WIDEN_HALF = 14  # half as many hidden units again in the block ahead
+    WIDEN_FULL = 15  # as many hidden units again
 
 
 class Blend(IntEnum):
@@ -175,6 +178,11 @@ TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
 }
 
 
+# Blueprints that grow the block ahead of a joint; they fit any topology whose hosts have residual blocks.
+GROWTH_BLUEPRINTS = frozenset({Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL})
+COPIED_BLUEPRINTS = frozenset({Blueprint.CLONE})  # whose first weights are the member's own
+
+
 def selectable_blueprints(topology: str) -> frozenset[Blueprint]:
     """The blueprints that may be germinated in a host of this topology."""
     if topology not in TOPOLOGY_BLUEPRINTS:
@@ -253,3 +261,13 @@ class Actions:
         """One action per row, heads that are not named at 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
         choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
         return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), NUM_HEADS))
+
+
+@device_table
+def _style_blends() -> Tensor:
+    return torch.tensor([int(STYLE_BLEND[style]) for style in Style])
+
+
+def blend_of(style: Tensor) -> Tensor:
+    """How seeds of these styles join the host's activation: a `Blend` each.  # any shape int64"""
+    return _style_blends(style.device)[style]

@@ -12,8 +12,9 @@ from esper.foundation.settings import Config
 class GateConfig(Config):
     """When a seed may move on. A refused gate changes nothing but costs the step."""
 
-    mode: Literal["permissive", "strict"] = Field(
-        default="permissive", description="which column of the gate table holds"
+    mode: Literal["open", "permissive", "strict"] = Field(
+        default="permissive",
+        description="which column of the gate table holds; open: seeds move on unmeasured",
     )
     training_epochs: int = Field(default=10, ge=0, description="G2: epochs in TRAINING before BLENDING")
     min_health: float = Field(

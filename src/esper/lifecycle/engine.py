@@ -6,7 +6,8 @@ device; a bad choice in one row fails in that row alone and counts as WAIT.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,17 +21,19 @@ from esper.lifecycle.actions import (
     AlphaSpeed,
     Head,
     Op,
+    Tempo,
     head_sizes,
     relevance,
     tempo_ticks,
 )
 from esper.lifecycle.alpha import advance_alpha, retarget
-from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.gates import (
     Gate,
     g0_valid_blueprint,
     gate_table,
+    is_copied,
     open_gates,
 )
 from esper.lifecycle.legality import holds_seed, legal_slots_by_op
@@ -45,6 +48,7 @@ class ActionOutcome:
     states: SlotStates
     legal: Tensor  # [N] bool: the op was legal on the slot, and every head that it reads was in range
     succeeded: Tensor  # [N] bool: legal, and no gate refused it
+    asked_op: Tensor  # [N] int64: the op as asked for
     executed_op: Tensor  # [N] int64: the op, or WAIT where it failed
     refused_by: Tensor  # [N] int64: a Gate, NONE where no gate refused
     germinated: Tensor  # [N, S] bool: seeds that began here
@@ -57,6 +61,7 @@ class TickOutcome:
 
     states: SlotStates
     pruned: Tensor  # [N, S] bool: seeds that ended here
+    folded: Tensor  # [N, S] bool: fossils that became part of the host, so that their slots are free again
 
 
 @device_table
@@ -114,13 +119,16 @@ def apply(
     evidence: SlotEvidence,
     config: LifecycleConfig,
     topology: str,
-    steps_left: int | None = None,
+    steps_left: int | Tensor | None = None,
+    fits: Tensor | None = None,
+    looks: Tensor | None = None,
 ) -> ActionOutcome:
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
-    evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints.
-    steps_left: as in `legal_slots_by_op`. Raises ValueError where the shapes of the three records differ;
-    values are never read back, so that a bad choice fails in its own row alone.
+    evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints;
+    or fits [N, S, blueprints] bool: what G0 lets through in each slot. steps_left, looks: as in
+    `legal_slots_by_op`. Raises ValueError where the shapes of the three records differ; values are never
+    read back, so that a bad choice fails in its own row alone.
     """
     _check_rows(states, actions, evidence)
     last = _last_choices(states.device, states.num_slots)
@@ -129,11 +137,14 @@ def apply(
     in_range = choices == actions.choices
     read = relevance(op)  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
-    pair_legal = legal_slots_by_op(states, config, steps_left=steps_left)[members, op, slot]
+    pair_legal = legal_slots_by_op(states, config, None, steps_left, looks)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]
-    passed = _passed(states, evidence, config, topology, choices)
+    known = (
+        g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology) if fits is None else _fitting(fits, choices)
+    )
+    passed = _passed(states, evidence, config.gates, known, choices, looks)
     succeeded = legal & passed
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
     after, germinated, pruned = _execute(states, _Orders.of(choices, executed, states.num_slots))
@@ -141,6 +152,7 @@ def apply(
         states=after,
         legal=legal,
         succeeded=succeeded,
+        asked_op=actions[Head.OP],
         executed_op=executed,
         refused_by=gate.masked_fill(~legal | passed, int(Gate.NONE)),
         germinated=germinated,
@@ -148,8 +160,20 @@ def apply(
     )
 
 
+def joined_outcome(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
+    """What several actions of a step, one after the other, led to: the first op, all births and ends."""
+    return replace(
+        outcomes[0],
+        states=outcomes[-1].states,
+        germinated=torch.stack([outcome.germinated for outcome in outcomes]).any(0),
+        pruned=torch.stack([outcome.pruned for outcome in outcomes]).any(0),
+    )
+
+
 def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     """One decision step passes: ramps move, scheduled prunes end, pruned slots cool down, clocks count.
+
+    A fossil whose slot has room becomes part of the host, and its slot is empty again.
 
     A slot moves at most once, judged on the stage in which the tick found it.
     """
@@ -158,13 +182,15 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     clock = states.epochs_in_stage + 1
     patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks).take(states.stage)
     cooled = clock >= patience
-    moved = ended | cooled
+    folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0)
+    moved = ended | cooled | folded
     stage = torch.where(cooled, _cooled_stages(states.device).take(states.stage), states.stage)
-    after = _without_seed(ramped, ended).replace(
-        stage=stage.masked_fill(ended, int(Stage.PRUNED)),
+    after = _without_seed(ramped, ended | folded).replace(
+        stage=stage.masked_fill(ended, int(Stage.PRUNED)).masked_fill(folded, int(Stage.DORMANT)),
         epochs_in_stage=clock.masked_fill(moved, 0),
+        room=states.room - folded.long(),
     )
-    return TickOutcome(states=after.replace(age=after.age + holds_seed(after)), pruned=ended)
+    return TickOutcome(after.replace(age=after.age + holds_seed(after)), pruned=ended, folded=folded)
 
 
 def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
@@ -198,13 +224,24 @@ def _at(values: Tensor, slot: Tensor) -> Tensor:
     return values.gather(1, slot.unsqueeze(1)).squeeze(1)
 
 
+def _fitting(fits: Tensor, choices: Tensor) -> Tensor:
+    """Whether each member's blueprint fits its slot.  # fits [N, S, blueprints] → [N] bool"""
+    members = torch.arange(len(choices), device=choices.device)
+    return fits[members, choices[:, Head.SLOT], choices[:, Head.BLUEPRINT]]
+
+
 def _passed(
-    states: SlotStates, evidence: SlotEvidence, config: LifecycleConfig, topology: str, choices: Tensor
+    states: SlotStates,
+    evidence: SlotEvidence,
+    gates: GateConfig,
+    fits: Tensor,
+    choices: Tensor,
+    looks: Tensor | None,
 ) -> Tensor:
-    """Whether the gate before each member's op, if there is one, lets it through.  # [N] bool"""
+    """Whether the gate before each member's op, if there is one, lets it through.  # fits [N] → [N] bool"""
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
-    refused = (op == Op.GERMINATE) & ~g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology)
-    for gated, passes in open_gates(states, evidence, config.gates).items():
+    refused = (op == Op.GERMINATE) & ~fits
+    for gated, passes in open_gates(states, evidence, gates, looks).items():
         refused = refused | ((op == gated) & ~_at(passes, slot))
     return ~refused
 
@@ -268,6 +305,7 @@ def _begin_ramps(states: SlotStates, orders: _Orders, prune_later: Tensor) -> Sl
     first = orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING)
     chosen = _target_alphas(device).take(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
     tempo, speed = tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
+    tempo = tempo.masked_fill(is_copied(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
     ramped = retarget(
         states,
         where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
+from esper.lifecycle.actions import COPIED_BLUEPRINTS, NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
@@ -55,6 +55,19 @@ def blueprint_table(topology: str) -> Tensor:
     return table
 
 
+@device_table
+def _copied_table() -> Tensor:
+    """By blueprint, and a last row that NO_BLUEPRINT, -1, finds.  # [blueprints + 1] bool"""
+    table = torch.zeros(NUM_BLUEPRINTS + 1, dtype=torch.bool)
+    table[[int(b) for b in COPIED_BLUEPRINTS]] = True
+    return table
+
+
+def is_copied(blueprint: Tensor) -> Tensor:
+    """Where a seed began as a copy of something trained; False where there is none.  # any shape"""
+    return _copied_table(blueprint.device).take(blueprint)
+
+
 def g0_valid_blueprint(blueprint: Tensor, topology: str) -> Tensor:
     """Into GERMINATED: the blueprint exists and fits the topology. Any shape, any integer."""
     known = blueprint_table(blueprint.device, topology)[blueprint.clamp(0, NUM_BLUEPRINTS - 1)]
@@ -67,12 +80,20 @@ def g1_ready_to_train(states: SlotStates) -> Tensor:
 
 
 def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
-    """Into BLENDING: long enough in TRAINING, and healthy (permissive) or useful (strict).  # [N, S]"""
-    dwelt = (states.stage == Stage.TRAINING) & (states.epochs_in_stage >= config.training_epochs)
+    """Into BLENDING: long enough in TRAINING, and healthy (permissive) or useful (strict).  # [N, S]
+
+    A seed with copied weights is trained already: it moves on at once.
+    """
+    training = states.stage == Stage.TRAINING
+    if config.mode == "open":
+        return training
+    dwelt = states.epochs_in_stage >= config.training_epochs
     if config.mode == "strict":
         gains = _at_least(evidence.shadow_gain, config.min_shadow_gain)
-        return dwelt & gains & _at_least(evidence.gradient_ratio, config.min_gradient_ratio)
-    return dwelt & (evidence.exploding == 0) & _at_least(evidence.gradient_health, config.min_health)
+        ready = dwelt & gains & _at_least(evidence.gradient_ratio, config.min_gradient_ratio)
+    else:
+        ready = dwelt & (evidence.exploding == 0) & _at_least(evidence.gradient_health, config.min_health)
+    return training & (ready | is_copied(states.blueprint))
 
 
 def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
@@ -80,13 +101,15 @@ def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
     full = (states.alpha_target == 1.0) & (states.alpha == 1.0) & (states.alpha_mode == AlphaMode.HOLD)
     ready = (states.stage == Stage.BLENDING) & full
     if config.mode == "strict":
-        return ready & (states.epochs_in_stage >= config.blending_epochs)
+        return ready & ((states.epochs_in_stage >= config.blending_epochs) | is_copied(states.blueprint))
     return ready
 
 
 def g5_ready_to_fossilize(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
     """Into FOSSILIZED: a measured contribution, above 0 or (strict) at least the minimum.  # [N, S]"""
     contribution = evidence.contribution
+    if config.mode == "open":
+        return states.stage == Stage.HOLDING
     if config.mode == "strict":
         earned = _at_least(contribution, config.min_contribution)
     else:
@@ -94,11 +117,21 @@ def g5_ready_to_fossilize(states: SlotStates, evidence: SlotEvidence, config: Ga
     return (states.stage == Stage.HOLDING) & earned
 
 
-def open_gates(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> dict[Op, Tensor]:
+OPEN = GateConfig(mode="open")
+
+
+def open_gates(
+    states: SlotStates, evidence: SlotEvidence, config: GateConfig, looks: Tensor | None = None
+) -> dict[Op, Tensor]:
     """Where the gate before an op would let it through now, by what is already measured.  # each [N, S] bool
 
     An op that is not named meets no gate on a slot: G0, before GERMINATE, asks about the blueprint alone.
+    looks [N] bool: whose seeds are judged by what was measured, by default everyone's; the others' gates
+    are open.
     """
+    if looks is not None:
+        judged, unjudged = open_gates(states, evidence, config), open_gates(states, evidence, OPEN)
+        return {op: torch.where(looks.unsqueeze(1), judged[op], unjudged[op]) for op in judged}
     return {
         Op.ADVANCE: g1_ready_to_train(states)
         | g2_ready_to_blend(states, evidence, config)

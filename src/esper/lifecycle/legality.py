@@ -10,7 +10,7 @@ from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import open_gates
+from esper.lifecycle.gates import is_copied, open_gates
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
@@ -76,13 +76,16 @@ def legal_slots_by_op(
     states: SlotStates,
     config: LifecycleConfig,
     evidence: SlotEvidence | None = None,
-    steps_left: int | None = None,
+    steps_left: int | Tensor | None = None,
+    looks: Tensor | None = None,
 ) -> Tensor:
     """True where an op is legal on a slot.  # [N, ops, S] bool
 
     With `evidence`, an op that its gate would refuse is not legal either. `steps_left` counts the decisions
-    until the episode ends, the next one included: with it, what cannot be finished in time is not legal,
-    unless `config.allow_unfinished`.
+    until the episode ends, the next one included, one number or one for each member [N]: with it, what
+    cannot be finished in time is not legal, unless `config.allow_unfinished`. looks [N] bool: whose
+    controller reads what is measured, by default everyone's; the others' gates are open, and they may begin
+    what they cannot finish.
     """
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
@@ -95,38 +98,46 @@ def legal_slots_by_op(
         Op.ADVANCE: states.enabled,
     }
     if evidence is not None:
-        for op, passes in open_gates(states, evidence, config.gates).items():
+        for op, passes in open_gates(states, evidence, config.gates, looks).items():
             conditions[op] = conditions[op] & passes
     by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:
-        legal = legal & (steps_to_finish(states, config.gates) <= steps_left)
+        left = steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left
+        in_time = steps_to_finish(states, config.gates) <= left
+        legal = legal & (in_time if looks is None else in_time | ~looks.view(-1, 1, 1))
     return legal.movedim(2, 1)
 
 
 def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
     """The fewest decisions, this one included, that an op needs on a slot to come to something.
 
-    For GERMINATE and ADVANCE: until the seed can be HOLDING, if every gate opens as soon as it may. For
-    SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength. Else 1.  # [N, S, ops] int64
+    For GERMINATE, of a seed with fresh weights, and ADVANCE: until the seed can be HOLDING, if every gate
+    opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
+    Else 0.  # [N, S, ops] int64
     """
+    alone = 0 if gates.mode == "open" else gates.training_epochs
     dwell = gates.blending_epochs if gates.mode == "strict" else 0
-    table = _finish_table(states.device, max(1, gates.training_epochs), dwell)
-    return table[states.stage, states.tempo]
+    table = _finish_table(states.device, max(1, alone), dwell)
+    return table[states.stage, states.tempo, is_copied(states.blueprint).long()]
 
 
 @device_table
 def _finish_table(alone: int, dwell: int) -> Tensor:
-    """`steps_to_finish` by stage and tempo; `alone` steps pass in TRAINING, at least `dwell` in BLENDING.
+    """`steps_to_finish` by stage, tempo and origin: fresh, or copied.
 
-    # [stages, tempos, ops]
+    `alone` steps pass in TRAINING, at least `dwell` in BLENDING; what is copied dwells nowhere, and FAST is
+    at once.  # [stages, tempos, origins, ops]
     """
-    table = torch.ones(STAGE_TABLE_SIZE, len(Tempo), NUM_OPS, dtype=torch.long)
-    blending = tempo_ticks(torch.device("cpu")).clamp(min=dwell)  # [tempos]
-    table[:, :, Op.GERMINATE] = 1 + 1 + alone + blending.min()
-    table[Stage.GERMINATED, :, Op.ADVANCE] = 1 + alone + blending
-    table[Stage.TRAINING, :, Op.ADVANCE] = 1 + blending
-    table[:, :, Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
+    table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
+    ticks = tempo_ticks(torch.device("cpu"))  # [tempos]
+    at_once = ticks.masked_fill(torch.arange(len(Tempo)) == Tempo.FAST, 1)  # HOLDING is the next decision
+    table[..., Op.ADVANCE] = 1
+    for origin, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
+        table[Stage.GERMINATED, :, origin, Op.ADVANCE] = 1 + training + blending
+        table[Stage.TRAINING, :, origin, Op.ADVANCE] = 1 + blending
+    table[..., Op.GERMINATE] = 1 + table[Stage.GERMINATED, :, 0, Op.ADVANCE].min()
+    table[..., Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
     return table
 
 

@@ -43,6 +43,7 @@ class SlotRecord:
     age: int = 0
     epochs_in_stage: int = 0
     prune_pending: bool = False
+    room: int = 0
     enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -72,6 +73,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "alpha_steps_done": (0, math.inf),
     "age": (0, math.inf),
     "epochs_in_stage": (0, math.inf),
+    "room": (0, math.inf),
 }
 
 
@@ -111,6 +113,7 @@ class SlotStates(RowRecord):
     age: Tensor  # ticks since germination
     epochs_in_stage: Tensor  # ticks since the stage was entered
     prune_pending: Tensor  # a ramp to 0 that ends in PRUNED
+    room: Tensor  # how many fossils can still become part of the host; 0: a fossil keeps its slot
     enabled: Tensor
 
     @staticmethod

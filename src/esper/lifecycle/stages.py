@@ -34,7 +34,7 @@ TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
     Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),
     Stage.HOLDING: frozenset({Stage.FOSSILIZED, Stage.BLENDING, Stage.PRUNED}),
-    Stage.FOSSILIZED: frozenset(),
+    Stage.FOSSILIZED: frozenset({Stage.DORMANT}),  # once it is folded into the host, where there is room
     Stage.PRUNED: frozenset({Stage.EMBARGOED}),
     Stage.EMBARGOED: frozenset({Stage.RESETTING}),
     Stage.RESETTING: frozenset({Stage.DORMANT}),

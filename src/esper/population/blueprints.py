@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint
-from esper.population.hosts import CONVOLUTIONS, CausalAttention, GlobalMean, causal_mask
+from esper.population.blocks import causal_mask
+from esper.population.hosts import CONVOLUTIONS, CausalAttention, GlobalMean
 from esper.population.registry import (
     BlueprintEntry,
     BlueprintRow,

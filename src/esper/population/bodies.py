@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,30 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.streams import rekeyed
-from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
-from esper.population.blueprints import Gate, build_blueprint
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
+from esper.population.blueprints import Gate
 from esper.population.config import PopulationConfig
-from esper.population.hosts import GlobalMean, Host
+from esper.population.forms import HALVES, NO_FORM, FormCodes, SlotForms
+from esper.population.hosts import Entered, GlobalMean, Host, block_of
 from esper.population.layout import flatten
-from esper.population.plan import Plan, SlotView, SlotWork
+from esper.population.plan import Ints, Plan, SlotView, Station
 from esper.population.row_module import Buffers, RowModule
-
-
-@dataclass(frozen=True)
-class SlotBodies:
-    """What can live in one slot: every blueprint at the joint's width, and the gate of GATE."""
-
-    seeds: dict[int, RowModule]  # by blueprint
-    gate: RowModule
-
-    @cached_property
-    def gate_start(self) -> int:
-        """A seed's row holds the blueprint's parameters from 0 and the gate's from here."""
-        return max(seed.layout.total for seed in self.seeds.values())
-
-    @property
-    def width(self) -> int:
-        return self.gate_start + self.gate.layout.total
 
 
 def convolution_way(chosen: str, device: torch.device, compiled: bool = False) -> str:
@@ -61,6 +44,7 @@ class Bodies:
 
     def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
         way = convolution_way(config.convolution, device, config.compile)
+        self.slots: list[SlotForms] = []
 
         def rows(module: nn.Module) -> RowModule:
             return RowModule(module, device, way, config.compile)
@@ -74,98 +58,131 @@ class Bodies:
         self.channels_last = host.topology == "cnn" and self.fused
         self.pools = isinstance(host.head, nn.Sequential) and isinstance(host.head[0], GlobalMean)
         self.membership = cache(self._membership)
-        self.segments = [rows(module) for module in (*host.segments, host.head)]
-        shared: dict[int, SlotBodies] = {}
-        for width in host.widths:
-            if width not in shared:
-                names = sorted(selectable_blueprints(host.topology))
-                shared[width] = SlotBodies(
-                    seeds={
-                        int(b): rows(build_blueprint(b, host.topology, width, host.spatial_dims))
-                        for b in names
-                    },
-                    gate=rows(Gate(width, host.topology)),
-                )
-        self.slots = [shared[width] for width in host.widths]
-        self.host_sizes = [segment.layout.total for segment in self.segments]
-        self.seed_width = max(slot.width for slot in self.slots)
+        self.trunk = [None if part is None else rows(part) for part in trunk_of(host)]
+        self.codes = FormCodes(1 + 2 * (config.widest - 1))
+        shared: dict[str, SlotForms] = {}
+        for k, segment in enumerate(host.segments):
+            ahead = host.segments[k - 1] if host.repeats[k] > 1 else None
+            kind = f"{host.widths[k]} {block_of(segment)} {host.repeats[k]} {ahead and block_of(ahead)}"
+            if kind not in shared:
+                shared[kind] = SlotForms(host, k, rows, self.codes)
+            self.slots.append(shared[kind])
+        self.trunk_sizes = [0 if part is None else part.layout.total for part in self.trunk]
+        self.part_width = max(slot.width for slot in self.slots)
+        self.has_blocks = any(slot.branch is not None for slot in self.slots)
 
     @property
     def in_row_form(self) -> bool:
         """Whether every module takes rows itself, with nothing left to vmap."""
-        seeds = [body for slot in self.slots for body in (*slot.seeds.values(), slot.gate)]
-        return all(body.in_row_form for body in (*self.segments, *seeds))
+        parts = [slot.body(form) for slot in set(self.slots) for form in slot.forms]
+        trunk = [part for part in (*self.trunk, *(slot.gate for slot in self.slots)) if part is not None]
+        return all(body.in_row_form for body in parts) and all(body.in_row_form for body in trunk)
 
     @property
     def draws(self) -> bool:
         """Whether the host has dropout."""
-        return any(segment.draws for segment in self.segments)
+        return any(part is not None and part.draws for part in self.trunk)
 
     @property
     def host_width(self) -> int:
-        return sum(self.host_sizes)
+        """How many parameters a member's host row has: all of the host but its residual blocks."""
+        return sum(self.trunk_sizes)
+
+    @property
+    def host_parameters(self) -> int:
+        """How many parameters the host has, its blocks included."""
+        return self.host.num_parameters
 
     def parameter_table(self) -> Tensor:
-        """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
-        table = torch.zeros(len(self.slots), NUM_BLUEPRINTS, dtype=torch.long)
+        """Parameters by slot and form; under CLONE those of the host's own block, repeated.  # [S, forms]"""
+        table = torch.zeros(len(self.slots), self.codes.total, dtype=torch.long)
         for s, slot in enumerate(self.slots):
-            for b, seed in slot.seeds.items():
-                table[s, b] = seed.layout.total
+            for form in slot.forms:
+                table[s, form] = slot.body(form).parameters
+            if Blueprint.CLONE in slot.blueprints:
+                table[s, Blueprint.CLONE] = slot.body(slot.first_clone).parameters
         return table
+
+    def seed_parameters(self) -> Tensor:
+        """Parameters of a seed by slot and blueprint; a clone's are those of what it repeats in a bare host.
+
+        # [S, blueprints]
+        """
+        return self.by_blueprint(self.parameter_table())
+
+    def by_blueprint(self, table: Tensor) -> Tensor:
+        """A table of forms as one of blueprints, a clone being what it repeats in a bare host.
+
+        # [S, forms] → [S, blueprints]
+        """
+        found = table[:, :NUM_BLUEPRINTS].clone()
+        for s, slot in enumerate(self.slots):
+            found[s, Blueprint.CLONE] = table[s, self.codes.block if slot.repeats == 1 else self.codes.pair]
+        return found
 
     def gate_parameters(self) -> Tensor:
         """Parameters of a gate by slot.  # [S]"""
         return torch.tensor([slot.gate.layout.total for slot in self.slots])
 
-    def check_blueprints(self, view: SlotView) -> None:
-        """Refuse a seed that trains or is heard and has no body at its slot."""
-        met = view.training | (view.alpha > 0)
+    def check_forms(self, view: SlotView, born: Ints) -> None:
+        """Refuse a seed that is born, trains or is heard and has no body at its slot.
+
+        born [N, S]: the blueprints of seeds that wait for weights, NO_FORM elsewhere
+        """
+        met = (born != NO_FORM) | view.training | (view.alpha > 0)
         for s, slot in enumerate(self.slots):
-            unknown = met[:, s] & ~np.isin(view.blueprint[:, s], list(slot.seeds))
+            strange = (born[:, s] != NO_FORM) & ~np.isin(born[:, s], slot.blueprints)
+            unknown = strange | (met[:, s] & ~np.isin(view.form[:, s, 0], slot.forms))
             if unknown.any():
                 member = int(unknown.argmax())
-                allowed = ", ".join(Blueprint(b).name for b in slot.seeds)
+                name = int(np.where(strange, born[:, s], view.form[:, s, 0])[member])
+                allowed = ", ".join(b.name for b in slot.blueprints)
+                given = Blueprint(name).name if name in tuple(Blueprint) else "no seed that fits"
                 raise ValueError(
-                    f"member {member} has blueprint {int(view.blueprint[member, s])} in slot {s}; "
-                    f"allowed in a {self.host.topology} host are {allowed}"
+                    f"member {member} has {given} in slot {s}; the blueprints of this {self.host.topology} "
+                    f"host there are {allowed}: germinate one of them"
                 )
 
-    def _membership(self, slot: int, blueprint: int) -> Tensor:
-        """Which of its tensors each element of a seed's row belongs to.  # [seed_width, most tensors]"""
-        own = self.slots[slot].seeds[blueprint].layout.membership()
-        most = max(len(seed.layout.names) or 1 for slot in self.slots for seed in slot.seeds.values())
-        padded = torch.zeros(self.seed_width, most)
-        padded[: own.shape[0], : own.shape[1]] = own
-        return padded.to(self.device)
+    def _membership(self, slot: int, form: int) -> Tensor:
+        """Which of its tensors each element of a part's row belongs to.  # [part_width, most tensors]"""
+        most = max(len(s.body(f).spans()) or 1 for s in self.slots for f in s.forms)
+        table = torch.zeros(self.part_width, most)
+        for tensor, (start, stop) in enumerate(self.slots[slot].body(form).spans()):
+            table[start:stop, tensor] = 1.0
+        return table.to(self.device)
 
-    def initial_host(self, seed: int) -> Tensor:
-        """The flat weights of a newly made host.  # [P]"""
+    def initial_host(self, seed: int) -> tuple[Tensor, Tensor]:
+        """The flat weights of a newly made host, and of its blocks.  # [P], [S, part_width]"""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             fresh = self.make_host()
-        return torch.cat([flatten(module) for module in (*fresh.segments, fresh.head)])
+        blocks = torch.zeros(len(self.slots), self.part_width)
+        for s, segment in enumerate(fresh.segments):
+            block = block_of(segment)
+            row = torch.zeros(0) if block is None else flatten(block.branch)
+            blocks[s, : row.numel()] = row
+        return torch.cat([flatten(part) for part in trunk_of(fresh) if part is not None]), blocks
 
     def initial_seed(self, slot: int, blueprint: Blueprint, seed: int) -> Tensor:
-        """The flat row of a newly made seed with its gate.  # [seed_width]"""
-        width = self.host.widths[slot]
-        row = torch.zeros(self.seed_width)
+        """The flat row of a newly made seed with its gate.  # [part_width]"""
+        forms = self.slots[slot]
+        row = torch.zeros(self.part_width)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            body = flatten(build_blueprint(blueprint, self.host.topology, width, self.host.spatial_dims))
-            gate = flatten(Gate(width, self.host.topology))
+            body = flatten(forms.module(int(blueprint)))
+            gate = flatten(Gate(self.host.widths[slot], self.host.topology))
         row[: body.numel()] = body
-        start = self.slots[slot].gate_start
-        row[start : start + gate.numel()] = gate
+        row[forms.gate_start : forms.gate_start + gate.numel()] = gate
         return row
 
     def initial_buffers(self, rows: int) -> list[Buffers]:
-        return [segment.initial_buffers(rows, self.device) for segment in self.segments]
+        return [{} if part is None else part.initial_buffers(rows, self.device) for part in self.trunk]
 
     def forward(
         self,
         plan: Plan,
         host: Tensor,
-        seeds: Tensor,
+        parts: Tensor,
         x: Tensor,
         buffers: list[Buffers],
         training: bool,
@@ -173,19 +190,40 @@ class Bodies:
     ) -> Tensor:
         """The one forward pass: training, validation, ablation and shadow rows alike.
 
-        host [R, P], seeds: the seed of each entry of the plan, slot by slot [entries, seed_width], x: the
-        members' own inputs [own, B, ...]; other rows join where they fork; keys [R] what dropout draws from.
-        → [R, B, ...]
+        host [R, P], parts: the weights that each entry of the plan meets, station by station [entries,
+        part_width], x: the members' own inputs [own, B, ...]; other rows join where they fork; keys [R] what
+        dropout draws from.  → [R, B, ...]
         """
-        *parts, head = host.split(self.host_sizes, dim=1)
-        met = self._lowered(seeds).split([work.rows.shape[0] for work in plan.slots])
+        *trunk, head = host.split(self.trunk_sizes, dim=1)
+        sizes = [station.rows.shape[0] for slot in plan.stations for station in slot]
+        met = iter(self._lowered(parts).split(sizes))
         x = self._lowered(x)
-        for k, work in enumerate(plan.slots):
-            x = self._segment(k, parts[k], x, buffers[k], training, keys)
-            if work.groups:
-                x, taken = self._take(x, work)
-                x = self._blend(x, self._delta(k, work, met[k], taken, training), work)
+        for k, stations in enumerate(plan.stations):
+            x = self._segment(k, trunk[k], x, buffers[k], training, keys)
+            ahead = x  # what the last block that a row met was given
+            for work in stations:
+                x, ahead = self._meet(work, next(met), x, ahead, training)
         return self._segment(-1, head, self._pooled(x), buffers[-1], training, keys)
+
+    def _meet(
+        self, work: Station, rows: Tensor, x: Tensor, ahead: Tensor, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        """The rows behind a station, and what the last block of each was given.  # rows [E, P]"""
+        forms = self.slots[work.slot]
+        if work.whole:
+            (group,) = work.groups
+            is_block = group.form >= self.codes.block
+            return x + forms.body(group.form)(rows, x, training), x if is_block else ahead
+        x, taken = self._take(x, work)
+        wider = work.span(min(HALVES), max(HALVES) + 1)
+        if work.place == 0 and wider.stop > wider.start:  # these run beside the block ahead of their slot
+            beside = self._joined(ahead, work).index_select(0, work.rows[wider])
+            taken = torch.cat([taken[: wider.start], beside, taken[wider.stop :]])
+        blocks = work.span(self.codes.block, self.codes.total)
+        if work.place > 0 and blocks.stop > blocks.start:
+            ahead = ahead.index_copy(0, work.rows[blocks], taken[blocks])
+        delta = self._delta(forms, work, rows, taken, training)
+        return self._blend(x, delta, work), ahead
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
@@ -201,52 +239,59 @@ class Bodies:
     def _segment(
         self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool, keys: Tensor | None
     ) -> Tensor:
-        """One segment, or the head, for the rows that have come so far.
+        """One segment but for its block, or the head, for the rows that have come so far.
 
         The head, and a segment with running statistics, runs in the precision of its weights.
         """
+        module = self.trunk[k]
+        if module is None:
+            return x
         there = x.shape[0]
         exact = k == -1 or any(value.is_floating_point() for value in buffers.values())
         rows = rows if exact else self._lowered(rows)
         x = x.to(rows.dtype) if exact and x.is_floating_point() else x
         held = {name: value[:there] for name, value in buffers.items()}
-        drawn = rekeyed(keys[:there], k % len(self.segments)) if keys is not None else None
-        out = self.segments[k](rows[:there], x, held, training, drawn)
+        drawn = rekeyed(keys[:there], k % len(self.trunk)) if keys is not None else None
+        out = module(rows[:there], x, held, training, drawn)
         return out if k == -1 else self._lowered(out)
 
-    def _delta(self, k: int, work: SlotWork, rows: Tensor, h: Tensor, training: bool) -> Tensor:
-        """What the seeds of a slot say to the activations h that they meet, at full strength.
+    def _delta(self, forms: SlotForms, work: Station, rows: Tensor, h: Tensor, training: bool) -> Tensor:
+        """What the parts of a station say to the activations h that they meet, at full strength.
 
-        Blueprints run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
+        Forms run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
         """
-        slot, sizes = self.slots[k], [group.size for group in work.groups]
+        sizes = [group.size for group in work.groups]
         groups = zip(work.groups, rows.split(sizes), h.split(sizes), strict=True)
-        said = [slot.seeds[group.blueprint](own, met, {}, training) for group, own, met in groups]
+        said = [forms.body(group.form)(own, met, training) for group, own, met in groups]
         delta = s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
         per_row = (-1, *[1] * (h.ndim - 1))
         if Blend.GATE in work.blends:
-            gate = slot.gate(rows[:, slot.gate_start :], h, {}, training)
+            gate = forms.gate(rows[:, forms.gate_start :], h, {}, training)
             delta = torch.where((work.blend == Blend.GATE).view(per_row), gate * s, delta)
         if Blend.MULTIPLY in work.blends:
             delta = torch.where((work.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
         return delta
 
-    def _take(self, x: Tensor, work: SlotWork) -> tuple[Tensor, Tensor]:
+    def _joined(self, x: Tensor, work: Station) -> Tensor:
+        """The rows that go on; one that forks here takes its member's activation as a constant."""
+        if work.after == work.before:
+            return x
+        return torch.cat([x, x.detach().index_select(0, work.base[work.before :])])
+
+    def _take(self, x: Tensor, work: Station) -> tuple[Tensor, Tensor]:
         """The rows that go on, and the activations that meet a seed.
 
         A row that forks here takes its member's activation as a constant: what it trains lies behind it.
         """
         if not self.fused:
-            if work.after > work.before:
-                x = torch.cat([x, x.detach().index_select(0, work.base[work.before :])])
-            kept, met = _TakeRows.apply(x, work.rows)  # type: ignore[no-untyped-call]
+            kept, met = _TakeRows.apply(self._joined(x, work), work.rows)  # type: ignore[no-untyped-call]
             return kept, met
         from esper.population.kernels import TakeRows
 
         stored, taken = TakeRows.apply(self._as_stored(x), work.source, work.entry[: work.before])  # type: ignore[no-untyped-call]
         return self._as_seen(stored), self._as_seen(taken)
 
-    def _blend(self, x: Tensor, delta: Tensor, work: SlotWork) -> Tensor:
+    def _blend(self, x: Tensor, delta: Tensor, work: Station) -> Tensor:
         """The rows with what the seeds said, each at its alpha.  # [after, B, ...]"""
         if not self.fused:
             strength = work.alpha.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
@@ -278,8 +323,17 @@ class _TakeRows(torch.autograd.Function):
         return grad.index_add(0, ctx.saved_tensors[0], taken), None
 
 
-class _SeedRows(torch.autograd.Function):
-    """live[seed]; what comes back to a live seed is that of the entry where it learns alone."""
+def trunk_of(host: Host) -> list[nn.Module | None]:
+    """The segments of a host without their residual blocks, None where nothing is left, and the head."""
+    left = [
+        segment if block_of(segment) is None else segment[0] if isinstance(segment, Entered) else None
+        for segment in host.segments
+    ]
+    return [*left, host.head]
+
+
+class _PartRows(torch.autograd.Function):
+    """live[seed]; what comes back to a live part is that of the entry where it learns alone."""
 
     @staticmethod
     def forward(ctx: Any, live: Tensor, seed: Tensor, learns: Tensor) -> Tensor:
@@ -291,10 +345,10 @@ class _SeedRows(torch.autograd.Function):
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
-def seed_rows(plan: Plan, live: Tensor) -> Tensor:
+def part_rows(plan: Plan, live: Tensor) -> Tensor:
     """The weights that each entry of the plan meets, constants where they are only heard.
 
     live [L, P] → [entries, P]
     """
-    rows: Tensor = _SeedRows.apply(live, plan.seed, plan.learns)  # type: ignore[no-untyped-call]
+    rows: Tensor = _PartRows.apply(live, plan.seed, plan.learns)  # type: ignore[no-untyped-call]
     return rows

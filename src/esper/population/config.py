@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 from pydantic import Field
@@ -28,10 +27,11 @@ class PopulationConfig(Config):
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum; adamw: the first beta")
     second_beta: float = Field(0.999, ge=0, lt=1, description="adamw: the second beta")
     clip_norm: float = Field(5.0, gt=0, description="gradient norm at most this, per member and per seed")
-    schedule: Literal["constant", "cosine", "one_cycle"] = Field(
+    schedule: Literal["constant", "cosine", "one_cycle", "flat"] = Field(
         "one_cycle", description="how the learning rates move over an episode"
     )
-    warmup: float = Field(0.05, ge=0, lt=1, description="one_cycle: share of the episode spent rising")
+    warmup: float = Field(0.05, ge=0, lt=1, description="one_cycle, flat: share of the episode spent rising")
+    decay: float = Field(0.4, ge=0, le=1, description="flat: share of the episode spent falling to 0")
     measure_pairs: bool = Field(False, description="also measure how pairs of seeds interact")
     rows_per_chunk: int = Field(
         4096, ge=1, description="members that go through the network together: bounds memory"
@@ -46,16 +46,18 @@ class PopulationConfig(Config):
     convolution: Literal["auto", "grouped", "product", "fused"] = Field(
         "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"
     )
+    folds: int = Field(
+        0,
+        ge=0,
+        description="how many seeds of a slot can become part of the host; 0: a fossil keeps its slot",
+    )
+    widest: int = Field(2, ge=1, description="a block is widened to at most this many times its units")
+    new_part_warmup: int = Field(
+        0,
+        ge=0,
+        description="minibatches over which the learning rate of new weights rises to that of the rest",
+    )
     initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
     seed_weights: int = Field(
         64, ge=1, description="how many different initial seeds of each blueprint a run draws from"
     )
-
-    def rate_at(self, done: float) -> float:
-        """The share of the peak learning rate once a share `done` of the run is behind.  # 0..1 → 0..1"""
-        if self.schedule == "constant":
-            return 1.0
-        start = self.warmup if self.schedule == "one_cycle" else 0.0
-        if done < start:
-            return 0.04 + 0.96 * 0.5 * (1.0 - math.cos(math.pi * done / start))
-        return max(0.5 * (1.0 + math.cos(math.pi * (done - start) / (1.0 - start))), 1e-3)

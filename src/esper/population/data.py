@@ -46,8 +46,9 @@ class MemberData:
     def to(self, device: torch.device | str) -> MemberData:
         return MemberData(self.inputs.to(device), self.targets.to(device), self.task_of.to(device))
 
-    def members(self, start: int, stop: int) -> MemberData:
-        return MemberData(self.inputs, self.targets, self.task_of[start:stop])
+    def members(self, chosen: Tensor) -> MemberData:
+        """The data of some members.  # chosen [n] int64"""
+        return MemberData(self.inputs, self.targets, self.task_of.index_select(0, chosen))
 
     def take(self, samples: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen samples of each member.  # samples [N, B] → [N, B, ...], [N, B, ...]"""
@@ -66,11 +67,24 @@ class MemberData:
 
 @dataclass(frozen=True)
 class Clock:
-    """Where a run stands: which episode, which epoch of how many."""
+    """Where a run stands: which episode, which epoch of how many.
+
+    Where compute is the budget, `spent` says how much of it each member has spent before this epoch and
+    `share` how much the epoch takes; the learning rate follows these instead of the epochs.
+    """
 
     episode: int
     epoch: int
     epochs: int
+    spent: Tensor | None = None  # [N] 0..1
+    share: Tensor | None = None  # [N]
+
+    def done(self, batch: int, batches: int, members: Tensor) -> Tensor:
+        """How far every member has come before a minibatch, 0..1.  # members [N] → [N] float32"""
+        if self.spent is not None and self.share is not None:
+            return (self.spent + self.share * (batch / batches)).clamp(max=1.0).float()
+        done = (self.epoch + batch / batches) / self.epochs
+        return torch.full(members.shape, done, device=members.device)
 
 
 class DataOrder:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Style
+from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blocks import Block, Branch, fold_units
+from esper.population.blueprints import Gate
+from esper.population.forms import HALVES, NO_FORM
 from esper.population.layout import load_flat
 from esper.population.population import Population
 
@@ -25,18 +28,24 @@ class Grafted(nn.Module):
 
 
 class AddGraft(Grafted):
+    """h + alpha · seed(h)"""
+
     def forward(self, h: Tensor) -> Tensor:
         result: Tensor = h + self.alpha * self.seed(h)
         return result
 
 
 class MultiplyGraft(Grafted):
+    """h · (1 + alpha · tanh(seed(h)))"""
+
     def forward(self, h: Tensor) -> Tensor:
         result: Tensor = h * (1.0 + self.alpha * torch.tanh(self.seed(h)))
         return result
 
 
 class GateGraft(Grafted):
+    """h + alpha · gate(h) · seed(h)"""
+
     def __init__(self, seed: nn.Module, alpha: float, gate: nn.Module):
         super().__init__(seed, alpha)
         self.gate = gate
@@ -49,50 +58,128 @@ class GateGraft(Grafted):
 def extract(
     population: Population, states: SlotStates, member: int, fossilised_only: bool = False
 ) -> nn.Sequential:
-    """Member `member` as an ordinary `nn.Sequential` of segments, grafts and head, on the CPU.
+    """Member `member` as an ordinary `nn.Sequential` of segments, blocks, grafts and head, on the CPU.
 
-    With `fossilised_only` the seeds that were never made permanent are left out.
+    Clones are blocks like their origins, widened blocks have wider layers; a clone or widening that is only
+    partly blended in has its outgoing weights scaled by its alpha. With `fossilised_only` the seeds that were
+    never made permanent are left out. Raises IndexError for a member that is not there.
     """
     if not 0 <= member < population.num_members:
         raise IndexError(
             f"member {member} is out of range; this population has members 0..{population.num_members - 1}"
         )
+    population.look(states)  # what waits to be born or folded has its weights from here on
     stages = {Stage.FOSSILIZED} if fossilised_only else HEARD_STAGES
     slots = states[member].to("cpu")
     parts: list[nn.Module] = []
-    for k, segment in enumerate(member_segments(population, member)):
-        parts.append(segment)
-        if (
-            k < population.num_slots
-            and Stage(int(slots.stage[0, k])) in stages
-            and float(slots.alpha[0, k]) > 0
-        ):
-            parts.append(graft(population, slots, member, k))
+    for k, module in enumerate(trunk_modules(population, member)):
+        parts += [] if module is None else [module]
+        if k < population.num_slots:
+            parts += slot_modules(population, slots, member, k, stages)
     return nn.Sequential(*parts).eval()
 
 
-def member_segments(population: Population, member: int) -> list[nn.Module]:
-    """One member's segments and head with its weights and running statistics, on the CPU."""
+def slot_modules(
+    population: Population, slots: SlotStates, member: int, k: int, stages: Collection[Stage] = HEARD_STAGES
+) -> list[nn.Module]:
+    """What stands at slot k of one member, whose slots are given: what was folded in, then the seed.
+
+    The seed is left out where its stage is none of `stages` or its alpha is 0.
+    """
+    heard = Stage(int(slots.stage[0, k])) in stages
+    alpha = float(slots.alpha[0, k]) if heard else 0.0
+    return _SlotParts(population, Style(int(slots.style[0, k])), member, k).modules(alpha)
+
+
+def trunk_modules(population: Population, member: int) -> list[nn.Module | None]:
+    """One member's segments without their blocks, and the head, with its weights and running statistics."""
     bodies = population.bodies
-    weights = population.hosts.weights[member].cpu().split(bodies.host_sizes)
-    modules = []
-    for k, (body, row) in enumerate(zip(bodies.segments, weights, strict=True)):
-        module = load_flat(copy.deepcopy(body.module).cpu(), row)
+    weights = population.hosts.weights[member].cpu().split(bodies.trunk_sizes)
+    modules: list[nn.Module | None] = []
+    for k, (body, row) in enumerate(zip(bodies.trunk, weights, strict=True)):
+        module = None if body is None else load_flat(copy.deepcopy(body.module).cpu(), row)
         for name, value in population.buffers[k].items():
+            assert module is not None
             module.get_buffer(name).copy_(value[member])
         modules.append(module)
     return modules
 
 
-def graft(population: Population, slots: SlotStates, member: int, k: int) -> Grafted:
-    """The seed in slot k of one member, whose slots are given, with its way of blending."""
-    host, slot = population.bodies.host, population.bodies.slots[k]
-    row = population.seeds.weights[member * population.num_slots + k].cpu()
-    seed = build_blueprint(int(slots.blueprint[0, k]), host.topology, host.widths[k], host.spatial_dims)
-    load_flat(seed, row[: slot.seeds[int(slots.blueprint[0, k])].layout.total])
-    alpha = float(slots.alpha[0, k])
-    blend = STYLE_BLEND[Style(int(slots.style[0, k]))]
-    if blend is Blend.GATE:
-        gate = load_flat(Gate(host.widths[k], host.topology), row[slot.gate_start : slot.width])
-        return GateGraft(seed, alpha, gate)
-    return (MultiplyGraft if blend is Blend.MULTIPLY else AddGraft)(seed, alpha)
+class _SlotParts:
+    """What stands at one slot of one member, as modules."""
+
+    def __init__(self, population: Population, style: Style, member: int, slot: int) -> None:
+        self.forms, self.codes = population.bodies.slots[slot], population.bodies.codes
+        self.form = population.forms[member, slot].tolist()
+        self.blend = [int(STYLE_BLEND[style]), *population.folded_blends[member, slot].tolist()]
+        each = population.num_members * population.num_slots
+        self.rows = population.parts.weights[
+            member * population.num_slots + slot :: each
+        ].cpu()  # [places, P]
+
+    def modules(self, alpha: float) -> list[nn.Module]:
+        """What was folded in, then the seed if it is heard."""
+        places = [p for p in range(1, len(self.form)) if self.form[p] != NO_FORM]
+        found = [self._module(place, 1.0) for place in places]
+        seed = self.form[0]
+        if alpha == 0:
+            return found
+        if seed in tuple(HALVES):
+            return [*found[:-1], self._widened(places[-1], alpha)]
+        if seed >= self.codes.pair:
+            lead, block = divmod(seed - self.codes.pair, self.codes.classes)
+            first = self._branch(self.codes.lead + lead, 0)
+            second = self._branch(self.codes.block + block, 0, self.forms.pair_start)
+            pair = [Block(first), Block(second)] if alpha == 1.0 else [AddGraft(_Pair(first, second), alpha)]
+            return [*found, *pair]
+        return [*found, self._module(0, alpha)]
+
+    def _branch(self, form: int, place: int, start: int = 0) -> Branch:
+        """The branch that a row holds from a column on."""
+        branch = self.forms.module(form)
+        assert isinstance(branch, Branch)
+        load_flat(branch, self.rows[place, start:])
+        return branch
+
+    def _module(self, place: int, alpha: float) -> nn.Module:
+        form = self.form[place]
+        if form >= self.codes.block:
+            branch = self._branch(form, place)
+            with torch.no_grad():
+                branch.second.weight.mul_(alpha)
+            return Block(branch)
+        seed = load_flat(self.forms.module(form), self.rows[place])
+        if self.blend[place] == Blend.GATE:
+            gate = load_flat(Gate(*self._joint), self.rows[place, self.forms.gate_start :])
+            return GateGraft(seed, alpha, gate)
+        return (MultiplyGraft if self.blend[place] == Blend.MULTIPLY else AddGraft)(seed, alpha)
+
+    @property
+    def _joint(self) -> tuple[int, str]:
+        host = self.forms.host
+        return host.widths[self.forms.slot], host.topology
+
+    def _widened(self, place: int, alpha: float) -> Block:
+        """The block at a place with the units of the seed beside its own."""
+        form, seed = self.form[place], Blueprint(self.form[0])
+        host, new = self._branch(form, place), self._branch(int(seed), 0)
+        with torch.no_grad():
+            new.second.weight.mul_(alpha)
+        wider = self.forms.module(form + HALVES[seed])
+        assert isinstance(wider, Branch)
+        folded = fold_units(dict(host.named_parameters()), dict(new.named_parameters()), host.copies)
+        wider.load_state_dict({name: value.detach() for name, value in folded.items()})
+        return Block(wider)
+
+
+class _Pair(nn.Module):
+    """What two blocks in a row add to their input."""
+
+    def __init__(self, first: Branch, second: Branch) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        said = self.first(x)
+        result: Tensor = said + self.second(x + said)
+        return result

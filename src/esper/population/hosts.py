@@ -17,6 +17,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blueprint, selectable_blueprints
+from esper.population.blocks import AttendToPast, Block, attention, convolutions, perceptron
+
 # Axes of an activation besides its spatial ones, and the axis of its channels.
 TOPOLOGY_AXES: dict[str, tuple[int, int]] = {"cnn": (2, 1), "mlp": (2, -1), "transformer": (3, -1)}
 TOPOLOGY_LAYOUT: dict[str, str] = {
@@ -36,7 +39,11 @@ class Host(nn.Module):
         head: nn.Module,
         width: int | Sequence[int],
         spatial_dims: int = 0,
+        repeats: Sequence[int] | None = None,
     ) -> None:
+        """repeats: how many blocks a clone in each slot repeats (the one ahead, the last two or none); 1 for
+        all if it is not given. Raises ValueError for parts or numbers that cannot be right.
+        """
         super().__init__()
         if topology not in TOPOLOGY_AXES:
             raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_AXES)}")
@@ -57,6 +64,7 @@ class Host(nn.Module):
         self.topology = topology
         self.widths = widths  # of the joint after each segment
         self.spatial_dims = spatial_dims
+        self.repeats = _checked_repeats(segments, repeats)
         self.joint_shapes: tuple[tuple[int, ...], ...] = ()  # of one sample at each joint; set by `validate`
 
     @property
@@ -66,6 +74,12 @@ class Host(nn.Module):
     @property
     def num_parameters(self) -> int:
         return sum(p.numel() for p in self.parameters())
+
+    @property
+    def blueprints(self) -> frozenset[Blueprint]:
+        """The blueprints that may be germinated in some slot of this host."""
+        grows = any(block_of(segment) is not None for segment in self.segments)
+        return selectable_blueprints(self.topology) | (GROWTH_BLUEPRINTS if grows else frozenset())
 
     def forward(self, x: Tensor) -> Tensor:
         for segment in self.segments:
@@ -114,6 +128,20 @@ class Host(nn.Module):
             )
 
 
+def _checked_repeats(segments: Sequence[nn.Module], repeats: Sequence[int] | None) -> tuple[int, ...]:
+    """How many blocks clones repeat, one number per segment; two only where two blocks stand in a row."""
+    given = tuple(repeats or (1,) * len(segments))
+    if len(given) != len(segments) or not set(given) <= {0, 1, 2}:
+        raise ValueError(f"repeats is {given} for {len(segments)} segments; give 0, 1 or 2 for each")
+    for k in (k for k, number in enumerate(given) if number == 2):
+        if k == 0 or not isinstance(segments[k], Block) or block_of(segments[k - 1]) is None:
+            raise ValueError(
+                f"repeats is 2 at segment {k}; a clone repeats two blocks where segment {k} is a Block and "
+                "the one ahead of it ends with one: give 0 or 1"
+            )
+    return given
+
+
 def _run(module: nn.Module, x: Tensor, name: str, source: str) -> Tensor:
     try:
         result = module(x)
@@ -142,6 +170,15 @@ class GlobalMean(nn.Module):
 CONVOLUTIONS: dict[int, type[nn.Conv1d] | type[nn.Conv2d]] = {1: nn.Conv1d, 2: nn.Conv2d}
 
 
+def _convolution_for(input_shape: Sequence[int], preset: str) -> type[nn.Conv1d] | type[nn.Conv2d]:
+    if len(input_shape) - 1 not in CONVOLUTIONS:
+        raise ValueError(
+            f"input_shape is {list(input_shape)}; a {preset} host takes [channels, length] or "
+            "[channels, height, width]"
+        )
+    return CONVOLUTIONS[len(input_shape) - 1]
+
+
 def cnn(
     input_shape: Sequence[int],
     num_classes: int,
@@ -156,13 +193,7 @@ def cnn(
     Each segment is convolution, one-group GroupNorm, ReLU; the first divides the resolution by
     `first_stride`, every other by `stride`. The head takes the mean over space.
     """
-    spatial_dims = len(input_shape) - 1
-    if spatial_dims not in CONVOLUTIONS:
-        raise ValueError(
-            f"input_shape is {list(input_shape)}; a cnn host takes [channels, length] or [channels, height, "
-            "width]"
-        )
-    convolution = CONVOLUTIONS[spatial_dims]
+    convolution = _convolution_for(input_shape, "cnn")
     channels = [input_shape[0]] + [width] * depth
     segments = [
         nn.Sequential(
@@ -175,7 +206,7 @@ def cnn(
         for index, (c_in, c_out) in enumerate(pairwise(channels))
     ]
     head = nn.Sequential(GlobalMean(), nn.Linear(width, num_classes))
-    return Host(segments, "cnn", head, width, spatial_dims)
+    return Host(segments, "cnn", head, width, len(input_shape) - 1)
 
 
 def mlp(input_shape: Sequence[int], num_classes: int, width: int = 16, depth: int = 3) -> Host:
@@ -187,25 +218,6 @@ def mlp(input_shape: Sequence[int], num_classes: int, width: int = 16, depth: in
         for index, (d_in, d_out) in enumerate(pairwise(sizes))
     ]
     return Host(segments, "mlp", nn.Linear(width, num_classes), width)
-
-
-class AttendToPast(nn.Module):
-    """Every position takes from itself and those before it.  # [..., T, 3 · D] → [..., T, D]
-
-    The last axis of the input holds the queries, the keys and the values of all heads.
-    """
-
-    def __init__(self, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(self, qkv: Tensor) -> Tensor:
-        split = qkv.unflatten(-1, (3, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
-        query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
-        scores = (query * query.shape[-1] ** -0.5) @ key.mT
-        weights = torch.softmax(scores + causal_mask(qkv.shape[-2], qkv), dim=-1)
-        mixed: Tensor = weights @ value  # [..., heads, T, D / heads]
-        return mixed.transpose(-3, -2).flatten(-2)
 
 
 class CausalAttention(nn.Module):
@@ -227,31 +239,6 @@ class CausalAttention(nn.Module):
         return result
 
 
-def causal_mask(time: int, like: Tensor) -> Tensor:
-    """0 where a position may look, minus infinity at its future.  # [T, T]"""
-    steps = torch.arange(time, device=like.device)
-    future = steps[None, :] > steps[:, None]
-    return torch.zeros(time, time, dtype=like.dtype, device=like.device).masked_fill(future, float("-inf"))
-
-
-class TransformerBlock(nn.Module):
-    """Attention and a two-layer perceptron, each normalised first and added to its input."""
-
-    def __init__(self, width: int, heads: int, expansion: int) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = CausalAttention(width, heads)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, expansion * width), nn.GELU(), nn.Linear(expansion * width, width)
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        result: Tensor = x + self.mlp(self.mlp_norm(x))
-        return result
-
-
 class TokenEmbedding(nn.Module):
     """Tokens and their positions as vectors.  # [B, T] int64 → [B, T, D]"""
 
@@ -266,28 +253,98 @@ class TokenEmbedding(nn.Module):
         return result
 
 
+class Entered(nn.Sequential):
+    """A segment that begins with a module of its own (a stem, a step down in resolution), then its block."""
+
+    def __init__(self, entry: nn.Module, block: Block) -> None:
+        super().__init__(entry, block)
+
+
+def block_of(segment: nn.Module) -> Block | None:
+    """The residual block that a segment ends with, or None."""
+    last = segment[-1] if isinstance(segment, Entered) else segment
+    return last if isinstance(last, Block) else None
+
+
+def _residual_scale(blocks: int) -> float:
+    """What the first weights of each block's second layer are multiplied by: the sum of all stays near 1."""
+    return float((2 * blocks) ** -0.5)
+
+
+def resnet(
+    input_shape: Sequence[int],
+    num_classes: int,
+    width: int = 8,
+    hidden: int = 0,
+    depth: int = 1,
+    stages: int = 2,
+    kernel: int = 3,
+    first_stride: int = 1,
+) -> Host:
+    """A residual network over signals [C, L] or images [C, H, W]: a stem, then stages of `depth` blocks.
+
+    Every stage after the first halves the resolution and doubles the width. `hidden` channels lie between the
+    two convolutions of a block of the first stage (0: as many as its width), twice as many in the next.
+    """
+    convolution = _convolution_for(input_shape, "resnet")
+    scale, segments, widths, channels = _residual_scale(stages * depth), [], [], input_shape[0]
+    for stage in range(stages):
+        wide = width << stage
+        stride = 2 if stage else first_stride
+        entry = convolution(channels, wide, kernel, stride=stride, padding=kernel // 2)
+        blocks = [
+            convolutions(convolution, wide, (hidden or width) << stage, kernel, scale) for _ in range(depth)
+        ]
+        segments += [Entered(entry, blocks[0]), *blocks[1:]]
+        widths += [wide] * depth
+        channels = wide
+    head = nn.Sequential(GlobalMean(), nn.LayerNorm(channels), nn.Linear(channels, num_classes))
+    return Host(segments, "cnn", head, widths, len(input_shape) - 1)
+
+
+def resmlp(
+    input_shape: Sequence[int], num_classes: int, width: int = 16, hidden: int = 32, depth: int = 1
+) -> Host:
+    """A residual perceptron over flattened inputs: a Linear layer, then `depth` blocks of `hidden` units."""
+    features = int(torch.Size(input_shape).numel())
+    blocks = [perceptron(width, hidden, _residual_scale(depth)) for _ in range(depth)]
+    entry = nn.Sequential(nn.Flatten(), nn.Linear(features, width))
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_classes))
+    return Host([Entered(entry, blocks[0]), *blocks[1:]], "mlp", head, width)
+
+
 def gpt(
     input_shape: Sequence[int],
     num_classes: int,
     width: int = 16,
-    depth: int = 3,
+    depth: int = 1,
     heads: int = 4,
-    expansion: int = 2,
+    expansion: int = 4,
 ) -> Host:
-    """A small causal transformer over token indices [T]; it predicts the next token at every position.
+    """A causal transformer over token indices [T]; it predicts the next token at every position.
 
-    The vocabulary is `num_classes`; the first segment embeds tokens and positions and holds the first block.
+    The vocabulary is `num_classes`. Attention and perceptron of a layer are two segments, each with a slot; a
+    clone behind the perceptron repeats the layer.
     """
     if len(input_shape) != 1:
         raise ValueError(f"input_shape is {list(input_shape)}; a gpt host takes token indices [time]")
-    blocks = [TransformerBlock(width, heads, expansion) for _ in range(depth)]
+    scale = _residual_scale(depth)
+    layers = [
+        (attention(width, heads, scale), perceptron(width, expansion * width, scale)) for _ in range(depth)
+    ]
+    first, *rest = (block for layer in layers for block in layer)
     embedding = TokenEmbedding(num_classes, input_shape[0], width)
-    segments: list[nn.Module] = [nn.Sequential(embedding, blocks[0]), *blocks[1:]]
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_classes))
-    return Host(segments, "transformer", head, width)
+    return Host([Entered(embedding, first), *rest], "transformer", head, width, repeats=(0, 2) * depth)
 
 
-HOST_PRESETS: dict[str, Callable[..., Host]] = {"cnn": cnn, "mlp": mlp, "gpt": gpt}
+HOST_PRESETS: dict[str, Callable[..., Host]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "resnet": resnet,
+    "resmlp": resmlp,
+    "gpt": gpt,
+}
 
 
 def build_host(name: str, input_shape: Sequence[int], num_classes: int, **options: int) -> Host:
@@ -299,7 +356,7 @@ def build_host(name: str, input_shape: Sequence[int], num_classes: int, **option
     for option, value in options.items():
         if option not in allowed:
             raise ValueError(f"the {name} host has no option {option!r}; allowed are {', '.join(allowed)}")
-        if value < 1:
+        if value < 0 or (value == 0 and option != "hidden"):
             raise ValueError(f"{option} is {value} for the {name} host; it must be at least 1")
     if num_classes < 2:
         raise ValueError(f"num_classes is {num_classes}; a host needs at least 2 classes")

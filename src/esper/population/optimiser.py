@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
@@ -32,13 +32,26 @@ class RowWeights:
         first, second, weights = (torch.zeros(rows, width, device=device) for _ in range(3))
         return RowWeights(weights, first, second, torch.zeros(rows, device=device))
 
-    def rewrite(self, where: Tensor, weights: Tensor) -> None:
-        """Give new weights and a clean optimiser to the rows where True.  # where [M], weights [M, P]"""
-        column = where.unsqueeze(1)
-        self.weights.copy_(torch.where(column, weights, self.weights))
-        self.first.masked_fill_(column, 0.0)
-        self.second.masked_fill_(column, 0.0)
-        self.steps.masked_fill_(where, 0.0)
+    def restart(self, weights: Tensor) -> None:
+        """Give new weights and a clean optimiser to all rows.  # weights [M, P]"""
+        self.weights.copy_(weights)
+        for clean in (self.first, self.second, self.steps):
+            clean.zero_()
+
+    def rewrite_rows(self, index: Tensor, weights: Tensor) -> None:
+        """Give new weights and a clean optimiser to some rows.  # index [k], weights [k, P]"""
+        self.weights.index_copy_(0, index, weights)
+        for clean in (self.first, self.second, self.steps):
+            clean.index_fill_(0, index, 0.0)
+
+    def move_rows(self, source: Tensor, target: Tensor, start: int = 0) -> None:
+        """Copy rows from column `start` on, with their optimisers, to other rows.  # source, target [k]"""
+        for field in (self.weights, self.first, self.second):
+            rows = field.index_select(0, source)
+            field.index_copy_(
+                0, target, torch.cat([rows[:, start:], torch.zeros_like(rows[:, :start])], dim=1)
+            )
+        self.steps.index_copy_(0, target, self.steps.index_select(0, source))
 
     def slice(self, start: int, stop: int) -> RowWeights:
         """Rows start..stop as views: what is written there is written here."""
@@ -56,20 +69,15 @@ class RowWeights:
     def tensors(self) -> dict[str, Tensor]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def write(self, tensors: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Copy saved tensors back, all rows or those where True.  # where [M]"""
-        for name, value in self.tensors().items():
-            saved = tensors[name]
-            if where is not None:
-                saved = torch.where(where.view(-1, *[1] * (value.ndim - 1)), saved, value)
-            value.copy_(saved)
-
 
 def learn_rows(
-    rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
+    rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> Tensor:
-    """Clip each row's gradient and move the active rows; the norms before clipping.  # → [M]"""
-    if isinstance(lr, Tensor) and rows.weights.is_cuda and _has_triton():
+    """Clip each row's gradient and move the active rows, each at its own rate; the norms before clipping.
+
+    gradient [M, P], lr [M], active [M] bool → [M]
+    """
+    if rows.weights.is_cuda and _has_triton():
         from esper.population import kernels
 
         return kernels.learn_rows(rows, gradient, lr, active, config)
@@ -86,15 +94,13 @@ def clip_rows(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
 
 
 def step_rows(
-    rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
+    rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> None:
     """One update of the active rows; the others keep every bit.  # gradient [M, P], active [M]"""
     _STEPS[config.optimiser](rows, gradient, lr, active, config)
 
 
-def _adamw(
-    rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
-) -> None:
+def _adamw(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
     beta1, beta2 = config.momentum, config.second_beta
     column = active.unsqueeze(1)
     rows.steps.add_(active)
@@ -103,21 +109,27 @@ def _adamw(
     count = rows.steps.clamp(min=1.0).unsqueeze(1)
     root = (second / (1.0 - beta2**count)).sqrt().add_(1e-8)
     move = first / (1.0 - beta1**count) / root + config.weight_decay * rows.weights
-    rows.weights.copy_(torch.where(column, rows.weights - lr * move, rows.weights))
+    rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))
     rows.first.copy_(torch.where(column, first, rows.first))
     rows.second.copy_(torch.where(column, second, rows.second))
 
 
-def _sgd(
-    rows: RowWeights, gradient: Tensor, lr: float | Tensor, active: Tensor, config: PopulationConfig
-) -> None:
+def _sgd(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
     column = active.unsqueeze(1)
     rows.steps.add_(active)
     first = config.momentum * rows.first + gradient
     move = first + config.weight_decay * rows.weights
-    rows.weights.copy_(torch.where(column, rows.weights - lr * move, rows.weights))
+    rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))
     rows.first.copy_(torch.where(column, first, rows.first))
 
 
-Step = Callable[[RowWeights, Tensor, float | Tensor, Tensor, PopulationConfig], None]
+def moment_decays(config: PopulationConfig) -> tuple[float, float]:
+    """By how much the first and the second moment shrink in a step, for moments that count from 0.
+
+    A moment m after n steps stands for the mean m / (1 - decay^n). Momentum of sgd is no such mean: 0.
+    """
+    return (config.momentum, config.second_beta) if config.optimiser == "adamw" else (0.0, 0.0)
+
+
+Step = Callable[[RowWeights, Tensor, Tensor, Tensor, PopulationConfig], None]
 _STEPS: dict[str, Step] = {"adamw": _adamw, "sgd": _sgd}

@@ -1,10 +1,13 @@
-"""Which rows of work a step consists of, and which seeds they meet at each slot.
+"""Which rows of work a step consists of, and which parts they meet at each slot.
 
 The slot states are looked at once per epoch; from there the plan is arithmetic on the host, and every step
 of the epoch runs from the same index tensors.
 
 A row is a member with an alpha for each slot. Up to the first slot where its alphas differ from the
 member's own it would compute what the member's own row computes, so it only joins there: it forks.
+
+A slot has stations, one behind the other: what was folded into the host there (its residual block first),
+then the seed. Every part adds something to the rows that meet it; a seed does so at its alpha, all else at 1.
 """
 
 from __future__ import annotations
@@ -18,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Style
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.population.forms import NO_FORM
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,38 +32,57 @@ Bools = NDArray[np.bool_]
 
 _HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in HEARD_STAGES])
 _BLEND = np.array([int(STYLE_BLEND[style]) for style in Style])
-NO_ROW = -1
+NO_ROW = NO_BLEND = -1
+LAST_PLAIN = min(GROWTH_BLUEPRINTS) - 1  # forms beyond it grow the block ahead
 Kind = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class SlotView:
-    """The slot states that shape the work, on the host.  # each [N, S]"""
+    """What shapes the work, on the host. Place 0 of a slot is its seed, the others what was folded in."""
 
-    alpha: Floats  # 0 where the host does not hear the slot
-    training: Bools  # a seed that trains in isolation
-    frozen: Bools  # a seed that is fading out keeps its weights
-    blueprint: Ints
-    blend: Ints
+    alpha: Floats  # [N, S] 0 where the host does not hear the slot
+    training: Bools  # [N, S] a seed that trains in isolation
+    frozen: Bools  # [N, S] a seed that is fading out keeps its weights
+    form: Ints  # [N, S, places]
+    blend: Ints  # [N, S, places]
+    part: Ints  # [N, S, places] the row of weights that stands there
+    fold: Ints  # [N, S] how a fossil blends that is to become part of the host, NO_BLEND elsewhere
+    active: Bools  # [N] not finished
 
     @staticmethod
-    def of(states: SlotStates) -> SlotView:
-        """One read of the device."""
-        packed = torch.stack(
-            [states.stage, states.blueprint, states.style, states.alpha_mode, states.alpha], dim=0
+    def read(states: SlotStates, form: Tensor, folded_blend: Tensor, flags: Tensor) -> tuple[SlotView, Ints]:
+        """One read of the device: the view, and the blueprints of seeds that wait for weights.
+
+        form [N, S, places], folded_blend [N, S, places - 1], flags [N, S, 3]: how a fossil that waits to be
+        folded blends or -1, the blueprint of a seed that waits or -1, finished → view, [N, S]
+        """
+        places = form.shape[2]
+        slots = torch.stack([states.stage, states.style, states.alpha_mode, states.alpha], dim=2)
+        packed = torch.cat([slots.double(), flags, form, folded_blend], dim=2).cpu().numpy()
+        stage, style, mode, alpha, folds, births, finished = np.moveaxis(packed[..., :7], 2, 0)
+        forms, blends = (
+            packed[..., 7 : 7 + places].astype(np.int64),
+            packed[..., 7 + places :].astype(np.int64),
         )
-        stage, blueprint, style, mode, alpha = packed.double().cpu().numpy()
         stage = stage.astype(np.int64)
-        return SlotView(
+        grows = forms[..., :1] > LAST_PLAIN  # these are added, whatever the style
+        own = np.where(grows, int(Blend.ADD), _BLEND[style.astype(np.int64)][..., None])
+        view = SlotView(
             alpha=np.where(_HEARD[stage], alpha, 0.0),
             training=stage == Stage.TRAINING,
             frozen=mode == AlphaMode.DOWN,
-            blueprint=blueprint.astype(np.int64),
-            blend=_BLEND[style.astype(np.int64)],
+            form=forms,
+            blend=np.concatenate([own, blends], axis=2),
+            part=np.moveaxis(np.arange(forms.size).reshape(places, *stage.shape), 0, 2),
+            fold=folds.astype(np.int64),
+            active=finished[:, 0] == 0,
         )
+        return view, births.astype(np.int64)
 
-    def members(self, start: int, stop: int) -> SlotView:
-        return SlotView(**{name: value[start:stop] for name, value in vars(self).items()})
+    def of(self, members: Ints) -> SlotView:
+        """Some of the members.  # members [n]"""
+        return SlotView(**{name: value[members] for name, value in vars(self).items()})
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -78,21 +101,24 @@ class Rows:
 
 @dataclass(frozen=True)
 class Group:
-    """The rows that meet one blueprint at one slot."""
+    """The rows that meet one form at one station."""
 
     slot: int
-    blueprint: int
+    place: int  # 0 is the seed
+    form: int
     size: int  # G
-    live: int  # how many learn here, the first ones; the rest are heard with their weights held fixed
+    live: int  # how many learn here, the first ones; the rest are met with their weights held fixed
 
 
 @dataclass(frozen=True)
-class SlotWork:
-    """The seeds that are met at one slot, group by group, and the rows that fork there.
+class Station:
+    """The parts that are met at one place of a slot, group by group, and the rows that fork there.
 
     `before` rows come in and `after` go out; those that fork here continue the row of their member.
     """
 
+    slot: int
+    place: int
     groups: tuple[Group, ...]
     before: int
     after: int
@@ -103,6 +129,12 @@ class SlotWork:
     blend: Tensor  # [E]
     blends: frozenset[Blend]  # those that occur
     entry: Tensor  # [after] the entry of each outgoing row, or -1
+    whole: bool  # every row meets the same form, in order, at full strength
+
+    def span(self, low: int, high: int) -> slice:
+        """The entries whose form is low <= form < high; forms ascend from group to group."""
+        start = sum(group.size for group in self.groups if group.form < low)
+        return slice(start, start + sum(g.size for g in self.groups if low <= g.form < high))
 
 
 @dataclass(frozen=True)
@@ -111,14 +143,16 @@ class Plan:
 
     members: Tensor  # [R]
     own: int  # rows 0..own are the members themselves
-    live_seeds: Tensor  # [L] member · S + slot, in the order of the groups
-    seed: Tensor  # [entries of all slots] which live seed each entry meets
-    learns: Tensor  # [L] the entry where each live seed learns; elsewhere it is held fixed
-    slots: tuple[SlotWork, ...]
+    live: Tensor  # [L] the parts that learn, as rows of all parts, in the order of the groups
+    live_member: Tensor  # [L] whose they are
+    live_slot: Tensor  # [L] the slot of a seed, -1 of what was folded in
+    seed: Tensor  # [entries of all stations] which live part each entry meets
+    learns: Tensor  # [L] the entry where each live part learns; elsewhere it is held fixed
+    stations: tuple[tuple[Station, ...], ...]  # of each slot, in the order in which they are met
 
     @property
     def groups(self) -> list[Group]:
-        return [group for slot in self.slots for group in slot.groups]
+        return [group for slot in self.stations for station in slot for group in station.groups]
 
     @property
     def num_rows(self) -> int:
@@ -127,8 +161,9 @@ class Plan:
     @property
     def kinds(self) -> frozenset[Kind]:
         """Everything that decides which kernels a step runs, whatever its numbers of rows."""
-        bodies = {(g.slot, g.blueprint) for g in self.groups}
-        blends = {(s, blend) for s, work in enumerate(self.slots) for blend in work.blends}
+        bodies = {(g.slot, g.place, g.form) for g in self.groups}
+        works = [work for slot in self.stations for work in slot]
+        blends = {(w.slot, w.place, w.whole, blend) for w in works for blend in w.blends}
         return frozenset({*bodies, *blends, (self.num_rows > self.own,)})
 
 
@@ -209,68 +244,139 @@ def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, l
 
 
 def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
-    """Group the (row, slot) pairs that meet a seed by slot and blueprint, live ones first."""
-    num_members, num_slots = view.shape
-    row, slot = np.nonzero((rows.alpha > 0) & (np.arange(num_slots) >= rows.fork[:, None]))
-    member = rows.member[row]
-    blueprint = view.blueprint[member, slot]
-    shadow = rows.shadow_slot[row]
-    held = (shadow != NO_ROW) & (shadow != slot)
-    order = np.lexsort((held, blueprint, slot))
-    row, slot, member, blueprint = (a[order] for a in (row, slot, member, blueprint))
-    held = held[order]
-    seed = member * num_slots + slot
-    live_place = np.zeros(num_members * num_slots, dtype=np.int64)  # of each live seed among its kind
-    live_place[seed[~held]] = np.arange((~held).sum())
-    source = np.where(rows.fork[row] == slot, member, row)
-    alpha = rows.alpha[row, slot]
-    blend = view.blend[member, slot]
+    """Group the (row, station) pairs that meet a part by station and form, live ones first."""
+    met = _Stations.of(view)
+    e = _Entries.of(rows, met)
+    live = e.part[~e.held]
+    live_place = np.zeros(int(view.part.max(initial=0)) + 1, dtype=np.int64)
+    live_place[live] = np.arange(len(live))
+    slot = np.where(np.isin(e.at, met.seeds), e.at // met.places, NO_ROW)[~e.held]
 
-    entry = np.full((num_slots, len(rows.member)), NO_ROW)
-    starts = np.searchsorted(slot, np.arange(num_slots + 1))  # of each slot's entries
-    entry[slot, row] = np.arange(len(row)) - starts[slot]
-    base = np.where(rows.fork == np.arange(num_slots)[:, None], rows.member, np.arange(len(rows.member)))
-    integers = _ship(
+    starts = np.searchsorted(e.at, np.arange(met.count + 1))  # of each station's entries
+    used = np.flatnonzero(np.diff(starts))
+    entry = np.full((len(used), len(rows.member)), NO_ROW)
+    entry[np.searchsorted(used, e.at), e.row] = np.arange(len(e.row)) - starts[e.at]
+    base = np.where(e.fork == used[:, None], rows.member, np.arange(len(rows.member)))
+    sent = _ship(
         [
-            *(rows.member, row, source, blend, seed[~held], live_place[seed], np.flatnonzero(~held)),
-            *(entry.ravel(), base.ravel()),
+            *(rows.member, live, e.member[~e.held], slot, live_place[e.part], np.flatnonzero(~e.held)),
+            *(e.row, e.source, e.blend, entry.ravel(), base.ravel()),
         ],
         torch.long,
         device,
     )
-    alphas = _ship([alpha], torch.float32, device)[0]
-    members, row_of, source_of, blend_of, live, seed_of, learns, entries, bases = integers
+    members, live_of, owner, slot_of, seed_of, learns, row_of, source_of, blend_of, entries, bases = sent
+    alphas = _ship([e.alpha], torch.float32, device)[0]
 
-    joined = np.searchsorted(rows.fork, np.arange(-1, num_slots), side="right").tolist()  # rows so far
-    slots: list[SlotWork] = []  # the forward pass goes from slot to slot, so the plan does too
-    for s in range(num_slots):
-        span = slice(int(starts[s]), int(starts[s + 1]))
-        before, after = joined[s], joined[s + 1]
-        slots.append(
-            SlotWork(
-                groups=_groups(s, span, blueprint, held),
-                before=before,
+    joined = np.searchsorted(e.fork, np.arange(-1, met.count), side="right").tolist()  # rows so far
+    stations: list[list[Station]] = [[] for _ in range(view.shape[1])]
+    for u, v in enumerate(used.tolist()):  # as the forward pass goes from station to station
+        span, after = slice(int(starts[v]), int(starts[v + 1])), joined[v + 1]
+        groups, blends = e.groups(met, v, span), np.unique(e.blend[span]).tolist()
+        alike = met.place(v) > 0 and len(groups) == 1 and blends == [int(Blend.ADD)]
+        stations[v // met.places].append(
+            Station(
+                slot=v // met.places,
+                place=met.place(v),
+                groups=groups,
+                before=joined[v],
                 after=after,
-                base=bases.view(num_slots, -1)[s, :after],
+                base=bases.view(len(used), -1)[u, :after],
                 rows=row_of[span],
                 source=source_of[span],
                 alpha=alphas[span],
                 blend=blend_of[span],
-                blends=frozenset(Blend(k) for k in np.unique(blend[span])),
-                entry=entries.view(num_slots, -1)[s, :after],
+                blends=frozenset(Blend(k) for k in blends),
+                entry=entries.view(len(used), -1)[u, :after],
+                whole=alike and np.array_equal(e.row[span], np.arange(after)),
             )
         )
-    return Plan(members, num_members, live, seed_of, learns, tuple(slots))
+    chains = tuple(tuple(works) for works in stations)
+    return Plan(members, view.shape[0], live_of, owner, slot_of, seed_of, learns, chains)
 
 
-def _groups(slot: int, span: slice, blueprint: Ints, held: Bools) -> tuple[Group, ...]:
-    """The entries of one slot, blueprint by blueprint. The arrays are those of all entries."""
-    names, first = np.unique(blueprint[span], return_index=True)
-    bounds = [*(first + span.start).tolist(), span.stop]
-    return tuple(
-        Group(slot=slot, blueprint=name, size=b - a, live=int((~held[a:b]).sum()))
-        for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
-    )
+@dataclass(frozen=True)
+class _Entries:
+    """The (row, station) pairs that meet a part, by station, then form, those that learn first."""
+
+    row: Ints  # [E]
+    at: Ints  # [E] the station
+    member: Ints  # [E]
+    form: Ints  # [E]
+    held: Bools  # [E] the weights are held fixed there
+    part: Ints  # [E]
+    alpha: Floats  # [E]
+    blend: Ints  # [E]
+    source: Ints  # [E] the incoming row
+    fork: Ints  # [R] the station where a row joins, -1 for own rows
+
+    @staticmethod
+    def of(rows: Rows, met: _Stations) -> _Entries:
+        alpha_at = met.alpha[rows.member]  # [R, V]
+        alpha_at[:, met.seeds] = rows.alpha
+        fork, shadow_at = (
+            np.where(slot < 0, NO_ROW, (slot + 1) * met.places - 1) for slot in (rows.fork, rows.shadow_slot)
+        )
+        row, at = np.nonzero((alpha_at > 0) & (np.arange(met.count) >= fork[:, None]))
+        form = met.form[rows.member[row], at]
+        held = (shadow_at[row] != NO_ROW) & (shadow_at[row] != at)
+        order = np.lexsort((held, form, at))
+        row, at = row[order], at[order]
+        member = rows.member[row]
+        return _Entries(
+            row=row,
+            at=at,
+            member=member,
+            form=form[order],
+            held=held[order],
+            part=met.part[member, at],
+            alpha=alpha_at[row, at],
+            blend=met.blend[member, at],
+            source=np.where(fork[row] == at, member, row),
+            fork=fork,
+        )
+
+    def groups(self, met: _Stations, station: int, span: slice) -> tuple[Group, ...]:
+        """The entries of one station, form by form."""
+        names, first = np.unique(self.form[span], return_index=True)
+        bounds = [*(first + span.start).tolist(), span.stop]
+        slot, place = station // met.places, met.place(station)
+        return tuple(
+            Group(slot=slot, place=place, form=name, size=b - a, live=int((~self.held[a:b]).sum()))
+            for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
+        )
+
+
+@dataclass(frozen=True)
+class _Stations:
+    """The places of all slots in the order in which rows meet them: folded parts first, the seed last."""
+
+    alpha: Floats  # [N, V] of what was folded in: 1, or 0 where nothing was
+    form: Ints  # [N, V]
+    blend: Ints  # [N, V]
+    part: Ints  # [N, V]
+    seeds: Ints  # [S] the stations of the seeds
+    places: int  # of a slot
+
+    @staticmethod
+    def of(view: SlotView) -> _Stations:
+        num_members, num_slots, places = view.form.shape
+        form, blend, part = (
+            np.roll(field, -1, axis=2).reshape(num_members, -1)
+            for field in (view.form, view.blend, view.part)
+        )
+        seeds = np.arange(1, num_slots + 1) * places - 1
+        alpha = (form != NO_FORM).astype(np.float64)
+        alpha[:, seeds] = 0.0
+        return _Stations(alpha, form, blend, part, seeds, places)
+
+    @property
+    def count(self) -> int:
+        return int(self.form.shape[1])
+
+    def place(self, station: int) -> int:
+        """The place of a slot that a station stands for: 1 and up, then 0, the seed."""
+        return (station % self.places + 1) % self.places
 
 
 def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.foundation.rows import fit
 from esper.foundation.streams import Stream, random_bits
-from esper.lifecycle.actions import Blueprint, has_gate
-from esper.lifecycle.legality import holds_seed
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.bodies import Bodies, seed_rows
+from esper.population.bodies import Bodies, part_rows
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
-from esper.population.gradients import SeedGradients, measure_seeds
+from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, lead_classes
+from esper.population.gradients import measure_seeds
 from esper.population.hosts import Host
+from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_seeds
 from esper.population.objectives import OBJECTIVES, Objective
-from esper.population.optimiser import RowWeights
+from esper.population.optimiser import RowWeights, moment_decays
 from esper.population.plan import (
+    NO_BLEND,
     Ints,
-    Kind,
-    Measurement,
     Plan,
     SlotView,
     build_plan,
@@ -32,29 +34,10 @@ from esper.population.plan import (
     ship,
     training_rows,
 )
-from esper.population.stepping import REPLAY_FROM, Learners, ReplayedStep, Studio, TrainStep
-
-
-@dataclass(frozen=True)
-class TrainMetrics:
-    """What an epoch of training showed."""
-
-    loss: Tensor  # [N] mean over the epoch
-    shadow_loss: Tensor  # [N, S] of seeds that train in isolation, NaN elsewhere
-    host_gradient_norm: Tensor  # [N] of the last minibatch
-    seeds: SeedGradients  # each [N, S], NaN where nothing was trained
-
-
-@dataclass(frozen=True)
-class ValidationMetrics:
-    """What a validation showed. Points are percentage points of accuracy; NaN is unmeasured."""
-
-    loss: Tensor  # [N]
-    accuracy: Tensor  # [N] 0..1
-    contribution: Tensor  # [N, S] points lost without the seed
-    shadow_gain: Tensor  # [N, S] points gained if the isolated seed were adopted
-    interaction: Tensor  # [N, S] mean synergy with the other seeds, points
-    rows: int  # how many rows were evaluated
+from esper.population.row_module import Buffers
+from esper.population.schedule import rate_share
+from esper.population.stepping import Learners, Replays, TrainStep
+from esper.population.surgery import Events, SeedBank, Surgeon
 
 
 class Population:
@@ -84,17 +67,31 @@ class Population:
         self.bodies = Bodies(make_host, config, self.device)
         self.num_members, self.num_slots = members.shape[0], len(self.bodies.slots)
         self.hosts = RowWeights.zeros(self.num_members, self.bodies.host_width, self.device)
-        self.seeds = RowWeights.zeros(self.num_members * self.num_slots, self.bodies.seed_width, self.device)
+        most = max(slot.repeats for slot in self.bodies.slots)
+        self.places = 1 + self.bodies.has_blocks + config.folds * most
+        shape = (self.num_members, self.num_slots)
+        rows = self.places * self.num_members * self.num_slots
+        self.parts = RowWeights.zeros(rows, self.bodies.part_width, self.device)  # seeds first: see `Surgeon`
+        self.forms = torch.full((*shape, self.places), NO_FORM, device=self.device)  # [N, S, places] int64
+        self.folded_blends = torch.zeros(*shape, self.places - 1, dtype=torch.long, device=self.device)
+        self._born = torch.full(shape, NO_FORM, device=self.device)  # [N, S] blueprints without weights yet
+        self._folding = torch.full(shape, NO_BLEND, device=self.device)  # [N, S] how waiting fossils blend
         self.buffers = self.bodies.initial_buffers(self.num_members)
         self.births = torch.zeros(self.num_members, dtype=torch.long, device=self.device)
         self._parameters = self.bodies.parameter_table().to(self.device)
         self._gates = self.bodies.gate_parameters().to(self.device)
-        self._host_bank: dict[int, Tensor] = {}
-        self._seed_bank: Tensor | None = None
+        self._fits = torch.tensor(  # [S, blueprints]
+            [[b in slot.blueprints for b in range(NUM_BLUEPRINTS)] for slot in self.bodies.slots],
+            device=self.device,
+        )
+        repeats = [slot.repeats for slot in self.bodies.slots]
+        self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool
+        self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
+        self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
+        self._host_bank: dict[int, tuple[Tensor, Tensor]] = {}
+        self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
-        self._studio: Studio | None = None
-        self._replayed: list[ReplayedStep] = []
-        self._known_kinds: frozenset[Kind] = frozenset()
+        self._replays = Replays(self.bodies, config)
         self.begin_episode(0)
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -105,154 +102,197 @@ class Population:
         picks = (draws % self.config.initial_weights).tolist()
         for pick in sorted(set(picks) - set(self._host_bank)):
             self._host_bank[pick] = self.bodies.initial_host(hash((self.seed, pick)) & 0x7FFFFFFF)
-        weights = torch.stack([self._host_bank[pick] for pick in picks]).to(self.device)
-        everyone = torch.ones(self.num_members, dtype=torch.bool, device=self.device)
-        self.hosts.rewrite(everyone, weights)
-        self.seeds.rewrite(everyone.repeat_interleave(self.num_slots), torch.zeros_like(self.seeds.weights))
+        hosts, blocks = zip(*(self._host_bank[pick] for pick in picks), strict=True)
+        self.hosts.restart(torch.stack(hosts).to(self.device))
+        self.parts.restart(torch.zeros_like(self.parts.weights))
+        self.forms.fill_(NO_FORM)
+        for s, slot in enumerate(self.bodies.slots):
+            if slot.branch is not None:
+                self.forms[:, s, 1] = self.bodies.codes.block
+        if self.bodies.has_blocks:
+            first = self.num_members * self.num_slots  # of the rows at place 1
+            rows = torch.stack(blocks).to(self.device).flatten(0, 1)  # [N · S, part_width]
+            self.parts.weights[first : first + len(rows)] = rows
         self.buffers = self.bodies.initial_buffers(self.num_members)
         self.births = torch.full_like(self.births, episode << 16)
-        self._release_graphs()
+        self._born.fill_(NO_FORM)
+        self._folding.fill_(NO_BLEND)
+        self.finished.fill_(False)
+        self.idle = False  # nobody is left to train, as of the latest look
+        self._replays.release()
+
+    @property
+    def seeds(self) -> RowWeights:
+        """The rows of the seeds: member by member, slot by slot. Views."""
+        return self.parts.slice(0, self.num_members * self.num_slots)
 
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
-        """Write newly born seeds into the slots where True.  # where, blueprint [N, S]"""
-        bank = self._bank()  # [S, blueprints, draws, seed_width]
-        draws = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
-        pick = draws.remainder(bank.shape[2])  # [N, S]
-        slot = torch.arange(self.num_slots, device=self.device).expand_as(pick)
-        fresh = bank[slot, blueprint.clamp(min=0), pick]  # [N, S, seed_width]
-        self.seeds.rewrite(where.flatten(), fresh.flatten(0, 1))
-        self.births = self.births + where.any(dim=1)
+        """Seeds begin in the slots where True; their weights are written at the next look.  # [N, S] each"""
+        self._born = torch.where(where, blueprint, self._born)
+        if self.bodies.has_blocks:
+            clones = cloned_forms(self.forms, self._repeats_two, self.bodies.codes)
+            blueprint = torch.where(blueprint == Blueprint.CLONE, clones, blueprint)
+        self.forms[:, :, 0] = torch.where(where, blueprint, self.forms[:, :, 0])
 
     def prune(self, where: Tensor) -> None:
-        """Clear the seeds where True: weights, momentum and step count.  # where [N, S]"""
-        self.seeds.rewrite(where.flatten(), torch.zeros_like(self.seeds.weights))
+        """The seeds where True end.  # where [N, S]"""
+        self._born = self._born.masked_fill(where, NO_FORM)
+        self.forms[:, :, 0] = self.forms[:, :, 0].masked_fill(where, NO_FORM)
 
-    def _bank(self) -> Tensor:
-        """Initial weights of every blueprint at every slot, drawn once per run."""
-        if self._seed_bank is None:
-            draws = self.config.seed_weights
-            slots = []
-            for s, slot in enumerate(self.bodies.slots):
-                blank = torch.zeros(draws, self.bodies.seed_width)
-                rows = [blank] * self._parameters.shape[1]
-                for b in slot.seeds:
-                    seeds = [hash((self.seed, s, b, d)) & 0x7FFFFFFF for d in range(draws)]
-                    rows[b] = torch.stack([self.bodies.initial_seed(s, Blueprint(b), seed) for seed in seeds])
-                slots.append(torch.stack(rows))
-            self._seed_bank = torch.stack(slots).to(self.device)
-        return self._seed_bank
+    def fold(self, where: Tensor, style: Tensor) -> None:
+        """The fossils where True become part of their hosts at the next look.  # [N, S] each
+
+        style: as it was before the rules emptied the slot
+        """
+        self._folding = torch.where(where, blend_of(style), self._folding)
+
+    @property
+    def folding(self) -> Tensor:
+        """Where a fossil waits to become part of its host.  # [N, S] bool"""
+        return self._folding != NO_BLEND
+
+    def growable(self) -> Tensor:
+        """Which blueprints fit what stands ahead of each slot now.  # [N, S, blueprints] bool"""
+        codes, last = self.bodies.codes, last_forms(self.forms)
+        fits = self._fits.expand(self.num_members, -1, -1).clone()
+        for b in GROWTH_BLUEPRINTS:
+            room = codes.lead - HALVES.get(b, 0)
+            fits[:, :, b] &= (last >= codes.block) & (last < room)
+        fits[:, :, Blueprint.CLONE] &= ~self._repeats_two | (lead_classes(self.forms, codes) != NO_FORM)
+        return fits
+
+    def _flags(self) -> Tensor:
+        """What waits (how fossils to be folded blend, births by blueprint), who is finished.  # [N, S, 3]"""
+        finished = self.finished.unsqueeze(1).expand_as(self._born)
+        return torch.stack([self._folding, self._born, finished], dim=2)
+
+    def look(self, states: SlotStates) -> SlotView:
+        """What shapes the work, in one read of the device; births and folds that wait are carried out.
+
+        Raises ValueError for a seed that has no body at its slot.
+        """
+        view, born = SlotView.read(states, self.forms, self.folded_blends, self._flags())
+        self.bodies.check_forms(view, born)
+        births, folds = Events(*np.nonzero(born != NO_FORM)), Events(*np.nonzero(view.fold != NO_BLEND))
+        self.idle = not view.active.any()
+        if len(births.member) + len(folds.member) == 0:
+            return view
+        surgeon = Surgeon(self.parts, self.bodies, view.form, view.blend[:, :, 1:])
+        if len(births.member):
+            picks = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
+            surgeon.bear(births, born[births.member, births.slot], self._seed_bank, picks)
+            self.births = self.births + (self._born != NO_FORM).any(dim=1)
+            self._born = torch.full_like(self._born, NO_FORM)
+        if len(folds.member):
+            surgeon.fold(folds, view.fold[folds.member, folds.slot], moment_decays(self.config))
+            self._folding = torch.full_like(self._folding, NO_BLEND)
+            self.forms.copy_(ship(view.form, self.device))
+            self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
+        return view
 
     # ---- training --------------------------------------------------------------------------------------
 
     def train_epoch(self, states: SlotStates, data: MemberData, clock: Clock) -> TrainMetrics:
-        """One epoch for every member: hosts and heard seeds together, isolated seeds in their shadows."""
+        """One epoch for every member that is not finished: hosts and heard seeds together, isolated seeds in
+        their shadows. What a finished member would have shown is NaN."""
         view = self._view(states, data)
         order = self._data_order(data.num_samples)
-        parts = [self._train_chunk(view, data, order, clock, *span) for span in self._chunks()]
-        return TrainMetrics(
-            loss=torch.cat([p.loss for p in parts]),
-            shadow_loss=torch.cat([p.shadow_loss for p in parts]),
-            host_gradient_norm=torch.cat([p.host_gradient_norm for p in parts]),
-            seeds=SeedGradients.cat([p.seeds for p in parts]),
-        )
+        metrics = TrainMetrics.unmeasured(*view.shape, self.device)
+        for ids in self._chunks(view):
+            metrics.put(ship(ids, self.device), self._train_chunk(view.of(ids), data, order, clock, ids))
+        return metrics
 
     def _train_chunk(
-        self, view: SlotView, data: MemberData, order: DataOrder, clock: Clock, start: int, stop: int
+        self, view: SlotView, data: MemberData, order: DataOrder, clock: Clock, ids: Ints
     ) -> TrainMetrics:
-        view, data = view.members(start, stop), data.members(start, stop)
+        chosen = ship(ids, self.device)
         rows = training_rows(view)
         plan = build_plan(rows, view, self.device)
-        step = TrainStep(
-            self.bodies, self.objective, self.config, plan, self._learners(plan, view, start, stop)
-        )
-        run = self._runner(step)
-        for b in range(self.config.batches_per_epoch):
-            index = clock.epoch * self.config.batches_per_epoch + b
-            samples = order.batch(clock.episode, index)[start:stop]
-            done = (clock.epoch + b / self.config.batches_per_epoch) / clock.epochs
-            rate = torch.full((), self.config.rate_at(done), device=self.device)
-            count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
-            run(*data.take(samples), rate, count)
-        self.seeds.slice(start * self.num_slots, stop * self.num_slots).put(
-            plan.live_seeds, step.learners.seeds
-        )
+        with self._borrowed(ids) as (hosts, buffers):
+            step = TrainStep(
+                self.bodies,
+                self.objective,
+                self.config,
+                plan,
+                self._learners(plan, view, hosts, buffers, chosen),
+            )
+            run, data = self._replays.runner(step), data.members(chosen)
+            scale = self.rate_scale.index_select(0, chosen)
+            for b in range(self.config.batches_per_epoch):
+                index = clock.epoch * self.config.batches_per_epoch + b
+                samples = order.batch(clock.episode, index).index_select(0, chosen)
+                done = clock.done(b, self.config.batches_per_epoch, self.members).index_select(0, chosen)
+                count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
+                run(*data.take(samples), rate_share(done, self.config) * scale, count)
+            self.parts.put(plan.live, step.learners.parts)
         mean = step.total_loss / self.config.batches_per_epoch
         shadow = torch.full(view.shape, math.nan, device=self.device)
-        num_shadows = plan.num_rows - plan.own
-        if num_shadows:
+        if plan.num_rows > plan.own:
             slot = ship(rows.shadow_slot[plan.own :], self.device)
             shadow.index_put_((plan.members[plan.own :], slot), mean[plan.own :])
-        measured = measure_seeds(self.bodies, plan, step.seed_gradient, step.host_norm, view.shape)
+        measured = measure_seeds(self.bodies, plan, step.part_gradient, step.host_norm, view.shape)
         return TrainMetrics(mean[: plan.own], shadow, step.host_norm, measured)
 
-    def _learners(self, plan: Plan, view: SlotView, start: int, stop: int) -> Learners:
-        """Members start..stop, and the seeds that live in a row; those that fade out do not learn."""
-        frozen = ship(view.frozen.reshape(-1), self.device)
-        seeds = self.seeds.slice(start * self.num_slots, stop * self.num_slots)
-        return Learners(
-            hosts=self.hosts.slice(start, stop),
-            seeds=seeds.take(plan.live_seeds),
-            buffers=[{name: value[start:stop] for name, value in part.items()} for part in self.buffers],
-            learning=~frozen.index_select(0, plan.live_seeds),
-            members=self.members[start:stop],
-            seed=self.seed,
-        )
+    def _learners(
+        self, plan: Plan, view: SlotView, hosts: RowWeights, buffers: list[Buffers], ids: Tensor
+    ) -> Learners:
+        """These members, and the parts that live in a row; seeds that fade out do not learn."""
+        frozen = ship(view.frozen, self.device)  # [n, S]
+        fading = frozen[plan.live_member, plan.live_slot.clamp(min=0)] & (plan.live_slot >= 0)
+        members = self.members.index_select(0, ids)
+        return Learners(hosts, self.parts.take(plan.live), buffers, ~fading, members, self.seed)
 
-    def _runner(self, step: TrainStep) -> TrainStep | ReplayedStep:
-        """On a GPU, and where every module has a row form, minibatches are replayed as one graph."""
-        possible = self.config.graphs and self.device.type == "cuda" and self.bodies.in_row_form
-        if not possible or self.config.batches_per_epoch < REPLAY_FROM:
-            return step
-        if self._studio is None:
-            self._studio = Studio()
-        kinds = step.plan.kinds
-        replayed = ReplayedStep(step, self._studio, known=kinds <= self._known_kinds)
-        self._known_kinds |= kinds
-        self._replayed = [*self._replayed[-1:], replayed]  # the pool lives as long as one of its graphs does
-        return replayed
-
-    def _release_graphs(self) -> None:
-        """Give back what replays held once it is much: another population may need it."""
-        if self._studio is not None and _device_is_full(self.device):
-            self._replayed, self._studio = [], None
-            torch.cuda.empty_cache()
+    @contextmanager
+    def _borrowed(self, ids: Ints) -> Iterator[tuple[RowWeights, list[Buffers]]]:
+        """Host rows and buffers of some members: views where they lie side by side, else copies put back."""
+        if np.array_equal(ids, np.arange(ids[0], ids[0] + len(ids))):
+            here = slice(int(ids[0]), int(ids[0]) + len(ids))
+            views = [{name: value[here] for name, value in part.items()} for part in self.buffers]
+            yield self.hosts.slice(here.start, here.stop), views
+            return
+        index = ship(ids, self.device)
+        rows = self.hosts.take(index)
+        copies = [
+            {name: value.index_select(0, index) for name, value in part.items()} for part in self.buffers
+        ]
+        yield rows, copies
+        self.hosts.put(index, rows)
+        for part, used in zip(self.buffers, copies, strict=True):
+            for name, value in part.items():
+                value.index_copy_(0, index, used[name])
 
     # ---- validation ------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def validate(self, states: SlotStates, data: MemberData, ablate: bool = True) -> ValidationMetrics:
-        """Loss and accuracy of every member, and what each seed is worth."""
-        view = self._view(states, data)
-        parts = [self._validate_chunk(view, data, ablate, *span) for span in self._chunks()]
-        joined = {
-            name: torch.cat([getattr(p, name) for p in parts])
-            for name in ("loss", "accuracy", "contribution", "shadow_gain", "interaction")
-        }
-        return ValidationMetrics(**joined, rows=sum(p.rows for p in parts))
-
-    def _validate_chunk(
-        self, view: SlotView, data: MemberData, ablate: bool, start: int, stop: int
+    def validate(
+        self, states: SlotStates, data: MemberData, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
-        view, data = view.members(start, stop), data.members(start, stop)
+        """Loss, accuracy and the worth of each seed, of everyone or of the unfinished members alone."""
+        view = self._view(states, data)
+        if not unfinished:
+            view = replace(view, active=np.ones_like(view.active))
+        metrics = ValidationMetrics.unmeasured(*view.shape, self.device)
+        for ids in self._chunks(view):
+            metrics.put(ship(ids, self.device), self._validate_chunk(view.of(ids), data, ablate, ids))
+        return metrics
+
+    def _validate_chunk(self, view: SlotView, data: MemberData, ablate: bool, ids: Ints) -> ValidationMetrics:
         wanted = measurement_rows(view, ablate, self.config.measure_pairs)
         plan = build_plan(wanted.rows, view, self.device)
-        loss, accuracy = self._evaluate(plan, data, start, stop)
+        chosen = ship(ids, self.device)
+        with self._borrowed(ids) as (hosts, buffers):
+            loss, accuracy = self._evaluate(plan, data.members(chosen), hosts, buffers)
         return ValidationMetrics(
-            loss=loss[: plan.own],
-            accuracy=accuracy[: plan.own],
-            rows=plan.num_rows,
-            **worth_of_seeds(wanted, accuracy, plan.own),
+            loss=loss[: plan.own], accuracy=accuracy[: plan.own], **worth_of_seeds(wanted, accuracy, plan.own)
         )
 
-    def _evaluate(self, plan: Plan, data: MemberData, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def _evaluate(
+        self, plan: Plan, data: MemberData, hosts: RowWeights, buffers: list[Buffers]
+    ) -> tuple[Tensor, Tensor]:
         """Mean loss and score of each row over the validation samples.  # [R], [R]"""
-        hosts = self.hosts.weights[start:stop].index_select(0, plan.members)
-        seeds = self.seeds.weights[start * self.num_slots : stop * self.num_slots]
-        weights = seed_rows(plan, seeds.index_select(0, plan.live_seeds))
-        buffers = [
-            {name: value[start:stop].index_select(0, plan.members) for name, value in part.items()}
-            for part in self.buffers
-        ]
+        rows = hosts.weights.index_select(0, plan.members)
+        parts = part_rows(plan, self.parts.weights.index_select(0, plan.live))
+        buffers = [{n: value.index_select(0, plan.members) for n, value in part.items()} for part in buffers]
         samples = min(data.num_samples, self.config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=self.device)
         score = torch.zeros(plan.num_rows, device=self.device)
@@ -261,7 +301,7 @@ class Population:
             last = min(first + self.config.validation_batch, samples)
             inputs, _ = data.span(plan.members[: plan.own], first, last)
             _, targets = data.span(plan.members, first, last)
-            outputs = self.bodies.forward(plan, hosts, weights, inputs, buffers, training=False)
+            outputs = self.bodies.forward(plan, rows, parts, inputs, buffers, training=False)
             loss += self.objective.loss(outputs, targets) * (last - first)
             if self.objective.pooled:
                 kept.append(outputs)
@@ -275,25 +315,30 @@ class Population:
     # ---- counting, saving ------------------------------------------------------------------------------
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
-        """Parameters of each member: its host and every seed that it holds.  # [N]"""
-        slot = torch.arange(self.num_slots, device=self.device)
-        seeds = self._parameters[slot, states.blueprint.clamp(min=0)] + has_gate(states.style) * self._gates
-        return self.bodies.host_width + (holds_seed(states) * seeds).sum(dim=1)
+        """Parameters of each member: its host, what was folded in and every seed that it holds.  # [N]"""
+        slot = torch.arange(self.num_slots, device=self.device).unsqueeze(1)
+        sizes = self._parameters[slot, self.forms.clamp(min=0)] * (self.forms != NO_FORM)  # [N, S, places]
+        gates = self.gated(states) * self._gates.unsqueeze(1)
+        return self.bodies.host_width + (sizes + gates).sum(dim=(1, 2))
+
+    def gated(self, states: SlotStates) -> Tensor:
+        """Where a part blends through a gate.  # [N, S, places] bool"""
+        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
+        seeds = torch.where(self.folding, self._folding, blend_of(states.style)).unsqueeze(2)
+        return plain & (torch.cat([seeds, self.folded_blends], dim=2) == Blend.GATE)
 
     def tensors(self) -> dict[str, Tensor]:
         """All rows as plain tensors: what a checkpoint or a snapshot holds. Views, not copies."""
-        named = {"births": self.births}
+        named = {"births": self.births, "born": self._born, "finished": self.finished}
+        named |= {"forms": self.forms, "folded_blends": self.folded_blends, "folding": self._folding}
         named |= {f"hosts.{name}": value for name, value in self.hosts.tensors().items()}
-        named |= {f"seeds.{name}": value for name, value in self.seeds.tensors().items()}
+        each = self.num_members * self.num_slots
+        for place in range(self.places):
+            rows = self.parts.slice(place * each, (place + 1) * each)
+            named |= {f"parts.{place}.{name}": value for name, value in rows.tensors().items()}
         for k, part in enumerate(self.buffers):
             named |= {f"buffers.{k}.{name}": value for name, value in part.items()}
         return named
-
-    def extract(self, states: SlotStates, member: int, fossilised_only: bool = False) -> nn.Sequential:
-        """One member as a plain module, with its heard seeds or only its fossils: see `extract`."""
-        from esper.population.extract import extract
-
-        return extract(self, states, member, fossilised_only)
 
     def snapshot(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.tensors().items()}
@@ -338,40 +383,15 @@ class Population:
             raise ValueError(
                 f"the data are for {data.task_of.shape[0]} members; this population has {self.num_members}"
             )
-        view = SlotView.of(states)
-        self.bodies.check_blueprints(view)
-        return view
+        return self.look(states)
 
-    def _chunks(self) -> Iterator[tuple[int, int]]:
-        size = self.config.rows_per_chunk
-        for start in range(0, self.num_members, size):
-            yield start, min(start + size, self.num_members)
+    def _chunks(self, view: SlotView) -> Iterator[Ints]:
+        """The members that are not finished, some at a time, as positions in all rows."""
+        active = np.flatnonzero(view.active)
+        for start in range(0, len(active), self.config.rows_per_chunk):
+            yield active[start : start + self.config.rows_per_chunk]
 
     def _data_order(self, num_samples: int) -> DataOrder:
         if self._order is None or self._order.num_samples != num_samples:
             self._order = DataOrder(self.seed, self.members, num_samples, self.config.batch_size)
         return self._order
-
-
-def _device_is_full(device: torch.device) -> bool:
-    """Whether this process holds half of the device's memory or more."""
-    return 2 * torch.cuda.memory_reserved(device) > torch.cuda.get_device_properties(device).total_memory
-
-
-def worth_of_seeds(wanted: Measurement, accuracy: Tensor, own: int) -> dict[str, Tensor]:
-    """Contribution, shadow gain and interaction in points, from the accuracies of the rows.  # [R]"""
-
-    def answer(rows: Ints) -> Tensor:
-        """The accuracy of each asked row, NaN where none was asked for."""
-        index = ship(rows, accuracy.device)
-        return accuracy[index.clamp(min=0)].masked_fill(index < 0, math.nan)
-
-    alone = accuracy[:own].unsqueeze(1)  # [N, 1]
-    without = answer(wanted.without)  # [N, S]
-    pair = answer(wanted.without_pair)  # [N, S, S]
-    synergy = (alone.unsqueeze(2) - without.unsqueeze(2)) - (without.unsqueeze(1) - pair)
-    return {
-        "contribution": 100.0 * (alone - without),
-        "shadow_gain": 100.0 * (answer(wanted.shadow) - alone),
-        "interaction": 100.0 * synergy.nanmean(dim=2),
-    }

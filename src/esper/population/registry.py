@@ -63,7 +63,11 @@ def blueprint_entry(name: int, topology: str) -> BlueprintEntry:
 
 
 def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0) -> nn.Module:
-    """A new seed for a joint of this width; a body that changes the shape of its input is refused."""
+    """A new seed for a joint of this width.
+
+    Raises ValueError for a blueprint or width that does not fit, for a body that changes the shape of its
+    input and for one that has another number of parameters than its formula says.
+    """
     entry = blueprint_entry(name, topology)
     if width < 1:
         raise ValueError(f"width is {width}; a seed needs a width of at least 1")
@@ -75,6 +79,12 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
         raise ValueError(
             f"blueprint {entry.blueprint.name} ({type(seed).__name__}) turns shape {list(sample.shape)} into "
             f"{list(result.shape)}; a seed keeps the shape of its input: check its padding, stride and width"
+        )
+    stated, found = entry.parameters(width, spatial_dims), sum(p.numel() for p in seed.parameters())
+    if stated != found:
+        raise ValueError(
+            f"blueprint {entry.blueprint.name} ({type(seed).__name__}) has {found} parameters at width "
+            f"{width}, but its formula says {stated}: correct the formula that it was registered with"
         )
     return seed
 

@@ -15,15 +15,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from esper.population.blocks import AttendToPast
 from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, NormMix, SqueezeExcite
 from esper.population.dropout import StreamDropout
-from esper.population.hosts import (
-    AttendToPast,
-    CausalAttention,
-    GlobalMean,
-    TokenEmbedding,
-    TransformerBlock,
-)
+from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
 from esper.population.row_convolutions import Conv, GroupedConv, row_convolution
 from esper.population.row_norms import (
     FusedGroupNorm,
@@ -80,7 +75,11 @@ class RowNormMix(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         scale = torch.tanh(self.scale)  # [R, 1]
-        if isinstance(self.norm, FusedGroupNorm):
+        if (
+            isinstance(self.norm, FusedGroupNorm)
+            and self.norm.weight is not None
+            and self.norm.bias is not None
+        ):
             weight, bias = scale * self.norm.weight, scale * self.norm.bias
             return self.norm.scaled(h, weight, bias, -scale.squeeze(1))
         result: Tensor = scale.view(-1, *[1] * (h.ndim - 1)) * (self.norm(h) - h)
@@ -138,7 +137,7 @@ _COMPOSITES: dict[type[nn.Module], Callable[[nn.Module, dict[str, nn.Module]], n
 }
 
 # Modules whose own code takes rows as it is, once their parts do.
-_ANY_RANK = (TransformerBlock, CausalAttention, CausalSelfAttention, AlibiAttention)
+_ANY_RANK = (CausalAttention, CausalSelfAttention, AlibiAttention)
 
 
 def fixes_rows(rows: nn.Module) -> bool:

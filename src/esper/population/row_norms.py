@@ -16,7 +16,8 @@ class RowGroupNorm(nn.Module):
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__()
-        self.weight, self.bias = norm.weight, norm.bias
+        self.weight: Tensor | None = norm.weight
+        self.bias: Tensor | None = norm.bias
         self.groups, self.eps = norm.num_groups, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
@@ -47,7 +48,10 @@ class FusedGroupNorm(RowGroupNorm):
         self.pre = self.post = "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.scaled(x, self.weight, self.bias, None)
+        if self.weight is not None and self.bias is not None:
+            return self.scaled(x, self.weight, self.bias, None)
+        blank = x.new_zeros(x.shape[2]).expand(x.shape[0], -1)  # [R, C]
+        return self.scaled(x, blank + 1, blank, None)
 
     def scaled(self, x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None) -> Tensor:
         """With a scale and a shift from outside, and skip · x added.  # weight, bias [R, C], skip [R]"""
@@ -117,7 +121,7 @@ def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None, channel_axis: int) -
 
 
 def row_group_norm(norm: nn.GroupNorm, way: str) -> nn.Module:
-    if way == "fused" and norm.num_groups == 1 and norm.affine:
+    if way == "fused" and norm.num_groups == 1:
         return FusedGroupNorm(norm)
     return NativeGroupNorm(norm) if way == "grouped" else RowGroupNorm(norm)
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.population.hosts import AttendToPast, TokenEmbedding
+from esper.population.blocks import AttendToPast
+from esper.population.hosts import TokenEmbedding
 
 
 class RowAttendToPast(AttendToPast):
@@ -23,8 +24,8 @@ class RowAttendToPast(AttendToPast):
         return mixed.transpose(1, 2).reshape(*qkv.shape[:-1], -1)
 
 
-class FusedAttendToPast(AttendToPast):
-    """The same as one GPU kernel of our own, where sequences are short."""
+class FusedAttendToPast(RowAttendToPast):
+    """The same as one GPU kernel of our own where sequences are short, else torch's."""
 
     def forward(self, qkv: Tensor) -> Tensor:
         from esper.population import kernels

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from esper.foundation.streams import Stream, stream_keys
-from esper.population.bodies import Bodies, seed_rows
+from esper.population.bodies import Bodies, part_rows
 from esper.population.config import PopulationConfig
 from esper.population.objectives import Objective
 from esper.population.optimiser import RowWeights, learn_rows
-from esper.population.plan import Plan
+from esper.population.plan import Kind, Plan
 from esper.population.row_module import Buffers
 
 REPLAY_FROM = 4  # a graph pays for its capture from this many minibatches on
@@ -20,10 +20,10 @@ REPLAY_FROM = 4  # a graph pays for its capture from this many minibatches on
 
 @dataclass(frozen=True)
 class Learners:
-    """What a step of training moves: n members, their live seeds and their running statistics."""
+    """What a step of training moves: n members, their live parts and their running statistics."""
 
     hosts: RowWeights  # n rows, views
-    seeds: RowWeights  # L rows, copies in the order of the plan
+    parts: RowWeights  # L rows, copies in the order of the plan
     buffers: list[Buffers]  # views
     learning: Tensor  # [L] bool: a seed that is fading out keeps its weights
     members: Tensor  # [n] global ids
@@ -42,33 +42,47 @@ class TrainStep:
         self.everyone = torch.ones(members, dtype=torch.bool, device=device)
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
         self.host_norm = torch.zeros(members, device=device)  # [n] of the latest minibatch
-        self.seed_gradient = torch.zeros_like(learners.seeds.weights)  # [L, P] of the latest minibatch
+        self.part_gradient = torch.zeros_like(learners.parts.weights)  # [L, P] of the latest minibatch
 
     def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
-        """inputs, targets [n, B, ...]; rate [] the schedule's share of the peak learning rates; count []
-        int64, which minibatch of the run this is"""
-        losses, host_gradient, seed_gradient = self._gradients(inputs, targets, count)
-        hosts, seeds, config = self.learners.hosts, self.learners.seeds, self.config
+        """inputs, targets [n, B, ...]; rate [n] the share of the peak learning rates; count [] int64, which
+        minibatch of the run this is"""
+        losses, host_gradient, part_gradient = self._gradients(inputs, targets, count)
+        hosts, parts, config, plan = self.learners.hosts, self.learners.parts, self.config, self.plan
         self.total_loss.add_(losses)
-        self.host_norm.copy_(learn_rows(hosts, host_gradient, rate * config.host_lr, self.everyone, config))
-        if seed_gradient is not None:
-            self.seed_gradient.copy_(seed_gradient)
-            learn_rows(seeds, seed_gradient, rate * config.seed_lr, self.learners.learning, config)
+        part_rate = self._part_rate(rate)
+        norms = learn_rows(hosts, host_gradient, rate * config.host_lr, self.everyone, config).square()
+        if part_gradient is not None:
+            self.part_gradient.copy_(part_gradient)
+            moved = learn_rows(parts, part_gradient, part_rate, self.learners.learning, config)
+            folded = moved.square().masked_fill(plan.live_slot >= 0, 0.0)  # these belong to the host
+            norms = norms.index_add(0, plan.live_member, folded)
+        self.host_norm.copy_(norms.sqrt())
+
+    def _part_rate(self, rate: Tensor) -> Tensor:
+        """The learning rate of each live part: less while it is newer than its host.  # [n] → [L]"""
+        plan, warmup = self.plan, self.config.new_part_warmup
+        own = rate.index_select(0, plan.live_member)
+        full = own * torch.where(plan.live_slot >= 0, self.config.seed_lr, self.config.host_lr)
+        if warmup == 0:
+            return full
+        steps, age = self.learners.parts.steps, self.learners.hosts.steps.index_select(0, plan.live_member)
+        return torch.where(steps < age, full * ((steps + 1) / warmup).clamp(max=1.0), full)
 
     def _gradients(
         self, inputs: Tensor, targets: Tensor, count: Tensor
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses of all rows, and the gradients of every host and every live seed.  # [R], [n, P], [L, P]"""
-        plan, hosts, seeds = self.plan, self.learners.hosts, self.learners.seeds
+        """Losses of all rows, and the gradients of every host and every live part.  # [R], [n, P], [L, P]"""
+        plan, hosts, parts = self.plan, self.learners.hosts, self.learners.parts
         shadow = plan.members[plan.own :]
         host = hosts.weights.detach().requires_grad_()
-        live = seeds.weights.detach().requires_grad_()
+        live = parts.weights.detach().requires_grad_()
         host_rows, buffers = host, self.learners.buffers
         if shadow.shape[0]:
             host_rows = torch.cat([host, hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
             buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        weights = seed_rows(plan, live)
+        weights = part_rows(plan, live)
         keys = None
         if self.bodies.draws:
             ids = self.learners.members.index_select(0, plan.members)
@@ -77,10 +91,10 @@ class TrainStep:
         losses = self.objective.loss(outputs, targets)
         if shadow.shape[0]:
             self._keep_own(buffers)
-        if not plan.live_seeds.shape[0]:
+        if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0], None
-        host_gradient, seed_gradient = torch.autograd.grad(losses.sum(), [host, live])
-        return losses.detach(), host_gradient, seed_gradient
+        host_gradient, part_gradient = torch.autograd.grad(losses.sum(), [host, live])
+        return losses.detach(), host_gradient, part_gradient
 
     def _keep_own(self, used: list[Buffers]) -> None:
         """Running statistics of the members' own rows come back; those of shadows are dropped."""
@@ -130,3 +144,35 @@ class ReplayedStep:
             graph.capture_end()
         current.wait_stream(stream)
         return graph
+
+
+class Replays:
+    """The captured steps of one population, where its device and its bodies allow any."""
+
+    def __init__(self, bodies: Bodies, config: PopulationConfig) -> None:
+        on_gpu = config.graphs and bodies.device.type == "cuda"
+        self.possible = on_gpu and config.batches_per_epoch >= REPLAY_FROM and bodies.in_row_form
+        self.device = bodies.device
+        self._studio: Studio | None = None
+        self._latest: list[ReplayedStep] = []
+        self._known: frozenset[Kind] = frozenset()
+
+    def runner(self, step: TrainStep) -> TrainStep | ReplayedStep:
+        """What runs the minibatches of an epoch: the step itself, or its replay as one graph."""
+        if not self.possible:
+            return step
+        if self._studio is None:
+            self._studio = Studio()
+        replayed = ReplayedStep(step, self._studio, known=step.plan.kinds <= self._known)
+        self._known |= step.plan.kinds
+        self._latest = [*self._latest[-1:], replayed]  # the pool lives as long as one of its graphs does
+        return replayed
+
+    def release(self) -> None:
+        """Give back what replays hold once this process has half of the device's memory: it may be needed."""
+        if self._studio is None:
+            return
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if 2 * torch.cuda.memory_reserved(self.device) > total:
+            self._latest, self._studio = [], None
+            torch.cuda.empty_cache()

@@ -26,10 +26,12 @@ def explained_by_baseline(
     """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
 
     The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
-    cannot. `buffer` and `record` are of the same episode.  # expected [T, N]: rewards of the twins
+    cannot. `buffer` and `record` are of the same episode; steps after a member's last do not count.
+    # expected [T, N]: rewards of the twins
     """
     plain = returns_to_go(record.reward, record.gamma)
     baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T.astype(np.float64)  # [T, N]
     if expected is not None:
         baseline = baseline + returns_to_go(expected, record.gamma)
-    return float(1 - (plain - baseline).var() / max(plain.var(), 1e-12))
+    lived = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
+    return float(1 - (plain - baseline)[lived].var() / max(plain[lived].var(), 1e-12))

@@ -13,7 +13,19 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 class EpisodeConfig(Config):
     """How long an episode is and what is looked at on the way."""
 
-    steps: int = Field(default=30, ge=1, description="decision steps in an episode: an action and an epoch")
+    steps: int = Field(
+        default=30, ge=1, description="decision steps (an action and an epoch) of a member that never grows"
+    )
+    clock: Literal["compute", "steps"] = Field(
+        default="steps",
+        description="what ends an episode: a member's budget in training FLOPs, which is what the bare host "
+        "spends in `steps`, or the number of steps itself",
+    )
+    flops: float | None = Field(
+        default=None,
+        gt=0,
+        description="the budget of a member in training FLOPs, if it is not the bare host's",
+    )
     measure_every: int = Field(
         default=1,
         ge=1,

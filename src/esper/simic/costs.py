@@ -1,6 +1,6 @@
 """The price of an episode in floating-point operations, counted for every member by what lived in it.
 
-One forward pass of the host, of every blueprint at every slot and of every gate is counted once, on the CPU,
+One forward pass of the host, of every form at every slot and of every gate is counted once, on the CPU,
 by torch's own counter (products and convolutions; two operations per multiply-add; element-wise work is not
 counted). From there an epoch is arithmetic on the slot states. A training sample costs three forward passes.
 """
@@ -17,10 +17,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, has_gate
-from esper.lifecycle.legality import is_heard
+from esper.lifecycle.legality import holds_seed, is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
+from esper.population.forms import NO_FORM
+from esper.population.population import Population
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
 
@@ -47,41 +49,50 @@ class Prices:
 class ForwardCosts:
     """Operations of one sample's forward pass."""
 
-    segments: Tensor  # [S + 1] float64, the head last
-    seeds: Tensor  # [S, blueprints] float64
+    trunk: Tensor  # [S + 1] float64: the segments without their blocks, the head last
+    parts: Tensor  # [S, forms] float64
     gates: Tensor  # [S] float64
+    host: float  # the whole of a bare host
 
     @staticmethod
     def of(bodies: Bodies, sample: Tensor, device: torch.device) -> ForwardCosts:
         """Count by running each part once on the CPU.  # sample [1, *input_shape]"""
-        seeds = torch.zeros(len(bodies.slots), NUM_BLUEPRINTS, dtype=torch.float64)
+        parts = torch.zeros(len(bodies.slots), bodies.codes.total, dtype=torch.float64)
         gates = torch.zeros(len(bodies.slots), dtype=torch.float64)
-        segments = torch.zeros(len(bodies.segments), dtype=torch.float64)
+        trunk = torch.zeros(len(bodies.trunk), dtype=torch.float64)
         x = sample
         for s, slot in enumerate(bodies.slots):
-            x, segments[s] = _count(bodies.segments[s].module, x)
+            module = bodies.trunk[s]
+            if module is not None:
+                x, trunk[s] = _count(module.module, x)
             gates[s] = _count(slot.gate.module, x)[1]
-            for b, seed in slot.seeds.items():
-                seeds[s, b] = _count(seed.module, x)[1]
-        segments[-1] = _count(bodies.segments[-1].module, x)[1]
-        return ForwardCosts(segments.to(device), seeds.to(device), gates.to(device))
+            for form in slot.forms:
+                parts[s, form] = sum(_count(part.module, x)[1] for part in slot.body(form).parts)
+        head = bodies.trunk[-1]
+        assert head is not None
+        trunk[-1] = _count(head.module, x)[1]
+        grows = [s for s, slot in enumerate(bodies.slots) if slot.branch is not None]
+        host = float(trunk.sum() + parts[grows, bodies.codes.block].sum())
+        parts[:, :NUM_BLUEPRINTS] = bodies.by_blueprint(parts)  # a clone, as `prices` asks for it
+        return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
-    @property
-    def host(self) -> Tensor:
-        """One forward pass of a bare host.  # []"""
-        return self.segments.sum()
+    def relative(self, slots: SlotStates, population: Population) -> Tensor:
+        """What a training sample costs a member, its shadows included, over a bare host's cost.  # [N]"""
+        sample = Work(training=1, validation=0, ablate=False)
+        return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
-    def epoch(self, slots: SlotStates, work: Work) -> Tensor:
+    def epoch(self, slots: SlotStates, population: Population, work: Work) -> Tensor:
         """Operations of one epoch of training and one validation.  # [N] float64
 
         A row that differs from its member's own from slot s on is charged from there.
         """
-        seed = self._by_slot(slots)  # [N, S]
+        folded, seed = self._by_slot(slots, population)  # [N, S] each
         heard = is_heard(slots)
         alone = slots.stage == Stage.TRAINING
         grown = seed * heard
-        own = self.host + grown.sum(1)  # [N] one forward pass as the member is
-        rest = _behind(self.segments[1:].expand(len(own), -1), here=True) + _behind(grown)  # [N, S]
+        own = self.trunk.sum() + (folded + grown).sum(1)  # [N] one forward pass as the member is
+        ahead = self.trunk[1:] + torch.cat([folded[:, 1:], torch.zeros_like(folded[:, :1])], dim=1)
+        rest = _behind(ahead, here=True) + _behind(grown)  # [N, S]
         shadows = (alone * (rest + seed)).sum(1)
         trained = TRAINING_PASSES * work.training * (own + shadows)
         validated = own
@@ -93,16 +104,24 @@ class ForwardCosts:
         return trained + work.validation * validated
 
     def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
-        """What networks that keep these seeds cost; nothing is measured of single seeds."""
-        trained = self.epoch(slots, Work(training=batch_size, validation=0, ablate=False))
-        measured = self.epoch(slots, Work(training=0, validation=validation_samples, ablate=False))
+        """What hosts that keep the seeds of these slots cost; nothing is measured of single seeds."""
+        where = torch.arange(slots.num_slots, device=slots.device)
+        seeds = self.parts[where, slots.blueprint.clamp(min=0)] + has_gate(slots.style) * self.gates
+        forward = self.host + (seeds * holds_seed(slots)).sum(1)  # [N]
+        trained, measured = TRAINING_PASSES * batch_size * forward, validation_samples * forward
         return Prices(trained.cpu().numpy(), measured.cpu().numpy())
 
-    def _by_slot(self, slots: SlotStates) -> Tensor:
-        """One forward pass of the seed in each slot, with its gate if it has one.  # [N, S]"""
-        where = torch.arange(slots.num_slots, device=slots.device)
-        bodies = self.seeds[where, slots.blueprint.clamp(min=0)]
-        return bodies + has_gate(slots.style) * self.gates
+    def _by_slot(self, slots: SlotStates, population: Population) -> tuple[Tensor, Tensor]:
+        """One forward pass of what was folded in at each slot, and of its seed, with their gates.  # [N, S]
+
+        A fossil that waits to become part of its host counts as folded in.
+        """
+        forms, where = population.forms, torch.arange(slots.num_slots, device=slots.device).unsqueeze(1)
+        bodies = self.parts[where, forms.clamp(min=0)]  # [N, S, places]
+        bodies = bodies + population.gated(slots) * self.gates.unsqueeze(1)
+        bodies = bodies * (forms != NO_FORM)
+        seeds = bodies[:, :, 0] * ~population.folding
+        return bodies.sum(2) - seeds, seeds
 
 
 def _behind(costs: Tensor, here: bool = False) -> Tensor:

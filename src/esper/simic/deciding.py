@@ -76,5 +76,6 @@ def at_full_strength(slots: SlotStates, kept: Tensor) -> SlotStates:
         alpha=full,
         alpha_start=full,
         alpha_target=full,
+        room=slots.room,
         enabled=slots.enabled,
     )

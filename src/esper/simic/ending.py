@@ -41,9 +41,10 @@ class BestRows:
         return better
 
     def restore(self) -> None:
-        """Put every member back to what was kept."""
+        """Put every member back to what was kept; who is finished stays so."""
         assert self.rows is not None, "nothing was looked at yet"
-        self.environment.population.restore(self.bodies)
+        population = self.environment.population
+        population.restore({**self.bodies, "finished": population.finished})
         self.environment.put(self.rows)
 
 
@@ -56,6 +57,7 @@ class Ending:
         members, device = environment.num_members, environment.device
         self.planted = torch.zeros(members, dtype=torch.long, device=device)  # [N] seeds so far
         self.epoch = torch.zeros_like(self.planted)  # [N] whose weights a network ends with, from 1 on
+        self.last_epoch = torch.zeros_like(self.planted)  # [N] that a network lived through
 
     def play(
         self,
@@ -79,7 +81,8 @@ class Ending:
     def look(self, result: StepResult) -> None:
         """Another epoch is over."""
         self.planted += result.outcome.germinated.sum(dim=1)
-        self.epoch = torch.where(self.best.look(), self.environment.clock, self.epoch)
+        self.last_epoch = torch.where(result.active, self.environment.clock, self.last_epoch)
+        self.epoch = torch.where(self.best.look(), self.last_epoch, self.epoch)
 
     def finish(self) -> None:
         """Decide every seed of the best and of the last epoch, and keep whichever then scores higher."""
@@ -93,7 +96,7 @@ class Ending:
             candidate.restore()
             self._decide()
             improved = ended.look()
-        self.epoch = torch.where(improved, environment.clock, self.epoch)
+        self.epoch = torch.where(improved, self.last_epoch, self.epoch)
         ended.restore()
 
     def _decide(self) -> None:

@@ -16,11 +16,14 @@ it at "decide", so that one `step(actions)` is, in this order:
 6. **observe**   histories, evidence and clocks for the next decision
 7. **reward**    from the potential before the action and after the governor
 
-Clocks. `clock` counts the decisions made, 0 at reset; the epoch that follows decision t trains under
-`Clock(episode, t, steps)`, so that data order and learning rate depend on the counters alone. An action meets
-the evidence of the validation before it. A seed germinated by a decision has age 1 in the next observation,
-and a ramp begun by a decision has moved once by then. `progress` is clock / steps; the last step of an
-episode is terminal: its horizon is fixed and its clock is seen, so nothing is ever truncated.
+Clocks. `clock` counts the decisions made, 0 at reset. Compute is the budget: a member spends the training
+FLOPs of its own rows and its shadows and, if its controller looks at what is measured, those of validation;
+`progress` is the share spent, and the learning rate follows it. A member whose budget is spent is finished:
+that step was its last and is terminal, nothing of it changes any more. A larger network therefore gets
+fewer steps; none gets more than `steps`. With `episode.clock: steps` everyone gets that many instead. An
+action meets the evidence of the validation before it. A seed germinated by a decision has age 1 in the next
+observation, and a ramp begun by a decision has moved once by then. The budget is seen, so nothing is ever
+truncated.
 
 `reset` measures once before any training, so that the first decision has a loss, an accuracy and a potential.
 The decision path waits for the device only where `train_epoch` and `validate` each look at the slots once.
@@ -30,15 +33,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import check_like, named, part, refill, tensors_of
-from esper.lifecycle.actions import Actions, Head
+from esper.foundation.rows import check_like, choose, named, part, refill, tensors_of
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, tick
+from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_config import SlotConfig
@@ -46,10 +49,11 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, build_host
+from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, cross_entropy
-from esper.population.population import Population, TrainMetrics, ValidationMetrics
+from esper.population.population import Population
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
-from esper.simic.costs import ForwardCosts, Work
+from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.signals import Signals, update_evidence
@@ -58,8 +62,9 @@ from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Split, Task
 
 NO_OP = -1  # the last op before the first action
+ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
 # [N] each, beside the rows.
-_PER_MEMBER = ("potential", "start_potential", "flops", "last_op", "last_succeeded")
+_PER_MEMBER = ("potential", "start_potential", "flops", "last_op", "last_succeeded", "looks")
 
 
 @dataclass(frozen=True)
@@ -79,6 +84,7 @@ class EnvironmentSpec:
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
     objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
+    rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
 
 
 @dataclass(frozen=True)
@@ -86,9 +92,10 @@ class StepResult:
     """What one decision step led to."""
 
     observation: Observation  # for the next decision
-    reward: Tensor  # [N] float32, the governor's penalty included
-    terminated: Tensor  # [N] bool
-    outcome: ActionOutcome  # of the actions
+    reward: Tensor  # [N] float32, the governor's penalty included; 0 of members that were finished before
+    terminated: Tensor  # [N] bool: this step was the last
+    active: Tensor  # [N] bool: this step was lived through; the others were finished before it
+    outcome: ActionOutcome  # of the actions, all of them where there were several
     ticked: TickOutcome
     panicked: Tensor  # [N] bool: rolled back
     rolled_back: Tensor  # [N, S] bool: seeds that the governor ended
@@ -100,7 +107,7 @@ class StepResult:
 class Begun:
     """The first half of a step, before its epoch is trained."""
 
-    actions: Actions
+    active: Tensor  # [N] bool: who was not finished
     outcome: ActionOutcome
     ticked: TickOutcome
     evidence: SlotEvidence  # less what ended or was just born
@@ -129,10 +136,17 @@ class GrowthEnvironment:
         self.topology = self.population.bodies.host.topology
         self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
         self.slot_config = SlotConfig.grid(1, self.num_slots)
-        self.steps = spec.episode.steps
-        self.host_parameters = self.population.bodies.host_width
+        self.host_parameters = self.population.bodies.host_parameters
+        if spec.rate_scale:
+            self.population.rate_scale.copy_(torch.tensor(spec.rate_scale))
         self.tasks = spec.variants or (spec.task,)
         self._prepare()
+        trained = (
+            spec.population.batch_size * spec.population.batches_per_epoch
+        )  # samples of a member in a step
+        self.bare_cost = TRAINING_PASSES * trained * self.costs.host  # FLOPs of a step of a bare host
+        self.budget = spec.episode.flops or spec.episode.steps * self.bare_cost
+        self.steps = math.ceil(self.budget / self.bare_cost - ROUNDING)  # of those no larger than the host
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(spec.task.num_classes) if chance_is_known else math.nan
         self.episode = -1  # none has begun
@@ -177,14 +191,20 @@ class GrowthEnvironment:
 
     # ---- one episode -----------------------------------------------------------------------------------
 
-    def reset(self, episode: int, initial_slots: SlotStates | None = None) -> Observation:
+    def reset(
+        self, episode: int, initial_slots: SlotStates | None = None, looks: bool | Tensor = True
+    ) -> Observation:
         """Fresh hosts by (seed, member, episode), measured before any training.
 
-        `initial_slots` is given a freshly initialised seed wherever it holds one.
+        `initial_slots` is given a freshly initialised seed wherever it holds one. `looks` [N] bool, or one
+        for all: whose controller reads what is measured. The others are not charged for it, and no gate
+        that asks for a measurement stands in their way.
         """
         self.episode, self.clock = episode, 0
         self.population.begin_episode(episode)
+        self.looks = torch.as_tensor(looks, device=self.device).expand(self.num_members)
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
+        slots = slots.replace(room=torch.full_like(slots.room, self.spec.population.folds))
         if initial_slots is not None:
             slots = self._checked(initial_slots).to(self.device)
             self.population.germinate(holds_seed(slots), slots.blueprint)
@@ -214,8 +234,15 @@ class GrowthEnvironment:
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over, so that only `reset` may follow."""
-        return self.clock >= self.steps
+        """Whether the episode is over for everyone, so that only `reset` may follow."""
+        return self.clock >= self.steps or self.population.idle
+
+    @property
+    def spent(self) -> Tensor:
+        """The share of its budget that each member has spent.  # [N] 0..1"""
+        if self.spec.episode.clock == "steps":
+            return torch.full_like(self.flops, self.clock / self.steps)
+        return (self.flops / self.budget).clamp(max=1.0)
 
     @property
     def slots(self) -> SlotStates:
@@ -229,21 +256,25 @@ class GrowthEnvironment:
         self.potential = self._potential()
 
     def masks(self) -> ActionMasks:
-        """What is legal now: by the slots, by what is measured of their seeds, by the steps that are left."""
+        """What is legal now: by the slots and what fits them, what is measured, the steps that are left."""
         return compute_batch_masks(
             self.slots,
             self.slot_config,
             self.spec.lifecycle,
             self.topology,
             evidence=self.rows.evidence,
-            steps_left=self.steps - self.clock,
+            steps_left=self._steps_left(),
+            looks=self.looks,
+            fits=self.population.growable(),
         )
 
     def observe(self) -> Observation:
         """What a controller is shown now."""
         rows = self.rows
         return Observation(
-            progress=torch.full_like(rows.signals.loss, self.clock / self.steps),
+            progress=self.spent.float(),
+            step_cost=self.costs.relative(rows.slots, self.population).float(),
+            steps_left=self._steps_left().float(),
             val_loss=rows.signals.loss,
             val_accuracy=rows.signals.accuracy,
             loss_history=rows.signals.loss_history,
@@ -255,40 +286,52 @@ class GrowthEnvironment:
             evidence=rows.evidence,
         )
 
-    def step(self, actions: Actions) -> StepResult:
+    def _steps_left(self) -> Tensor:
+        """How many decisions each member's budget still pays for, this one included, as it is now.  # [N]"""
+        if self.spec.episode.clock == "steps":
+            return torch.full_like(self.flops, self.steps - self.clock)
+        cost = self._cost(self.slots, True).clamp(min=1.0)  # the finished cost nothing and have nothing left
+        return ((self.budget - self.flops) / cost - ROUNDING).ceil()
+
+    def step(self, actions: Actions | Sequence[Actions]) -> StepResult:
         """Apply, tick, train, validate, governor, observe, reward: see the top of this file.
 
-        actions: one row a member. Raises RuntimeError after the last step of an episode.
+        actions: one row a member; several are applied one after the other before the tick, for schedules.
+        Raises RuntimeError after the last step of an episode.
         """
-        ticked = self.begin(actions)
-        clock = Clock(self.episode, self.clock, self.steps)
-        return self.end(self.population.train_epoch(ticked.states, self._train, clock))
+        slots = self.begin(actions).states
+        return self.end(self.population.train_epoch(slots, self._train, self._clock(slots)))
 
-    def begin(self, actions: Actions) -> TickOutcome:
+    def begin(self, actions: Actions | Sequence[Actions]) -> TickOutcome:
         """The first half of a step: apply and tick. What comes back is what the next epoch trains under."""
         if self.done:
-            raise RuntimeError(f"the episode ended after {self.steps} steps; call reset(episode) for another")
-        outcome, ticked, evidence = self._grow(actions)
-        self.begun = Begun(actions, outcome, ticked, evidence)
-        return ticked
+            raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
+        active = ~self.population.finished
+        asked = [actions] if isinstance(actions, Actions) else actions
+        self.begun = Begun(active, *self._grow(asked, active))
+        return self.begun.ticked
 
     def end(self, training: TrainMetrics) -> StepResult:
         """The second half, after an epoch of training: validate, governor, observe, reward."""
-        outcome, ticked = self.begun.outcome, self.begun.ticked
+        outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
         validation = self._validate(ticked.states)
         rows = MemberRows(
             slots=ticked.states,
             evidence=update_evidence(self.begun.evidence, ticked.states, training, validation),
             signals=self.rows.signals.update(validation.loss, validation.accuracy),
         )
-        self.rows, panicked, rolled_back = self._governor.review(rows, training.loss)
+        rows = choose(active, rows, self.rows)
+        self.rows, panicked, rolled_back = self._governor.review(rows, training.loss, active)
         self.parameters = self.population.parameter_counts(self.slots)
         self.clock += 1
-        self.last_op, self.last_succeeded = self.begun.actions[Head.OP], outcome.succeeded
+        ends = active & ((self.spent >= 1.0 - ROUNDING) | (self.clock >= self.steps))
+        self.population.finished |= ends
+        self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
         return StepResult(
             observation=self.observe(),
-            reward=self._reward(panicked),
-            terminated=torch.full_like(panicked, self.done),
+            reward=self._reward(panicked, ends) * active,
+            terminated=ends,
+            active=active,
             outcome=outcome,
             ticked=ticked,
             panicked=panicked,
@@ -330,26 +373,59 @@ class GrowthEnvironment:
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
+        self.population.idle = bool(self.population.finished.all())
 
     # ---- the parts of a step ---------------------------------------------------------------------------
 
-    def _grow(self, actions: Actions) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
+    def _grow(
+        self, actions: Sequence[Actions], active: Tensor
+    ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
-        rules = self.spec.lifecycle
-        left = self.steps - self.clock
-        outcome = apply(self.slots, actions, self.rows.evidence, rules, self.topology, left)
-        ticked = tick(outcome.states, rules)
-        ended = outcome.pruned | ticked.pruned
-        self.population.prune(ended)
-        self.population.germinate(outcome.germinated, outcome.states.blueprint)
-        return outcome, ticked, self.rows.evidence.forget(ended | outcome.germinated)
+        rules, states, evidence = self.spec.lifecycle, self.slots, self.rows.evidence
+        outcomes, fits, left = [], self.population.growable(), self._steps_left()
+        for action in actions:
+            asked = Actions(torch.where(active.unsqueeze(1), action.choices, 0))  # the finished wait
+            outcome = apply(states, asked, evidence, rules, self.topology, left, fits, self.looks)
+            self.population.prune(outcome.pruned)
+            self.population.germinate(outcome.germinated, outcome.states.blueprint)
+            states, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
+            outcomes.append(outcome)
+        outcome = joined_outcome(outcomes)
+        ticked = tick(states, rules)
+        nothing = torch.zeros_like(ticked.pruned)
+        still = TickOutcome(states, nothing, nothing)  # no time passes for the finished
+        ticked = choose(active, ticked, still)
+        self.population.prune(ticked.pruned)
+        self.population.fold(ticked.folded, states.style)
+        return outcome, ticked, evidence.forget(ticked.pruned | ticked.folded)
 
     def _validate(self, slots: SlotStates) -> ValidationMetrics:
         """One validation, and the price of it and of the epoch before it."""
-        measure = (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
-        validation = self.population.validate(slots, self.validation, ablate=measure)
-        self.flops = self.flops + self.costs.epoch(slots, self._work(measure))
+        measure = self._measures
+        cost = self._cost(slots, measure)
+        validation = self.population.validate(slots, self.validation, measure, unfinished=True)
+        spent = self.flops + cost
+        self.flops = spent.clamp(max=self.budget) if self.spec.episode.clock == "compute" else spent
         return validation
+
+    @property
+    def _measures(self) -> bool:
+        """Whether this step measures what each seed is worth."""
+        return (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
+
+    def _clock(self, slots: SlotStates) -> Clock:
+        """Where the next epoch stands, for the order of the data and the learning rate."""
+        if self.spec.episode.clock == "steps":
+            return Clock(self.episode, self.clock, self.steps)
+        share = self._cost(slots, self._measures) / self.budget
+        return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
+
+    def _cost(self, slots: SlotStates, measure: bool) -> Tensor:
+        """FLOPs of an epoch of each member as it is; of its validation too if its controller looks.  # [N]"""
+        work = self._work(measure)
+        looked = self.costs.epoch(slots, self.population, work)
+        unlooked = self.costs.epoch(slots, self.population, replace(work, validation=0))
+        return torch.where(self.looks, looked, unlooked) * ~self.population.finished
 
     def _work(self, measure: bool) -> Work:
         """What every member does in one epoch, in samples."""
@@ -361,10 +437,10 @@ class GrowthEnvironment:
             pairs=config.measure_pairs,
         )
 
-    def _reward(self, panicked: Tensor) -> Tensor:
+    def _reward(self, panicked: Tensor, ends: Tensor) -> Tensor:
         """What this step earned, the penalty of a rollback included.  # [N]"""
         before, self.potential = self.potential, self._potential()
-        at = Potentials(self.start_potential, before, self.potential, self.done, self.spec.gamma)
+        at = Potentials(self.start_potential, before, self.potential, ends, self.spec.gamma)
         return REWARDS[self.spec.reward.mode](at) - self.spec.governor.penalty * panicked
 
     def _potential(self) -> Tensor:

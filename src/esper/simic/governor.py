@@ -108,22 +108,28 @@ class Governor:
         self._ticks = torch.zeros_like(self.watch.spikes)  # [N] since each member's rows were saved
         self._reviews = 0
 
-    def review(self, rows: MemberRows, training_loss: Tensor) -> tuple[MemberRows, Tensor, Tensor]:
-        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S]."""
+    def review(
+        self, rows: MemberRows, training_loss: Tensor, active: Tensor
+    ) -> tuple[MemberRows, Tensor, Tensor]:
+        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S].
+
+        active [N] bool: who trained; the others are neither judged nor kept.
+        """
         if not self.config.enabled:
             nobody = torch.zeros_like(self.watch.learned)
             return rows, nobody, torch.zeros_like(rows.slots.enabled)
         verdict = judge(self.watch, training_loss, rows.signals.loss, self.chance_loss, self.config)
         self.watch = verdict.watch
+        panicked = verdict.panicked & active
         self._ticks += 1
-        rows, pruned = self._roll_back(rows, verdict.panicked)
+        rows, pruned = self._roll_back(rows, panicked)
         # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
-        self._rows = choose(verdict.panicked, rows, self._rows)
-        self._ticks = self._ticks.masked_fill(verdict.panicked, 0)
+        self._rows = choose(panicked, rows, self._rows)
+        self._ticks = self._ticks.masked_fill(panicked, 0)
         self._reviews += 1
         if self._reviews % self.config.snapshot_every == 0:
-            self._keep(rows, verdict.good)
-        return rows, verdict.panicked, pruned
+            self._keep(rows, verdict.good & active)
+        return rows, panicked, pruned
 
     def _roll_back(self, rows: MemberRows, panicked: Tensor) -> tuple[MemberRows, Tensor]:
         """Saved rows for those who panicked, less what grew since."""
@@ -133,7 +139,8 @@ class Governor:
         undone = SlotStates(
             **{n: torch.where(taken_back, value, present[n]) for n, value in saved.tensors().items()}
         )
-        slots = force_prune(undone, suspects)
+        room = torch.where(panicked.unsqueeze(1), saved.room, now.room)  # a fold since then is undone
+        slots = force_prune(undone.replace(room=room), suspects)
         # Births are counted on: the next seed is another draw, not the one that just failed.
         self.population.restore({**self._bodies, "births": self.population.births}, panicked)
         self.population.prune(panicked.unsqueeze(1) & ~holds_seed(slots))  # a snapshot may hold ended seeds

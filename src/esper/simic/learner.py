@@ -54,6 +54,7 @@ class LearnedController:
 
     def __init__(self, agent: PPOAgent, config: LearnerConfig | None = None, deterministic: bool = False):
         self.agent = agent
+        self.looks = True
         self.config = config or LearnerConfig()
         self.deterministic = deterministic
 
@@ -117,24 +118,33 @@ class Learner(LearnedController):
         """Forget the last episode and its transitions."""
         super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
         self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
+        self._owed_later = torch.zeros_like(self._owed)
+        self._finished_for = torch.zeros_like(scene.members)  # steps since a member finished
         shape = (scene.num_members, scene.num_slots)
         if self._buffer is not None and shape == self._shape:
             self._buffer.reset()
         else:
             self._buffer, self._shape = None, shape
 
-    def remember(self, reward: Tensor, terminated: Tensor, twins: Tensor | None = None) -> None:
+    def remember(
+        self, reward: Tensor, terminated: Tensor, active: Tensor, twins: Tensor | None = None
+    ) -> None:
         """Store the latest decision with what it led to.
 
-        reward [N] as the environment paid it; terminated [N] bool; twins [N]: what the same members earned in
-        this step with no growth at all. That does not depend on the actions, so that leaving it out takes
-        noise away and moves no optimum. Raises RuntimeError without a decision or without needed twins.
+        reward [N] as the environment paid it; terminated, active [N] bool: the step was a member's last, or
+        one of its steps at all; twins [N]: what the same members earned in this step with no growth at all.
+        All that the twins earn is left out, also what they earn after a member has finished, which is
+        charged to its last step: the sum does not depend on the actions, so that it takes noise away and
+        moves no optimum. Raises RuntimeError without a decision or without needed twins.
         """
         if self._decided is None:
             raise RuntimeError("there is no decision to remember; call decide before remember")
         if self.reward.control_variate:
             if twins is None:
                 raise RuntimeError(f"{self.name} learns beyond its twins; give what they earned")
+            self._finished_for = torch.where(active, 0, self._finished_for + 1)
+            discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
+            self._owed_later = self._owed_later + torch.where(active, 0.0, discount * twins)
             reward = reward - twins
         if self.reward.mode == "sparse":  # grows by 1 / γ a step, so that the return stays what it is
             self._owed = self._owed / self.agent.config.gamma + reward
@@ -144,5 +154,10 @@ class Learner(LearnedController):
             self._buffer = TamiyoRolloutBuffer(
                 self._scene.num_members, self.steps, step, self._memory, self.agent.device
             )
-        self._buffer.add(step)
+        self._buffer.add(step, active)
         self._decided = None
+
+    def settle(self) -> None:
+        """After the last step of an episode: charge what the twins earned once a member had finished."""
+        if self.reward.control_variate:
+            self.buffer.add_to_last_reward(-self._owed_later)

@@ -24,7 +24,7 @@ class Potentials:
     start: Tensor  # [N] when the episode began
     before: Tensor  # [N] at the decision
     after: Tensor  # [N] when the epoch was through
-    last: bool  # the episode ends here
+    last: Tensor  # [N] bool: the episode ends here
     gamma: float
 
 
@@ -40,7 +40,7 @@ def shaped(at: Potentials) -> Tensor:
 
 def sparse(at: Potentials) -> Tensor:
     """Φ(end) − Φ(start) at the last step, 0 before it.  # [N]"""
-    return at.after - at.start if at.last else torch.zeros_like(at.after)
+    return torch.where(at.last, at.after - at.start, 0.0)
 
 
 REWARDS: dict[str, Callable[[Potentials], Tensor]] = {"shaped": shaped, "sparse": sparse}

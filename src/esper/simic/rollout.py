@@ -15,7 +15,7 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment, StepResult
-from esper.tamiyo.blocks import part
+from esper.tamiyo.blocks import Blocks, part
 from esper.tamiyo.controller import Controller, Scene
 
 Floats = NDArray[np.float32]
@@ -149,7 +149,10 @@ def play(
     `initial_slots`: the seeds that the networks begin with, none by default. `on_step` sees every result as
     it comes. `finish` may change the environment after the last step; what is seen last is what it left.
     """
-    observation = environment.reset(episode, initial_slots)
+    looks = (
+        controller.looking(environment.num_members) if isinstance(controller, Blocks) else controller.looks
+    )
+    observation = environment.reset(episode, initial_slots, looks)
     controller.begin(
         Scene(
             environment.members,
@@ -167,7 +170,7 @@ def play(
             on_step(result)
         observation = result.observation
         seen.append(_seen(environment))
-        done.append(_done(actions, result))
+        done.append(_done(actions if isinstance(actions, Actions) else actions[0], result))
     if finish is not None:
         finish()
         seen[-1] = _seen(environment)
@@ -177,7 +180,7 @@ def play(
         gamma=environment.spec.gamma,
         slot_ids=environment.slot_config.slot_ids,
         host_parameters=environment.host_parameters,
-        seed_parameters=environment.population.bodies.parameter_table().numpy(),
+        seed_parameters=environment.population.bodies.seed_parameters().numpy(),
         gate_parameters=environment.population.bodies.gate_parameters().numpy(),
         members=environment.members.cpu().numpy(),
         final_slots=environment.slots.to("cpu"),
@@ -206,7 +209,7 @@ def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
 def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     outcome, ticked = result.outcome, result.ticked
     return {
-        "choices": actions.choices,
+        "choices": actions.choices * result.active.unsqueeze(1),  # the finished wait
         "executed_op": outcome.executed_op,
         "succeeded": outcome.succeeded,
         "refused_by": outcome.refused_by,

@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.population import TrainMetrics, ValidationMetrics
+from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.tamiyo.policy.observation import HISTORY_LENGTH
 
 VELOCITY_KEPT = 0.7  # of the moving average of a contribution's change; the rest is the latest change

@@ -99,6 +99,8 @@ class Trainer:
                 on_step(result)
 
         record = play(environment, self.blocks, self.rounds_done, on_step=step)
+        for learner in self.learners.values():
+            learner.settle()
         updates = {name: learner.agent.update(learner.buffer) for name, learner in self.learners.items()}
         self.rounds_done += 1
         self.seconds += time.perf_counter() - begun
@@ -112,7 +114,8 @@ class Trainer:
         """Give every learner its block's share of a step."""
         twins = result.reward[spans[TWINS]] if self.has_twins else None
         for name, learner in self.learners.items():
-            learner.remember(result.reward[spans[name]], result.terminated[spans[name]], twins)
+            mine = spans[name]
+            learner.remember(result.reward[mine], result.terminated[mine], result.active[mine], twins)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint between two rounds holds."""

@@ -44,19 +44,35 @@ class Blocks:
             )
         return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
 
+    @property
+    def looks(self) -> bool:
+        """Whether any of them reads what is measured; `looking` says who."""
+        return any(controller.looks for controller in self.controllers.values())
+
+    def looking(self, num_members: int) -> Tensor:
+        """Whose controller reads what is measured.  # [N] bool"""
+        each = torch.tensor([controller.looks for controller in self.controllers.values()])
+        return each.repeat_interleave(num_members // len(self.controllers))
+
     def begin(self, scene: Scene) -> None:
         """Begin the episode of every controller with its own members; ValueError if they do not divide."""
         self._spans = self.spans(scene.num_members)
         for name, controller in self.controllers.items():
             controller.begin(replace(scene, members=scene.members[self._spans[name]]))
 
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """The decisions of all controllers, each for its own block."""
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
+        """As many actions as the longest list of any block; the others wait after theirs."""
         decided = [
-            controller.decide(part(observation, span), part(masks, span), step).choices
+            controller.decide(part(observation, span), part(masks, span), step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
         ]
-        return Actions(torch.cat(decided))
+        lists = [[one] if isinstance(one, Actions) else one for one in decided]
+        longest = max(len(actions) for actions in lists)
+        waits = [Actions.wait(len(actions[0]), observation.slots.device) for actions in lists]
+        padded = [
+            [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)
+        ]
+        return [Actions(torch.cat([one.choices for one in step])) for step in zip(*padded, strict=True)]
 
 
 def part(record: Record, span: slice) -> Record:

@@ -38,10 +38,17 @@ class Scene:
 
 
 class Controller(Protocol):
-    """Decides for all members at once; keeps its memory as rows, and waits for no device."""
+    """Decides for all members at once; keeps its memory as rows, and waits for no device.
+
+    `looks`: whether it reads what is measured. Where it does not, its members are not charged for
+    measurements.
+    """
+
+    @property
+    def looks(self) -> bool: ...
 
     def begin(self, scene: Scene) -> None:
         """An episode of these members begins: forget the last one."""
 
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """One legal action per member."""
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
+        """One legal action per member, or several that are applied one after the other."""

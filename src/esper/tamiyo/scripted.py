@@ -83,6 +83,8 @@ def _head_columns() -> Tensor:
 class Static:
     """Never grows anything."""
 
+    looks = False
+
     def begin(self, scene: Scene) -> None:
         """Nothing to remember."""
         self._waits = Actions.wait(scene.num_members, scene.device)
@@ -99,6 +101,7 @@ class RandomLegal:
         if not 0.0 <= germination_rate <= 1.0:
             raise ValueError(f"germination_rate is {germination_rate}; allowed is 0 to 1")
         self.germination_rate = germination_rate
+        self.looks = True
 
     def begin(self, scene: Scene) -> None:
         """Every draw of the episode derives from the scene."""
@@ -128,6 +131,7 @@ class Gardener:
 
     def __init__(self, gates: GateConfig | None = None):
         self.gates = gates or GateConfig()
+        self.looks = True
 
     def begin(self, scene: Scene) -> None:
         """No member has planted anything yet."""

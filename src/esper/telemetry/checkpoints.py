@@ -85,7 +85,7 @@ def load_checkpoint(
     if schema is not None and header["schema"] != schema:
         raise CheckpointError(
             f"{path} was made for schema {header['schema']!r}, and this run has {schema!r}: "
-            "its observations, actions or slots differ; use the config it was made with"
+            "what a controller sees or may choose differs; use the esper that wrote it, or train anew"
         )
     try:
         flat = load_safetensors(bytes(data))

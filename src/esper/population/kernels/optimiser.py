@@ -30,7 +30,7 @@ def _update(  # type: ignore[no-untyped-def]
         g = tl.load(gradient + place, mask=inside, other=0.0) * scale
         w = tl.load(weights + place, mask=inside, other=0.0)
         m = tl.load(first + place, mask=inside, other=0.0)
-        lr = tl.load(rate)
+        lr = tl.load(rate + row)
         if ADAM:
             count = tl.load(steps + row)  # counted up before
             v = tl.load(second + place, mask=inside, other=0.0)
@@ -51,15 +51,15 @@ def _update(  # type: ignore[no-untyped-def]
 def learn_rows(
     rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> Tensor:
-    """What `optimiser.learn_rows` does, for a learning rate [] on the device.  # → [M]"""
+    """What `optimiser.learn_rows` does, for learning rates lr [M].  # → [M]"""
     gradient = gradient.contiguous()
     norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     rows.steps.add_(active)
     count, width = gradient.shape
     tiles = cdiv(width, BLOCK)
     _update[(tiles * count,)](
-        rows.weights, rows.first, rows.second, rows.steps, gradient, norms, lr, active, width, tiles,
-        config.clip_norm, float(config.momentum), float(config.second_beta), config.weight_decay,
-        ADAM=config.optimiser == "adamw", BL=BLOCK,
+        rows.weights, rows.first, rows.second, rows.steps, gradient, norms, lr.contiguous(), active,
+        width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),
+        config.weight_decay, ADAM=config.optimiser == "adamw", BL=BLOCK,
     )  # fmt: skip
     return norms

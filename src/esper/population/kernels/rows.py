@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.population.kernels.tiles import cdiv
-from esper.population.plan import SlotWork
+from esper.population.plan import Station
 
 BLOCK = 4096  # elements of a program
 
@@ -85,11 +85,11 @@ class BlendRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, delta: Tensor, work: SlotWork) -> Tensor:
+    def forward(ctx: Any, x: Tensor, delta: Tensor, work: Station) -> Tensor:
         ctx.work = work
         return _pick_rows(delta, work.entry, x, work.base, work.alpha, scale_by_index=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        work: SlotWork = ctx.work
+        work: Station = ctx.work
         return grad[: work.before], _pick_rows(grad, work.rows, scale=work.alpha), None

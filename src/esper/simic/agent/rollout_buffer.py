@@ -164,6 +164,13 @@ class TamiyoRolloutBuffer:
                 )
 
     @torch.no_grad()
+    def add_to_last_reward(self, amount: Tensor) -> None:
+        """Add to the reward of every row's last transition; a row that has none ignores it.  # amount [N]"""
+        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
+        owed = torch.where(self.step_counts > 0, amount, 0.0)
+        self._steps.reward.scatter_add_(1, last, owed.unsqueeze(1))
+
+    @torch.no_grad()
     def compute_advantages_and_returns(
         self, gamma: float, lam: float, bootstrap_values: Tensor | None = None
     ) -> None:

@@ -34,7 +34,7 @@ class ActionMasks(RowRecord):
     """True = legal. Read, never write: a head that does not depend on the state shares one row."""
 
     slot: Tensor  # [N, S]: the enabled slots
-    blueprint: Tensor  # [N, 13]
+    blueprint: Tensor  # [N, 16]
     style: Tensor  # [N, 4]
     tempo: Tensor  # [N, 3]
     alpha_target: Tensor  # [N, 3]
@@ -140,14 +140,18 @@ def compute_batch_masks(
     topology: str = "cnn",
     device: torch.device | str | None = None,
     evidence: SlotEvidence | None = None,
-    steps_left: int | None = None,
+    steps_left: int | Tensor | None = None,
+    looks: Tensor | None = None,
+    fits: Tensor | None = None,
 ) -> ActionMasks:
     """The masks of every member.
 
-    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order. Given
-    states alone, what a gate may refuse is legal; given `evidence` too, only what its gate lets through, and
-    given `steps_left`, only what can be finished in time (see `legal_slots_by_op`). Raises ValueError where
-    the slots differ from those of `slot_config`, or the topology is unknown.
+    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order.
+    Given states alone, what a gate may refuse is legal; given `evidence` too, only what its gate lets
+    through, and given `steps_left`, only what can be finished in time (see `legal_slots_by_op`, for `looks`
+    too). Given `fits` [N, S, blueprints] bool, a seed may begin only where some blueprint fits, and the
+    blueprints are those that fit one of these slots. Raises ValueError where the slots differ from those of
+    `slot_config`, or the topology is unknown.
     """
     states = _states(batch_slot_states, device)
     if slot_config is not None and slot_config.num_slots != states.num_slots:
@@ -156,7 +160,14 @@ def compute_batch_masks(
             f"({', '.join(slot_config.slot_ids)}); give the slot_config of this host"
         )
     device = states.device
-    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left)  # [N, ops, S]
+    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, looks)  # [N, ops, S]
+    constant = _constant_heads(device, topology, states.num_members)
+    if fits is not None:
+        begins = slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits  # [N, S, blueprints]
+        slot_by_op[:, Op.GERMINATE] = begins.any(dim=2)
+        found = begins.any(dim=1)
+        blueprint = torch.where(found.any(dim=1, keepdim=True), found, constant["blueprint"])
+        constant = {**constant, "blueprint": blueprint}
     op = slot_by_op.any(dim=2)
     shapes_alpha = (op[:, Op.GERMINATE] | op[:, Op.SET_ALPHA_TARGET]).unsqueeze(1)  # [N, 1]
     return ActionMasks(
@@ -165,7 +176,7 @@ def compute_batch_masks(
         alpha_target=shapes_alpha | _only(device, AlphaTarget.FULL),
         op=op,
         slot_by_op=slot_by_op,
-        **_constant_heads(device, topology, states.num_members),
+        **constant,
     )
 
 

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from esper.foundation.settings import Config
 
-MOST_CHOICES = 13  # of the widest head but slot and op; the network checks it
+MOST_CHOICES = 16  # of the widest head but slot and op; the network checks it
 
 
 class TamiyoNetConfig(Config):

@@ -31,6 +31,8 @@ LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
 GRADIENT_SCALE = 7.0
 RATIO_SCALE = 4.0  # ln of a network 55 times its host
 POINTS_SCALE = math.log1p(100.0)  # percentage points end at 100
+BUDGET_SCALE = math.log1p(1000.0)  # steps of a generous budget
+ROOM_SCALE = math.log1p(8.0)
 CLOCK_SCALE = math.log1p(150.0)  # ticks of a long episode
 RAMP_SCALE = float(max(*TEMPO_TICKS.values(), *SPEED_TICKS.values()))  # ticks of the longest ramp
 FRESHNESS_DECAY = 0.995  # per tick since the measurement
@@ -192,7 +194,21 @@ def _laid_out(*columns: Column) -> tuple[Column, ...]:
 
 
 BASE_COLUMNS = _laid_out(
-    Column("progress", "base", "share of the episode that is over", lambda s: s.observation.progress),
+    Column("progress", "base", "share of the budget that is spent", lambda s: s.observation.progress),
+    Column(
+        "step_cost",
+        "base",
+        "ln(FLOPs of a step / those of the bare host)",
+        lambda s: s.observation.step_cost.log(),
+        divisor=RATIO_SCALE,
+    ),
+    Column(
+        "steps_left",
+        "base",
+        "ln(1 + steps that the rest of the budget pays for)",
+        lambda s: s.observation.steps_left.log1p(),
+        divisor=BUDGET_SCALE,
+    ),
     _signed("val_loss", "base", "symlog(validation loss)", lambda s: _symlog(s.observation.val_loss),
             divisor=LOSS_SCALE),
     Column("val_accuracy", "base", "validation accuracy", lambda s: s.observation.val_accuracy),
@@ -247,6 +263,8 @@ SLOT_COLUMNS = _laid_out(
     Column("exploding", "slot", "share of tensors whose gradient explodes", lambda s: s.evidence.exploding),
     Column("previous_health", "slot", "the health before the latest one",
            lambda s: s.evidence.previous_health),
+    Column("room", "slot", "ln(1 + fossils that can still become part of the host)",
+           lambda s: s.slots.room.log1p(), unknown=None, divisor=ROOM_SCALE),
     Column("epochs_in_stage", "slot", "ln(1 + ticks in this stage)",
            lambda s: s.slots.epochs_in_stage.log1p(), unknown=None, divisor=CLOCK_SCALE),
     Column("age", "slot", "ln(1 + ticks since germination); unknown without a seed",

@@ -16,7 +16,9 @@ HISTORY_LENGTH = 5
 class Observation:
     """One decision step of N members. NaN stands for what has not been measured."""
 
-    progress: Tensor  # [N] float: share of the episode that is over, 0..1
+    progress: Tensor  # [N] float: share of the budget that is spent, 0..1
+    step_cost: Tensor  # [N] float: training FLOPs of a step now over those of the bare host, at least 1
+    steps_left: Tensor  # [N] float: how many steps the rest of the budget pays for at this cost
     val_loss: Tensor  # [N] float
     val_accuracy: Tensor  # [N] float: a fraction, 0..1
     loss_history: Tensor  # [N, 5] float: the last losses, oldest first
@@ -31,6 +33,8 @@ class Observation:
         members, slots = self.slots.stage.shape
         expected = {
             "progress": (members,),
+            "step_cost": (members,),
+            "steps_left": (members,),
             "val_loss": (members,),
             "val_accuracy": (members,),
             "loss_history": (members, HISTORY_LENGTH),

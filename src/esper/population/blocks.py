@@ -1,0 +1,168 @@
+"""Residual blocks: what CLONE repeats and WIDEN widens.
+
+    block(x) = x + second(middle(first(norm(x))))
+
+The units between the two layers are hidden: neurons of a perceptron, channels between two convolutions, heads
+of an attention. No unit reads another and the norm ahead has no weights of its own, so that new units beside
+the old ones fold into plain wider layers: their incoming weights are appended to `first`, their outgoing ones
+to `second`.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+QKV = 3  # the first layer of an attention holds queries, keys and values, one after another
+
+
+class AttendToPast(nn.Module):
+    """Every position takes from itself and those before it.  # [..., T, 3 · D] → [..., T, D]
+
+    The last axis of the input holds the queries, the keys and the values of all heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}"
+
+    def forward(self, qkv: Tensor) -> Tensor:
+        split = qkv.unflatten(-1, (QKV, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
+        query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
+        scores = (query * query.shape[-1] ** -0.5) @ key.mT
+        weights = torch.softmax(scores + causal_mask(qkv.shape[-2], qkv), dim=-1)
+        mixed: Tensor = weights @ value  # [..., heads, T, D / heads]
+        return mixed.transpose(-3, -2).flatten(-2)
+
+
+def causal_mask(time: int, like: Tensor) -> Tensor:
+    """0 where a position may look, minus infinity at its future.  # [T, T]"""
+    steps = torch.arange(time, device=like.device)
+    future = steps[None, :] > steps[:, None]
+    return torch.zeros(time, time, dtype=like.dtype, device=like.device).masked_fill(future, float("-inf"))
+
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+
+
+class Branch(nn.Sequential):
+    """norm, first, middle, second: the part of a block that is added to its input.
+
+    `first` and `second` are Linear layers or convolutions, the second without bias; `norm` and `middle` have
+    no parameters. Raises ValueError for other parts: beside those, new units would not fold.
+    """
+
+    norm: nn.Module
+    first: Layer
+    middle: nn.Module
+    second: Layer
+
+    def __init__(self, norm: nn.Module, first: Layer, middle: nn.Module, second: Layer) -> None:
+        if any(True for part in (norm, middle) for _ in part.parameters()) or second.bias is not None:
+            raise ValueError(
+                "the norm and the middle of a block have no parameters and its second layer no bias; use "
+                "elementwise_affine=False, affine=False and bias=False"
+            )
+        super().__init__(OrderedDict(norm=norm, first=first, middle=middle, second=second))
+
+    @property
+    def units(self) -> int:
+        """How many hidden units there are: neurons, channels or heads."""
+        if isinstance(self.middle, AttendToPast):
+            return self.middle.heads
+        return self.first.weight.shape[0]
+
+    @property
+    def copies(self) -> int:
+        """How many times a unit occurs along the outputs of `first`: as query, key and value, or once."""
+        return QKV if isinstance(self.middle, AttendToPast) else 1
+
+    def with_units(self, units: int) -> Branch:
+        """A new branch with another number of units; its second layer is 0, so that it says nothing yet."""
+        each = self.second.weight.shape[1] // self.units  # outputs of the middle per unit
+        middle = AttendToPast(units) if isinstance(self.middle, AttendToPast) else self.middle
+        first = _resized(self.first, outputs=self.copies * units * each)
+        second = _resized(self.second, inputs=units * each)
+        nn.init.zeros_(second.weight)
+        return Branch(self.norm, first, middle, second)
+
+
+class Block(nn.Module):
+    """x + branch(x)."""
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__()
+        self.branch = branch
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.branch(x)
+        return result
+
+
+def perceptron(width: int, hidden: int, scale: float = 1.0) -> Block:
+    """Two Linear layers with GELU between them; `scale` multiplies the first weights of the second."""
+    norm = nn.LayerNorm(width, elementwise_affine=False)
+    second = nn.Linear(hidden, width, bias=False)
+    return Block(Branch(norm, nn.Linear(width, hidden), nn.GELU(), _scaled(second, scale)))
+
+
+def attention(width: int, heads: int, scale: float = 1.0) -> Block:
+    """Causal attention; raises ValueError where the width does not divide into the heads."""
+    if width % heads:
+        raise ValueError(f"width {width} does not divide into {heads} heads; choose a divisor of the width")
+    norm = nn.LayerNorm(width, elementwise_affine=False)
+    second = nn.Linear(width, width, bias=False)
+    first = nn.Linear(width, QKV * width, bias=False)  # a bias of the keys cannot change a softmax
+    return Block(Branch(norm, first, AttendToPast(heads), _scaled(second, scale)))
+
+
+def convolutions(
+    conv: type[nn.Conv1d] | type[nn.Conv2d], width: int, hidden: int, kernel: int, scale: float = 1.0
+) -> Block:
+    """Two convolutions that keep the resolution, with ReLU between them."""
+    norm = nn.GroupNorm(1, width, affine=False)
+    second = conv(hidden, width, kernel, padding=kernel // 2, bias=False)
+    first = conv(width, hidden, kernel, padding=kernel // 2)
+    return Block(Branch(norm, first, nn.ReLU(), _scaled(second, scale)))
+
+
+def fold_units(host: Mapping[str, Tensor], seed: Mapping[str, Tensor], copies: int) -> dict[str, Tensor]:
+    """The parameters of a branch with the units of two: pure concatenation, whatever the tensors hold.
+
+    host, seed: parameters by name, of branches that differ in their units alone; copies: of `Branch.copies`.
+    """
+
+    def beside(name: str) -> Tensor:
+        parts = (host[name].unflatten(0, (copies, -1)), seed[name].unflatten(0, (copies, -1)))
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+    widened = {name: beside(name) for name in host if name.startswith("first.")}
+    return widened | {"second.weight": torch.cat([host["second.weight"], seed["second.weight"]], dim=1)}
+
+
+def _resized(layer: Layer, inputs: int | None = None, outputs: int | None = None) -> Layer:
+    """A new layer like this one with another number of inputs or outputs."""
+    d_out, d_in = layer.weight.shape[:2]
+    sizes, bias = (inputs or d_in, outputs or d_out), layer.bias is not None
+    if isinstance(layer, nn.Linear):
+        return nn.Linear(*sizes, bias=bias)
+    if layer.groups != 1:
+        raise ValueError(
+            f"a block's convolution has {layer.groups} groups; units fold beside each other in 1"
+        )
+    make = cast(Callable[..., Layer], type(layer))
+    options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
+    return make(*sizes, layer.kernel_size, bias=bias, **options)
+
+
+def _scaled(layer: nn.Module, scale: float) -> Layer:
+    with torch.no_grad():
+        cast(Layer, layer).weight.mul_(scale)
+    return cast(Layer, layer)

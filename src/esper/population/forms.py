@@ -1,0 +1,234 @@
+"""What can stand at a slot: every body by a number, its form.
+
+The forms of a slot are its blueprints, by their own numbers, and behind them the residual block ahead of the
+slot at every number of units (its class: how often it was widened by half), the block that leads it where a
+clone repeats two, and both as one. A seed that germinated as CLONE has the form of what it repeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
+from esper.population.blocks import Branch, fold_units
+from esper.population.blueprints import Gate, build_blueprint
+from esper.population.hosts import Host, block_of
+from esper.population.row_module import RowModule
+
+NO_FORM = -1  # where nothing stands
+HALVES = {Blueprint.WIDEN_HALF: 1, Blueprint.WIDEN_FULL: 2}  # by how many classes a widening raises its block
+
+
+@dataclass(frozen=True)
+class FormCodes:
+    """The numbers of the forms behind the blueprints; `classes` is how many sizes a block can have."""
+
+    classes: int
+
+    @property
+    def block(self) -> int:
+        """The block ahead of the slot, class 0; class j lies j further on."""
+        return NUM_BLUEPRINTS
+
+    @property
+    def lead(self) -> int:
+        """The block before that one, where a clone repeats two."""
+        return self.block + self.classes
+
+    @property
+    def pair(self) -> int:
+        """Both: class a of the leading block and class b of the other lie a · classes + b further on."""
+        return self.lead + self.classes
+
+    @property
+    def total(self) -> int:
+        return self.pair + self.classes**2
+
+    def is_block(self, form: Tensor) -> Tensor:
+        """Where a form is the block ahead of its slot, of any class."""
+        return (form >= self.block) & (form < self.lead)
+
+
+class Body:
+    """One form: rows of weights and activations in, what is added to the activations out.
+
+    `parts` are run one after the other, each on its own columns of the rows; a pair has two.
+    """
+
+    def __init__(self, parts: tuple[RowModule, ...], starts: tuple[int, ...] = (0,)) -> None:
+        self.parts, self.starts = parts, starts
+
+    def __call__(self, rows: Tensor, x: Tensor, training: bool) -> Tensor:
+        """rows [E, P], x [E, B, ...] → [E, B, ...]"""
+        delta = self.parts[0](rows, x, {}, training)
+        for start, part in zip(self.starts[1:], self.parts[1:], strict=True):
+            delta = delta + part(rows[:, start:], x + delta, {}, training)
+        return delta
+
+    @property
+    def parameters(self) -> int:
+        return sum(part.layout.total for part in self.parts)
+
+    @property
+    def in_row_form(self) -> bool:
+        return all(part.in_row_form for part in self.parts)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each parameter tensor lies in a row: start and stop."""
+        found = []
+        for start, part in zip(self.starts, self.parts, strict=True):
+            for size in part.layout.sizes:
+                found.append((start, start + size))
+                start += size
+        return found
+
+
+class SlotForms:
+    """The forms of one slot. Bodies are made when they are first asked for."""
+
+    def __init__(self, host: Host, slot: int, make_rows: Callable[[nn.Module], RowModule], codes: FormCodes):
+        self.host, self.slot, self.codes, self._make_rows = host, slot, codes, make_rows
+        self._bodies: dict[int, Body] = {}
+        self.gate = make_rows(Gate(host.widths[slot], host.topology))
+        self.branch = _branch_of(host, slot)
+        pairs = host.repeats[slot] == 2 and self.branch is not None
+        self.lead = _branch_of(host, slot - 1) if pairs else None
+
+    @property
+    def first_clone(self) -> int:
+        """The form of a clone of the host's own block, or blocks."""
+        return self.codes.block if self.repeats == 1 else self.codes.pair
+
+    @property
+    def repeats(self) -> int:
+        """How many blocks a clone repeats."""
+        return 1 if self.lead is None else 2
+
+    @cached_property
+    def blueprints(self) -> tuple[Blueprint, ...]:
+        """The blueprints that can be germinated here; a host may keep clones to some of its slots."""
+        absent = set() if self.branch is not None else set(GROWTH_BLUEPRINTS)
+        absent |= {Blueprint.CLONE} if self.host.repeats[self.slot] == 0 else set()
+        return tuple(sorted(self.host.blueprints - absent))
+
+    @cached_property
+    def forms(self) -> tuple[int, ...]:
+        """The forms that can stand here."""
+        plain = [int(b) for b in self.blueprints if b is not Blueprint.CLONE]
+        if self.branch is None:
+            return tuple(plain)
+        codes = self.codes
+        last = codes.lead if self.lead is None else codes.total
+        return (*plain, *range(codes.block, last))
+
+    def body(self, form: int) -> Body:
+        """The body of a form; raises KeyError for one that cannot stand here."""
+        if form not in self._bodies:
+            self._bodies[form] = self._make(form)
+        return self._bodies[form]
+
+    def _make(self, form: int) -> Body:
+        if form not in self.forms:
+            raise KeyError(form)
+        codes = self.codes
+        if form >= codes.pair:
+            ahead, behind = divmod(form - codes.pair, codes.classes)
+            parts = (*self.body(codes.lead + ahead).parts, *self.body(codes.block + behind).parts)
+            return Body(parts, (0, self.pair_start))
+        return Body((self._make_rows(self.module(form)),))
+
+    def module(self, form: int) -> nn.Module:
+        """A new module of a form that is no pair."""
+        if form >= self.codes.lead:
+            assert self.lead is not None
+            return self.lead.with_units(self.units(self.lead, form - self.codes.lead))
+        if form >= self.codes.block:
+            assert self.branch is not None
+            return self.branch.with_units(self.units(self.branch, form - self.codes.block))
+        if form in tuple(HALVES):
+            assert self.branch is not None
+            half = _half(self.branch)
+            return self.branch.with_units(HALVES[Blueprint(form)] * half)
+        width = self.host.widths[self.slot]
+        return build_blueprint(form, self.host.topology, width, self.host.spatial_dims)
+
+    def units(self, branch: Branch, widened: int) -> int:
+        """How many units a branch has that was widened so many times by half."""
+        return branch.units + widened * _half(branch)
+
+    @cached_property
+    def pair_start(self) -> int:
+        """Where the second block of a pair begins in its row."""
+        return self.body(self.codes.lead + self.codes.classes - 1).parameters
+
+    @cached_property
+    def gate_start(self) -> int:
+        """A seed's row holds a blueprint's parameters from 0 and its gate's from here."""
+        return max(self.body(f).parameters for f in self.forms if f < NUM_BLUEPRINTS)
+
+    @cached_property
+    def width(self) -> int:
+        """The longest row of any form here."""
+        return max(
+            self.gate_start + self.gate.layout.total,
+            *(body.starts[-1] + body.parts[-1].layout.total for body in map(self.body, self.forms)),
+        )
+
+    def fold_index(self, form: int, blueprint: Blueprint) -> Tensor:
+        """Where each element of the widened block comes from: the block's row, then the seed's.
+
+        form: a block of any class but the widest; → [P of the wider block] int64, into [block row, seed row].
+        """
+        assert self.branch is not None
+        old, new = self.body(form).parts[0].layout, self.body(int(blueprint)).parts[0].layout
+        host = old.unflatten(torch.arange(self.width).unsqueeze(0))
+        seed = new.unflatten(torch.arange(self.width, 2 * self.width).unsqueeze(0))
+        folded = fold_units(
+            {name: value[0] for name, value in host.items()},
+            {name: value[0] for name, value in seed.items()},
+            self.branch.copies,
+        )
+        wider = self.body(form + HALVES[blueprint]).parts[0].layout
+        return torch.cat([folded[name].flatten() for name in wider.names])
+
+
+def last_forms(forms: Tensor, back: int = 0) -> Tensor:
+    """The form of the last part folded in at each slot, or of the one `back` before it; NO_FORM for none.
+
+    forms [N, S, places] with the seeds at place 0 → [N, S]
+    """
+    place = (forms[:, :, 1:] != NO_FORM).sum(2) - back
+    last = forms.gather(2, place.clamp(min=0).unsqueeze(2)).squeeze(2)
+    return last.masked_fill(place < 1, NO_FORM)
+
+
+def lead_classes(forms: Tensor, codes: FormCodes) -> Tensor:
+    """The class of the block before the last one, in its slot or at the end of the one ahead, or NO_FORM.
+
+    forms [N, S, places] → [N, S]
+    """
+    inside, ahead = last_forms(forms, back=1), last_forms(forms).roll(1, dims=1)
+    number = torch.where(inside != NO_FORM, inside - codes.lead, ahead - codes.block)
+    return number.masked_fill((number < 0) | (number >= codes.classes), NO_FORM)
+
+
+def cloned_forms(forms: Tensor, repeats_two: Tensor, codes: FormCodes) -> Tensor:
+    """The form of a seed that repeats what stands ahead of each slot.  # [N, S, places], [S] bool → [N, S]"""
+    last = last_forms(forms)
+    pair = codes.pair + lead_classes(forms, codes) * codes.classes + last - codes.block
+    return torch.where(repeats_two, pair, last)
+
+
+def _branch_of(host: Host, slot: int) -> Branch | None:
+    block = block_of(host.segments[slot])
+    return None if block is None else block.branch
+
+
+def _half(branch: Branch) -> int:
+    """Half of a branch's units, at least one: the step of a widening."""
+    return max(1, branch.units // 2)

@@ -1,0 +1,76 @@
+"""What epochs of training and validations showed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from esper.foundation.rows import put_rows
+from esper.population.gradients import SeedGradients
+from esper.population.plan import Ints, Measurement, ship
+
+
+@dataclass(frozen=True)
+class TrainMetrics:
+    """What an epoch of training showed."""
+
+    loss: Tensor  # [N] mean over the epoch
+    shadow_loss: Tensor  # [N, S] of seeds that train in isolation, NaN elsewhere
+    host_gradient_norm: Tensor  # [N] of the last minibatch
+    seeds: SeedGradients  # each [N, S], NaN where nothing was trained
+
+    @staticmethod
+    def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
+        """NaN everywhere."""
+        row = torch.full((num_members,), math.nan, device=device)
+        table = row.unsqueeze(1).repeat(1, num_slots)
+        seeds = SeedGradients(*(table.clone() for _ in fields(SeedGradients)))
+        return TrainMetrics(row, table, row.clone(), seeds)
+
+    def put(self, members: Tensor, part: TrainMetrics) -> None:
+        """Write what was measured of some members.  # members [n]"""
+        put_rows(self, members, part)
+
+
+@dataclass(frozen=True)
+class ValidationMetrics:
+    """What a validation showed. Points are percentage points of accuracy; NaN is unmeasured."""
+
+    loss: Tensor  # [N]
+    accuracy: Tensor  # [N] 0..1
+    contribution: Tensor  # [N, S] points lost without the seed
+    shadow_gain: Tensor  # [N, S] points gained if the isolated seed were adopted
+    interaction: Tensor  # [N, S] mean synergy with the other seeds, points
+
+    @staticmethod
+    def unmeasured(num_members: int, num_slots: int, device: torch.device) -> ValidationMetrics:
+        """NaN everywhere."""
+        row = torch.full((num_members,), math.nan, device=device)
+        table = row.unsqueeze(1).repeat(1, num_slots)
+        return ValidationMetrics(row, row.clone(), table, table.clone(), table.clone())
+
+    def put(self, members: Tensor, part: ValidationMetrics) -> None:
+        """Write what was measured of some members.  # members [n]"""
+        put_rows(self, members, part)
+
+
+def worth_of_seeds(wanted: Measurement, accuracy: Tensor, own: int) -> dict[str, Tensor]:
+    """Contribution, shadow gain and interaction in points, from the accuracies of the rows.  # [R]"""
+
+    def answer(rows: Ints) -> Tensor:
+        """The accuracy of each asked row, NaN where none was asked for."""
+        index = ship(rows, accuracy.device)
+        return accuracy[index.clamp(min=0)].masked_fill(index < 0, math.nan)
+
+    alone = accuracy[:own].unsqueeze(1)  # [N, 1]
+    without = answer(wanted.without)  # [N, S]
+    pair = answer(wanted.without_pair)  # [N, S, S]
+    synergy = (alone.unsqueeze(2) - without.unsqueeze(2)) - (without.unsqueeze(1) - pair)
+    return {
+        "contribution": 100.0 * (alone - without),
+        "shadow_gain": 100.0 * (answer(wanted.shadow) - alone),
+        "interaction": 100.0 * synergy.nanmean(dim=2),
+    }

@@ -1,0 +1,149 @@
+"""Births and folds: what changes in the rows of parts when a seed germinates or becomes part of its host.
+
+Both are asked for on the device while a step runs and carried out at the next look at the slots, when the
+host knows which rows they concern: nothing else is touched, and first weights are drawn only for seeds that
+are born.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from esper.lifecycle.actions import Blend, Blueprint
+from esper.population.bodies import Bodies
+from esper.population.forms import HALVES, NO_FORM
+from esper.population.optimiser import RowWeights
+from esper.population.plan import Ints, ship
+
+BANK_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
+
+
+class SeedBank:
+    """First weights of fresh seeds: a few draws of a blueprint at a kind of slot, made when first needed."""
+
+    def __init__(self, bodies: Bodies, seed: int, draws: int) -> None:
+        self.bodies, self.seed, self.draws = bodies, seed, draws
+        self._rows: dict[tuple[int, int], Tensor] = {}
+
+    def rows(self, slot: int, blueprint: int, picks: Tensor) -> Tensor:
+        """The draws that `picks` [k] fall on.  # int64 → [k, part_width]"""
+        kind = self.bodies.slots.index(self.bodies.slots[slot])  # the first slot of this kind
+        if (kind, blueprint) not in self._rows:
+            count = max(1, min(self.draws, BANK_BYTES // (4 * self.bodies.part_width)))
+            seeds = [hash((self.seed, kind, blueprint, d)) & 0x7FFFFFFF for d in range(count)]
+            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(blueprint), s) for s in seeds])
+            self._rows[kind, blueprint] = made.to(self.bodies.device)
+        bank = self._rows[kind, blueprint]
+        return bank[picks.remainder(len(bank))]
+
+
+@dataclass(frozen=True)
+class Events:
+    """Slots in which something happens, k of them, on the host."""
+
+    member: Ints  # [k]
+    slot: Ints  # [k]
+
+    def those(self, where: NDArray[np.bool_]) -> Events:
+        """Some of them.  # where [k]"""
+        return Events(self.member[where], self.slot[where])
+
+
+class Surgeon:
+    """Writes births and folds into the rows of parts and into the table of forms.
+
+    `form` [N, S, places] and `blend` [N, S, places - 1] are those on the host, changed in place by folds;
+    place 0 is the seed. Rows of parts lie place by place, then member by member, then slot by slot.
+    """
+
+    def __init__(self, parts: RowWeights, bodies: Bodies, form: Ints, blend: Ints) -> None:
+        self.parts, self.bodies, self.form, self.blend = parts, bodies, form, blend
+        self.folded = (form[:, :, 1:] != NO_FORM).sum(2)  # [N, S] how many parts stand behind each other
+
+    def _rows(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Tensor:
+        """The rows of parts at a place of these slots, or of other slots of the same members.  # [k]"""
+        num_members, num_slots = self.form.shape[:2]
+        index = (place * num_members + at.member) * num_slots + (at.slot if slot is None else slot)
+        return ship(index, self.parts.weights.device)
+
+    def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
+        """First weights and clean optimisers for new seeds.  # blueprint [k], picks [N, S] random words"""
+        for s, b in sorted(set(zip(at.slot.tolist(), blueprint.tolist(), strict=True))):
+            some = at.those((at.slot == s) & (blueprint == b))
+            if b == Blueprint.CLONE:
+                weights = self._copies(some, s)
+            else:
+                weights = bank.rows(s, b, picks[ship(some.member, picks.device), s])
+            self.parts.rewrite_rows(self._rows(0, some), weights)
+
+    def _copies(self, at: Events, s: int) -> Tensor:
+        """The weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""
+        slot, last = self.bodies.slots[s], self.folded[at.member, at.slot]
+        rows = self.parts.weights[self._rows(last, at)]
+        if slot.repeats == 1:
+            return rows
+        inside = last > 1  # else the leading block stands at the end of the slot ahead
+        of = np.where(inside, s, s - 1)
+        place = np.where(inside, last - 1, self.folded[at.member, of])
+        lead, start = self.parts.weights[self._rows(place, at, of)], slot.pair_start
+        return torch.cat([lead[:, :start], rows[:, : rows.shape[1] - start]], dim=1)
+
+    def fold(self, at: Events, blend: Ints, decays: tuple[float, float]) -> None:
+        """Fossils become part of the host: a wider block, or one more part behind the others.
+
+        blend [k] of plain seeds; decays: of the optimiser's moments, see `moment_decays`. Raises ValueError
+        where a slot is full.
+        """
+        codes, seed = self.bodies.codes, self.form[at.member, at.slot, 0]
+        for s, form in sorted(set(zip(at.slot.tolist(), seed.tolist(), strict=True))):
+            which = (at.slot == s) & (seed == form)
+            some = at.those(which)
+            if form in tuple(HALVES):
+                self._widen(some, s, Blueprint(form), decays)
+            elif form >= codes.pair:
+                lead, block = divmod(form - codes.pair, codes.classes)
+                self._append(some, codes.lead + lead, int(Blend.ADD))
+                self._append(some, codes.block + block, int(Blend.ADD), self.bodies.slots[s].pair_start)
+            else:
+                self._append(some, form, int(Blend.ADD) if form >= codes.block else blend[which])
+            self.form[some.member, some.slot, 0] = NO_FORM
+
+    def _append(self, at: Events, form: int, blend: Ints | int, start: int = 0) -> None:
+        """The rows of the seeds, from a column on, behind what stands there already."""
+        self.folded[at.member, at.slot] += 1
+        place = self.folded[at.member, at.slot]
+        if place.max() >= self.form.shape[2]:
+            member, most = int(at.member[place.argmax()]), self.form.shape[2] - 1
+            raise ValueError(
+                f"a slot of member {member} holds {most} folded parts and has no place for another; raise "
+                "population.folds"
+            )
+        self.parts.move_rows(self._rows(0, at), self._rows(place, at), start)
+        self.form[at.member, at.slot, place] = form
+        self.blend[at.member, at.slot, place - 1] = blend
+
+    def _widen(self, at: Events, s: int, blueprint: Blueprint, decays: tuple[float, float]) -> None:
+        """The units of the seeds beside those of the last blocks.
+
+        Moments come along; those of the new units are brought to the step count of the old ones.
+        """
+        width, last = self.bodies.slots[s].width, self.folded[at.member, at.slot]
+        classes = self.form[at.member, at.slot, last]
+        for form in np.unique(classes):
+            some = at.those(classes == form)
+            index = self.bodies.slots[s].fold_index(int(form), blueprint).to(self.parts.weights.device)
+            source, target = self._rows(0, some), self._rows(last[classes == form], some)
+            old, new = (self.parts.steps[rows].clamp(min=1.0).unsqueeze(1) for rows in (target, source))
+            scales = [torch.ones_like(old), *((1 - decay**old) / (1 - decay**new) for decay in decays)]
+            fields = (self.parts.weights, self.parts.first, self.parts.second)
+            for field, scale in zip(fields, scales, strict=True):
+                both = torch.cat([field[target, :width], field[source, :width] * scale], dim=1)
+                wider = torch.zeros_like(field[target])
+                wider[:, : index.shape[0]] = both[:, index]
+                field.index_copy_(0, target, wider)
+            self.form[some.member, some.slot, last[classes == form]] += HALVES[blueprint]

@@ -1,0 +1,140 @@
+"""Growth by the clock: a recipe that looks at nothing, which a learned controller has to beat.
+
+    Schedule([(0.05, "clone", "all"), (0.30, "clone", "all", 2)])
+
+grows every slot by a clone once 5 % of the budget is spent, and by two more, one after the other, at 30 %.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from esper.foundation.config_files import parse_yaml
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.controller import Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.scripted import as_actions
+
+ALL: Literal["all"] = "all"
+_LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One line of a schedule."""
+
+    at: float  # share of the budget, 0..1
+    blueprint: Blueprint
+    slots: tuple[int, ...] | Literal["all"] = ALL
+    times: int = 1  # seeds in each of the slots, one after the other
+
+    @staticmethod
+    def of(line: Event | Sequence[object]) -> Event:
+        """From (0.3, "clone"), (0.3, "clone", [0, 2]) or (0.3, "clone", "all", 2); raises UserError."""
+        if isinstance(line, Event):
+            return line
+        try:
+            at, name, *rest = line
+            slots, times = (*rest, ALL)[0], (*rest[1:], 1)[0]
+            which = ALL if slots == ALL else tuple(int(s) for s in slots)  # type: ignore[attr-defined]
+            event = Event(float(at), Blueprint[str(name).upper()], which, int(times))  # type: ignore[arg-type, call-overload]
+        except (TypeError, ValueError, KeyError):
+            names = ", ".join(b.name.lower() for b in Blueprint if b is not Blueprint.NOOP)
+            raise UserError(
+                f"a line of the schedule is {line!r}; give a share of the budget, a blueprint, 'all' or a "
+                f"list of slots, and how often, as in [0.3, clone, all, 2]; blueprints are {names}"
+            ) from None
+        if not 0 <= event.at < 1 or event.times < 1:
+            raise UserError(
+                f"a line of the schedule is {line!r}; its share lies from 0 to below 1 and its times are at "
+                "least 1"
+            )
+        return event
+
+
+class Schedule:
+    """A controller that plants by the share of the budget that is spent and keeps all that it plants.
+
+    It never looks at what is measured, so that its seeds pass their gates unmeasured. A seed that begins as
+    a copy is part of its host within the step in which it is due; one with fresh weights takes its ramp.
+    """
+
+    looks = False
+
+    def __init__(self, events: Iterable[Event | Sequence[object]]) -> None:
+        """events: lines as `Event.of` takes them, their shares rising; raises UserError otherwise."""
+        self.events = [Event.of(line) for line in events]
+        if [e.at for e in self.events] != sorted(e.at for e in self.events):
+            raise UserError(
+                f"the schedule's shares are {[e.at for e in self.events]}; put them in rising order"
+            )
+
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """From 'clone@0.1+widen_full@0.3x2', or from a YAML file with a list of lines; raises UserError."""
+        if text.endswith((".yaml", ".yml")):
+            lines = parse_yaml(Path(text).read_text(encoding="utf-8"), text)
+            if not isinstance(lines, list):
+                raise UserError(f"{text} holds no list; give lines such as - [0.3, clone, all, 2]")
+            return Schedule(lines)
+        found = []
+        for part in text.split("+"):
+            match = _LINE.fullmatch(part.strip())
+            if match is None:
+                raise UserError(
+                    f"{part!r} is no line of a schedule; write clone@0.3, or clone@0.3x2 for two in a row"
+                )
+            found.append((float(match["at"]), match["name"], ALL, int(match["times"] or 1)))
+        return Schedule(found)
+
+    def begin(self, scene: Scene) -> None:
+        """An episode begins: nothing has been planted yet."""
+        shape = (len(self.events), scene.num_members, scene.num_slots)
+        self._owed = torch.zeros(shape, dtype=torch.long, device=scene.device)  # seeds still to plant
+        for k, event in enumerate(self.events):
+            unknown = (
+                [] if event.slots == ALL else [s for s in event.slots if not 0 <= int(s) < scene.num_slots]
+            )
+            if unknown:
+                raise UserError(
+                    f"the schedule names slot {unknown[0]}; this host has slots 0..{scene.num_slots - 1}"
+                )
+            self._owed[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
+        """The actions of this step, one after the other: every slot that is due is planted and raised."""
+        slots, found = observation.slots, []
+        due = torch.zeros_like(slots.stage, dtype=torch.bool)  # [N, S]
+        blueprint = torch.zeros_like(slots.stage)
+        free = slots.stage == Stage.DORMANT
+        for k, event in enumerate(self.events):
+            now = (observation.progress >= event.at).unsqueeze(1) & (self._owed[k] > 0) & free & ~due
+            blueprint = torch.where(now, int(event.blueprint), blueprint)
+            self._owed[k] -= now.long()
+            due |= now
+        blending = slots.stage == Stage.BLENDING
+        for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
+            found += self._raise(s, due[:, s], blueprint[:, s], blending[:, s])
+        return found or [Actions.wait(slots.num_members, slots.device)]
+
+    def _raise(self, slot: int, due: Tensor, blueprint: Tensor, blending: Tensor) -> list[Actions]:
+        """Plant and raise in one slot; a seed whose ramp is over is made permanent.  # each [N]"""
+        details = torch.zeros(len(due), len(Head), dtype=torch.long, device=due.device)
+        details[:, Head.BLUEPRINT] = blueprint
+        details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)
+        details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
+        at = torch.full_like(blueprint, slot)
+        early = [Op.GERMINATE, Op.ADVANCE, Op.ADVANCE]
+        late = [Op.ADVANCE, Op.FOSSILIZE]
+        ops = [(op, due) for op in early] + [(op, due | blending) for op in late]
+        return [as_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in ops]

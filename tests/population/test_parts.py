@@ -1,0 +1,485 @@
+"""Blocks, clones, widenings and folds over random hosts and random lives, against plain modules."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.lifecycle.actions import Blueprint, Style
+from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.stages import Stage
+from esper.population import surgery
+from esper.population.data import Clock
+from esper.population.extract import Grafted, extract
+from esper.population.hosts import HOST_PRESETS
+from esper.population.population import Population
+from tests.population.lives import Life, doubles
+from tests.population.worlds import (
+    CLOCK,
+    EXACT,
+    RESIDUAL,
+    WORLDS,
+    OneAfterAnother,
+    make_data,
+    make_population,
+    outputs_of,
+    part_row,
+    plant,
+    record,
+    reference_member,
+    used_columns,
+)
+
+LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
+TOLERANCE = 1e-9  # in float64
+# Hosts two wide have gradients near 0, which AdamW divides by themselves; a wrong part is off by 1e-3.
+LIFE_TOLERANCE = 3e-5
+
+
+@settings(max_examples=25, deadline=None)
+@given(**LIVES)
+def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset: str, seed: int) -> None:
+    """Outputs, and every weight of trunks, blocks, folded parts and seeds, isolated or heard."""
+    with doubles():
+        life = Life(preset, seed).grow(rounds=2)
+        life.train()
+        assert life.plain is not None
+        life.plain.assert_equal(LIFE_TOLERANCE)
+        ours = outputs_of(life.population, life.states, life.inputs)
+        for i, member in enumerate(life.plain.members):
+            torch.testing.assert_close(ours[i], member(life.inputs).detach(), atol=LIFE_TOLERANCE, rtol=0)
+
+
+# ---- what a seed changes when it begins, blends in and is folded -----------------------------------------
+
+
+@settings(max_examples=25, deadline=None)
+@given(**LIVES)
+def test_at_alpha_0_nothing_changes_and_alpha_is_heard_in_proportion(preset: str, seed: int) -> None:
+    """Bit-equal at 0; a seed at 2⁻¹⁸ changes 256 times as much as one at 2⁻²⁶."""
+    with doubles():
+        life = Life(preset, seed, mirrored=False).grow(rounds=1)
+        population, states = life.population, life.states
+        held = states.blueprint >= 0
+
+        def at(alpha: float) -> torch.Tensor:
+            stage = torch.where(held, int(Stage.BLENDING), states.stage)
+            heard = torch.where(held, alpha, 0.0).to(states.alpha.dtype)
+            return outputs_of(population, states.replace(stage=stage, alpha=heard), life.inputs)
+
+        nothing, silent = at(0.0), SlotStates.empty(*states.stage.shape)
+        assert torch.equal(nothing, outputs_of(population, silent, life.inputs))
+        large, small = at(2**-18) - nothing, at(2**-26) - nothing
+        assert (256 * small - large).abs().max() <= 0.05 * large.abs().max() + 1e-12
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LIVES)
+def test_a_fold_is_exact(preset: str, seed: int) -> None:
+    """Outputs before and after agree, and so do parameters; a slot is free again."""
+    with doubles():
+        life = Life(preset, seed, mirrored=False).grow(rounds=1)
+        population = life.population
+        life.train()
+        states, twin = life.states, copy.deepcopy(population)
+        where = life.fold_some(share=0.8)
+        empty, life.states = life.states, states
+        full = life.at_full_strength(where)
+        twin.prune((states.blueprint >= 0) & ~where)
+        before, after = outputs_of(twin, full, life.inputs), outputs_of(population, empty, life.inputs)
+        torch.testing.assert_close(after, before, atol=1e-12, rtol=0)
+        assert torch.equal(population.parameter_counts(empty), twin.parameter_counts(full))
+        assert (population.forms[:, :, 0] == -1).all()
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
+def test_moments_come_along_with_what_is_folded(world: str, optimiser: str) -> None:
+    """Old units keep their moments; those of new ones stand for the same means under the older count."""
+    names = [Blueprint.WIDEN_HALF, Blueprint.CLONE]
+    states = SlotStates.from_records([[record(Stage.HOLDING, name)] * 2 for name in names])
+    population, data = make_population(world, 2, optimiser=optimiser), make_data(world, 2)
+    for epoch in range(4):
+        population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
+    plant(population, states, awake=False)
+    assert population.seeds.first.abs().max() == population.seeds.second.abs().max() == 0
+    assert population.seeds.steps.max() == 0  # a count of its own
+    population.train_epoch(states, data, Clock(0, 4, 10))
+    assert population.seeds.steps.tolist() == [2.0] * 4
+    old = [reference_member(population, states, i) for i in range(2)]
+    before = copy.deepcopy(population.parts)
+    population.fold(states.blueprint >= 0, states.style)
+    population.look(SlotStates.empty(2, 2))
+    for s in (0, 1):
+        block, seed = old[0].chains[s][0], old[0].seed_at(s)
+        new = reference_member(population, SlotStates.empty(2, 2), 0, [(s, int(names[0]), 0)]).chains[s][0]
+        decays = {
+            "weights": 0.0,
+            "first": population.config.momentum,
+            "second": population.config.second_beta,
+        }
+        for field, decay in decays.items():
+            scale = 1.0 if optimiser == "sgd" else (1 - decay**10) / (1 - decay**2)
+            rows = (getattr(before, field), getattr(population.parts, field))
+            found = used_columns(population, new, s, part_row(population, 0, s, 1, rows[1]))
+            parts = (
+                used_columns(population, block, s, part_row(population, 0, s, 1, rows[0])),
+                scale * used_columns(population, seed, s, part_row(population, 0, s, 0, rows[0])),
+            )
+            wanted = torch.cat(parts).sort().values
+            torch.testing.assert_close(found.sort().values, wanted, atol=1e-12, rtol=1e-3)
+        assert part_row(population, 0, s, 1, population.parts.steps) == 10  # the older count
+        copied = part_row(population, 1, s, 2)
+        assert torch.equal(copied, part_row(population, 1, s, 0, before.weights))
+        assert part_row(population, 1, s, 2, population.parts.steps) == 2
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+@pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.HOLDING])
+def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: str, stage: Stage) -> None:
+    states = SlotStates.from_records([[None, record(stage, Blueprint.CLONE)]] * 2)
+    population, data = make_population(world, 2, batches_per_epoch=1), make_data(world, 2)
+    for epoch in range(5):  # the first step of any optimiser is one of signs: let the host be further on
+        population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
+    plant(population, states, awake=False)
+    start = population.bodies.slots[1].pair_start if world == "text" else 0
+    for expected in (True, False):
+        for i in (0, 1):
+            block = reference_member(population, states, i).chains[1][0]
+            origin = used_columns(population, block, 1, part_row(population, i, 1, 1))
+            clone = used_columns(population, block, 1, part_row(population, i, 1, 0)[start:])
+            assert torch.equal(origin, clone) == expected
+            assert expected or ((origin - clone).abs() > 1e-6).float().mean() > 0.5
+        population.train_epoch(states, data, Clock(0, 5, 10))
+
+
+def test_a_clone_at_full_strength_is_the_layer_repeated() -> None:
+    states = SlotStates.from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]])
+    population = make_population("text", 1)
+    tokens = make_data("text", 1).inputs[0, :4]
+    attended, perceived, head = extract(population, SlotStates.empty(1, 2), 0)[1:]
+    plant(population, states, awake=False)
+    x = extract(population, states, 0)[0](tokens)
+    expected = head(perceived(attended(perceived(attended(x)))))
+    torch.testing.assert_close(outputs_of(population, states, tokens)[0], expected)
+
+
+# ---- the grown network -----------------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LIVES)
+def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
+    """Blocks and layers of torch at full strength, grafts only of other blueprints; as many parameters."""
+    with doubles():
+        life = Life(preset, seed, mirrored=False).grow(rounds=2)
+        life.train()
+        population, states = life.population, life.states
+        ours = outputs_of(population, states, life.inputs)
+        heard = (states.blueprint >= 0) & (states.stage != Stage.TRAINING)
+        counts = population.parameter_counts(
+            states.replace(blueprint=states.blueprint.masked_fill(~heard, -1))
+        )
+        for i in range(states.num_members):
+            module = extract(population, states, i)
+            torch.testing.assert_close(module(life.inputs).detach(), ours[i], atol=1e-10, rtol=0)
+            full = life.at_full_strength(heard)
+            plain = extract(population, full, i)
+            names = [b for s, b, _ in life.folds[i]] + full.blueprint[i][heard[i]].tolist()
+            grafts = [part for part in plain if isinstance(part, Grafted)]
+            assert len(grafts) == sum(name < Blueprint.CLONE for name in names)
+            whole = extract(population, life.at_full_strength(states.blueprint >= 0), i)
+            assert sum(p.numel() for p in whole.parameters()) == int(counts[i])
+
+
+# ---- members that are finished ---------------------------------------------------------------------------
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LIVES)
+def test_a_finished_member_keeps_every_bit_and_changes_nobody(preset: str, seed: int) -> None:
+    with doubles():
+        life = Life(preset, seed, members=4, mirrored=False).grow(rounds=1)
+        check_finished(life)
+
+
+def check_finished(life: Life) -> None:
+    population, twin = life.population, copy.deepcopy(life.population)
+    population.finished[1] = True
+    before = population.snapshot()
+    trained = population.train_epoch(life.states, life.data, CLOCK)
+    judged = population.validate(life.states, life.data, unfinished=True)
+    there = twin.train_epoch(life.states, life.data, CLOCK)
+    assert trained.loss[1].isnan()
+    assert judged.accuracy[1].isnan()
+    others = torch.tensor([0, 2, 3])
+    torch.testing.assert_close(trained.loss[others], there.loss[others], atol=1e-9, rtol=0)
+    for name, value in population.tensors().items():
+        mine, theirs = value.unflatten(0, (4, -1)), twin.tensors()[name].unflatten(0, (4, -1))
+        assert torch.equal(mine[1], before[name].unflatten(0, (4, -1))[1]), name
+        if name != "finished":
+            torch.testing.assert_close(mine[others], theirs[others], atol=1e-6, rtol=0)
+
+
+def test_when_everyone_is_finished_nothing_is_left_to_do() -> None:
+    population, data = make_population("residual vectors", 2), make_data("residual vectors", 2)
+    population.finished.fill_(True)
+    before = population.snapshot()
+    assert population.train_epoch(SlotStates.empty(2, 2), data, CLOCK).loss.isnan().all()
+    assert population.validate(SlotStates.empty(2, 2), data, unfinished=True).loss.isnan().all()
+    assert all(torch.equal(value, before[name]) for name, value in population.tensors().items())
+    population.begin_episode(1)
+    assert population.train_epoch(SlotStates.empty(2, 2), data, CLOCK).loss.isfinite().all()
+
+
+# ---- neighbours, snapshots, what waits -------------------------------------------------------------------
+
+
+def grown_course(world: str, ids: list[int], chunk: int) -> Population:
+    """Members that clone, widen and fold, each in its own way by its id, out of a crowd of six."""
+    population = make_population(world, ids, EXACT, rows_per_chunk=chunk)
+    data = make_data(world, len(ids))
+    epoch = 0
+    for names in ((13, 14, 3), (14, 13, 13)):
+        rows = [[record(Stage.HOLDING, names[(i + s) % 3]) for s in (0, 1)] for i in ids]
+        states = SlotStates.from_records(rows)
+        fits = population.growable().gather(2, states.blueprint.unsqueeze(2)).squeeze(2)
+        states = states.replace(
+            stage=torch.where(fits, states.stage, int(Stage.DORMANT)),
+            blueprint=torch.where(fits, states.blueprint, -1),
+            alpha=states.alpha * fits,
+        )
+        population.germinate(fits, states.blueprint)
+        for _ in range(2):
+            population.train_epoch(states, data, Clock(0, epoch, 10))
+            epoch += 1
+        population.fold(fits, states.style)
+        population.train_epoch(SlotStates.empty(len(ids), 2), data, Clock(0, epoch, 10))
+        epoch += 1
+    return population
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_what_the_others_grow_changes_no_member(world: str) -> None:
+    with doubles():
+        whole = grown_course(world, list(range(6)), 10)
+        assert len({tuple(forms.flatten().tolist()) for forms in whole.forms}) > 1
+        everyone = whole.tensors()
+        for ids, chunk in (([4], 10), ([5, 1, 2], 2), (list(range(6)), 1)):
+            for name, mine in grown_course(world, ids, chunk).tensors().items():
+                rows = everyone[name].unflatten(0, (6, -1))[ids].flatten(0, 1)
+                torch.testing.assert_close(mine, rows, atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LIVES)
+def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) -> None:
+    """Taken while births and folds wait, it goes on to the same bits in another population."""
+    life = Life(preset, seed, mirrored=False).grow(rounds=1)
+    population = life.population
+    life.fold_some()
+    fits = population.growable()
+    waiting = torch.where(fits.any(2), fits.float().argmax(2), -1)
+    free = (population.forms[:, :, 0] == -1) & (waiting >= 0)
+    population.germinate(free, waiting)
+    population.finished[0] = True
+    saved = population.snapshot()
+    other = Population(population.bodies.make_host, population.config, population.members, population.seed)
+    other.begin_episode(5)
+    other.restore(saved)
+    for one in (population, other):
+        for epoch in range(2):
+            one.train_epoch(life.states, life.data, Clock(0, 20 + epoch, 100))
+    for name, value in population.tensors().items():
+        assert torch.equal(other.tensors()[name], value), name
+    population.restore(saved, torch.tensor([False, True, False]))
+    for name, value in population.tensors().items():
+        mine, then = value.unflatten(0, (3, -1)), saved[name].unflatten(0, (3, -1))
+        now = other.tensors()[name].unflatten(0, (3, -1))
+        assert torch.equal(mine[1], then[1]), name
+        assert torch.equal(mine[[0, 2]], now[[0, 2]]), name
+
+
+def test_a_fold_keeps_the_blend_of_the_seed_although_its_slot_is_wiped_first() -> None:
+    states = SlotStates.from_records(
+        [[record(Stage.FOSSILIZED, Blueprint.NORM, style), None] for style in Style]
+    )
+    population = make_population("residual vectors", len(Style))
+    plant(population, states)
+    inputs = make_data("residual vectors", 1).inputs[0, :5]
+    before = outputs_of(population, states, inputs)
+    population.fold(states.blueprint >= 0, states.style)
+    torch.testing.assert_close(outputs_of(population, SlotStates.empty(len(Style), 2), inputs), before)
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_a_clone_may_be_born_and_folded_in_one_step(world: str) -> None:
+    """As a schedule does it: every block repeated at once, exactly."""
+    clones = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.CLONE)] * 2] * 2)
+    slow, fast, nothing = make_population(world, 2), make_population(world, 2), SlotStates.empty(2, 2)
+    plant(slow, clones, awake=False)
+    inputs = make_data(world, 2).inputs[0, :5]
+    before = outputs_of(slow, clones, inputs)
+    slow.fold(clones.blueprint >= 0, clones.style)
+    fast.germinate(clones.blueprint >= 0, clones.blueprint)
+    fast.fold(clones.blueprint >= 0, clones.style)
+    torch.testing.assert_close(outputs_of(fast, nothing, inputs), before)
+    slow.look(nothing)
+    for name, value in slow.tensors().items():
+        assert torch.equal(fast.tensors()[name], value), name
+
+
+def test_a_clone_counts_from_its_birth_on() -> None:
+    for world in RESIDUAL:
+        states = SlotStates.from_records([[None, record(Stage.GERMINATED, Blueprint.CLONE)]])
+        population = make_population(world, 1)
+        bare = int(population.parameter_counts(SlotStates.empty(1, 2)))
+        population.germinate(states.blueprint >= 0, states.blueprint)
+        waiting = int(population.parameter_counts(states))
+        population.look(states)
+        assert waiting == int(population.parameter_counts(states)) > bare
+
+
+def test_two_blocks_are_cloned_only_where_both_are_there() -> None:
+    """A seed folded in behind the attention parts it from the perceptron, which can still be widened."""
+    population = make_population("text", 2)
+    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.LORA), None], [None, None]])
+    plant(population, states)
+    population.fold(states.blueprint >= 0, states.style)
+    population.look(SlotStates.empty(2, 2))
+    fits = population.growable()
+    assert fits[:, 1, Blueprint.CLONE].tolist() == [False, True]
+    assert fits[:, 1, Blueprint.WIDEN_HALF].all()
+    assert not fits[0, 0, [Blueprint.CLONE, Blueprint.WIDEN_HALF]].any()
+
+
+def test_a_block_is_widened_up_to_its_limit() -> None:
+    population = make_population("residual vectors", 1, widest=2)
+    widths = []
+    for _ in range(3):
+        states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.WIDEN_HALF), None]])
+        widths.append(population.growable()[0, 0, [Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]].tolist())
+        if widths[-1][0]:
+            plant(population, states)
+            population.fold(states.blueprint >= 0, states.style)
+            population.look(SlotStates.empty(1, 2))
+    assert widths == [[True, True], [True, False], [False, False]]
+    block = extract(population, SlotStates.empty(1, 2), 0)[1]
+    assert block.branch.units == 2 * WORLDS["residual vectors"][3]["hidden"]
+
+
+def test_a_slot_without_a_place_for_another_part_says_so() -> None:
+    population = make_population("residual vectors", 1, folds=1)
+    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.CLONE), None]])
+    for _ in range(2):
+        plant(population, states)
+        population.fold(states.blueprint >= 0, states.style)
+        if int((population.forms[0, 0, 1:] != -1).sum()) == 1:
+            population.look(SlotStates.empty(1, 2))
+    with pytest.raises(ValueError, match=r"member 0 holds 2 folded parts.*raise population.folds"):
+        population.look(SlotStates.empty(1, 2))
+
+
+# ---- learning rates of each row --------------------------------------------------------------------------
+
+
+RATES = {  # with a warm-up over .1 and, for flat, a decay over .4
+    "flat": lambda done: max(0.0, min(1.0, 0.04 + done / 0.1, (1 - done) / 0.4)),
+    "one_cycle": lambda done: (
+        0.04 + 0.48 * (1 - math.cos(math.pi * done / 0.1))
+        if done < 0.1
+        else max(1e-3, 0.5 + 0.5 * math.cos(math.pi * (done - 0.1) / 0.9))
+    ),
+}
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+@pytest.mark.parametrize("schedule", RATES)
+def test_the_rate_of_each_member_follows_what_it_has_spent(world: str, schedule: str) -> None:
+    """Against members one after another, each at its own share of the budget; rates are float32."""
+    with doubles():
+        states = SlotStates.from_records(
+            [
+                [record(Stage.HOLDING, Blueprint.CLONE), None],
+                [None, record(Stage.TRAINING, Blueprint.WIDEN_FULL)],
+                [None, None],
+            ]
+        )
+        population = make_population(world, 3, EXACT, schedule=schedule, warmup=0.1, decay=0.4)
+        plant(population, states)
+        plain = OneAfterAnother(population, states, rate=RATES[schedule])
+        share, spent = torch.tensor([0.3, 0.2, 0.05]), torch.zeros(3)
+        for epoch in range(4):
+            clock = Clock(0, epoch, 100, spent, share)
+            population.train_epoch(states, make_data(world, 3), clock)
+            plain.epoch(make_data(world, 3), clock)
+            spent = (spent + share).clamp(max=1.0)
+        plain.assert_equal(1e-6)
+
+
+def test_no_rate_is_left_once_everything_is_spent() -> None:
+    population = make_population("residual vectors", 2, schedule="flat")
+    data = make_data("residual vectors", 2)
+    before = population.snapshot()
+    clock = Clock(0, 0, 10, torch.tensor([1.0, 0.5]), torch.tensor([0.2, 0.1]))
+    population.train_epoch(SlotStates.empty(2, 2), data, clock)
+    assert torch.equal(population.hosts.weights[0], before["hosts.weights"][0])
+    assert not torch.equal(population.hosts.weights[1], before["hosts.weights"][1])
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_new_parts_warm_up_on_their_own_and_the_host_does_not(world: str) -> None:
+    with doubles():
+        population = make_population(world, 2, EXACT, new_part_warmup=5)
+        data = make_data(world, 2)
+        plain = OneAfterAnother(population, SlotStates.empty(2, 2))
+        population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, 0, 10))
+        plain.epoch(data, Clock(0, 0, 10))
+        plain.assert_equal(TOLERANCE)
+        states = SlotStates.from_records(
+            [
+                [record(Stage.TRAINING, Blueprint.CLONE), None],
+                [record(Stage.HOLDING, Blueprint.WIDEN_HALF), record(Stage.HOLDING, Blueprint.CLONE)],
+            ]
+        )
+        plant(population, states)
+        for i, s in (states.blueprint >= 0).nonzero().tolist():
+            plain.germinate(i, s, int(states.blueprint[i, s]), int(states.style[i, s]))
+        plain.change(states)
+        for epoch in range(1, 5):
+            population.train_epoch(states, data, Clock(0, epoch, 10))
+            plain.epoch(data, Clock(0, epoch, 10))
+        plain.assert_equal(TOLERANCE)
+
+
+# ---- first weights ---------------------------------------------------------------------------------------
+
+
+def test_nothing_is_drawn_for_blueprints_that_nobody_planted() -> None:
+    population = make_population("residual images", 3)
+    bank = population._seed_bank
+    assert bank._rows == {}
+    planted = [record(Stage.HOLDING, Blueprint.NORM), record(Stage.HOLDING, Blueprint.CLONE)]
+    states = SlotStates.from_records([planted, [None, None], [None, None]])
+    plant(population, states)
+    population.train_epoch(states, make_data("residual images", 3), CLOCK)
+    assert set(bank._rows) == {(0, int(Blueprint.NORM))}  # a clone draws nothing
+
+
+def test_slots_of_one_kind_share_their_first_weights_and_a_bank_stays_within_its_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    population = make_population("residual vectors", 2, seed_weights=10**6)
+    monkeypatch.setattr(surgery, "BANK_BYTES", 3 * 4 * population.bodies.part_width)
+    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
+    plant(population, states, awake=False)
+    ((kind, rows),) = population._seed_bank._rows.items()
+    assert kind == (0, int(Blueprint.MLP))
+    assert len(rows) == 3
+    drawn = {tuple(row.tolist()) for row in population.seeds.weights}
+    assert drawn <= {tuple(row.tolist()) for row in rows}

@@ -1,0 +1,348 @@
+"""Compute as the budget: what a member spends, when it ends, and who is charged for what happens after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from esper.comparing import prices_of
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.stages import Stage
+from esper.population.config import PopulationConfig
+from esper.population.data import Clock
+from esper.population.schedule import rate_share
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
+from esper.simic.costs import TRAINING_PASSES
+from esper.simic.ending import Ending
+from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.learner import Learner
+from esper.simic.rollout import evaluate_test, play
+from esper.simic.trainer import TWINS, Trainer
+from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.scripted import RandomLegal, Static
+from tests.simic.worlds import GAMMA, SMALL, make_agent, make_environment, make_residual, make_spec
+
+WAIT: dict[Head, int] = {}
+PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
+ADVANCE = {Head.OP: Op.ADVANCE}
+RAISE = (PLANT, ADVANCE, ADVANCE)
+COMPUTE = EpisodeConfig(steps=8, clock="compute")
+
+
+def live(environment: GrowthEnvironment, grows: bool = True, looks: bool = False) -> list[StepResult]:
+    """An episode in which the first member raises a large seed at once, or nobody does."""
+    environment.reset(0, looks=looks)
+    results = []
+    others = [WAIT] * (environment.num_members - 1)
+    while not environment.done:
+        first = RAISE if grows and environment.clock == 0 else (WAIT,)
+        results.append(environment.step([Actions.of([action, *others]) for action in first]))
+    return results
+
+
+def stacked(results: list[StepResult], name: str) -> Tensor:
+    """One field of every step.  # [T, N]"""
+    return torch.stack([getattr(result, name) for result in results])
+
+
+def test_the_budget_of_one_member_ends_it_and_nobody_else() -> None:
+    environment, calm = (make_environment(members=(0, 1, 2), episode=COMPUTE) for _ in range(2))
+    results, bare = live(environment), live(calm, grows=False)
+    ends = stacked(results, "terminated")
+    last = ends.int().argmax(0)
+    assert ends.sum(0).tolist() == [1, 1, 1], "everyone ends once"
+    assert last.tolist()[1:] == [7, 7], "a bare host is paid for in full"
+    assert last[0] < 7
+    active = stacked(results, "active")
+    assert torch.equal(active, torch.arange(len(results)).unsqueeze(1) <= last), "and lives until then"
+    for mine, theirs in zip(results, bare, strict=True):
+        torch.testing.assert_close(
+            mine.observation.val_loss[1:], theirs.observation.val_loss[1:], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_nothing_of_a_finished_member_changes_any_more() -> None:
+    environment = make_environment(members=(0, 1), episode=COMPUTE)
+    environment.reset(0, looks=False)
+    environment.step([Actions.of([action, WAIT]) for action in RAISE])
+    while not environment.population.finished[0]:
+        environment.step(Actions.wait(2))
+    before, slots = environment.population.snapshot(), environment.slots
+    spent, parameters = environment.flops.clone(), environment.parameters.clone()
+    result = environment.step(Actions.of([{Head.OP: Op.SET_ALPHA_TARGET, Head.SLOT: 0}, WAIT]))
+    assert result.active.tolist() == [False, True]
+    assert (result.reward[0], result.terminated[0], result.panicked[0]) == (0, False, False)
+    assert result.outcome.executed_op[0] == Op.WAIT
+    for name, value in environment.population.tensors().items():
+        rows = value.shape[0] // 2
+        assert torch.equal(value[:rows], before[name][:rows]), name
+    for name, value in environment.slots.tensors().items():
+        assert torch.equal(value[0], slots.tensors()[name][0]), name
+    assert environment.flops[0] == spent[0]
+    assert environment.parameters[0] == parameters[0]
+    assert environment.flops[1] > spent[1]
+    environment.masks().check()
+
+
+def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budget() -> None:
+    environment = make_environment(members=(0, 1), episode=COMPUTE)
+    environment.reset(0, looks=False)
+    environment.step([Actions.of([action, WAIT]) for action in RAISE])
+    unbounded = environment.flops.clone()
+    while not environment.population.finished[0]:
+        assert unbounded[0] < environment.budget * (1 - 1e-9), "nobody goes on without a budget"
+        left = environment.observe().steps_left[0]
+        unbounded = unbounded + environment.bare_cost * environment.observe().step_cost.double()
+        environment.step(Actions.wait(2))
+    assert left == 1, "the last step was announced"
+    assert unbounded[0] > environment.budget
+    assert environment.flops[0] == environment.budget
+    assert environment.spent[0] == 1
+
+
+def test_flops_may_be_given_and_a_bare_host_gets_the_steps_that_they_pay_for() -> None:
+    bare = make_environment(members=(0,), episode=COMPUTE).bare_cost
+    for flops, steps in ((3.0 * bare, 3), (2.5 * bare, 3), (0.2 * bare, 1)):
+        environment = make_environment(members=(0,), episode=COMPUTE.model_copy(update={"flops": flops}))
+        assert environment.steps == steps
+        assert len(live(environment, grows=False)) == steps
+        assert environment.spent.tolist() == [1.0]
+
+
+def test_only_those_who_look_pay_for_measurements() -> None:
+    blind, looking = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
+    assert len(live(blind, grows=False)) == 8
+    assert len(live(looking, grows=False, looks=True)) < 8
+    mixed = make_environment(members=(0, 1), episode=COMPUTE)
+    mixed.reset(0, looks=torch.tensor([True, False]))
+    mixed.step(Actions.wait(2))
+    assert mixed.flops[0] > mixed.flops[1] == pytest.approx(mixed.bare_cost)
+    assert mixed.observe().steps_left[0] < mixed.observe().steps_left[1] == 7
+
+
+def test_with_steps_as_the_clock_everyone_gets_as_many() -> None:
+    results = live(make_environment(members=(0, 1), episode=EpisodeConfig(steps=4)))
+    assert stacked(results, "active").all()
+    assert stacked(results, "terminated").tolist() == [[False] * 2] * 3 + [[True] * 2]
+    progress = torch.stack([result.observation.progress for result in results])
+    torch.testing.assert_close(progress, torch.tensor([[0.25], [0.5], [0.75], [1.0]]).expand(4, 2))
+
+
+def test_the_learning_rate_follows_the_share_spent() -> None:
+    members = torch.arange(2)
+    by_compute = Clock(0, 3, 10, torch.tensor([0.2, 0.9]), torch.tensor([0.1, 0.3]))
+    torch.testing.assert_close(by_compute.done(1, 2, members), torch.tensor([0.25, 1.0]))
+    torch.testing.assert_close(Clock(0, 3, 10).done(1, 2, members), torch.tensor([0.35, 0.35]))
+    config = PopulationConfig(schedule="flat", warmup=0.1, decay=0.4)
+    shares = rate_share(torch.tensor([0.0, 0.05, 0.1, 0.6, 0.8, 1.0]), config)
+    torch.testing.assert_close(shares, torch.tensor([0.04, 0.54, 1.0, 1.0, 0.5, 0.0]))
+
+
+def test_members_are_told_apart_by_what_they_have_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = make_environment(members=(0, 1), episode=COMPUTE)
+    clocks: list[Clock] = []
+    train = environment.population.train_epoch
+
+    def watch(states, data, clock):  # type: ignore[no-untyped-def]
+        clocks.append(clock)
+        return train(states, data, clock)
+
+    monkeypatch.setattr(environment.population, "train_epoch", watch)
+    results = live(environment)
+    shown = torch.stack([result.observation.progress for result in results])  # [T, N]
+    for clock, earlier in zip(clocks[1:], shown, strict=False):
+        torch.testing.assert_close(clock.spent.float(), earlier)
+    assert clocks[3].spent[0] > clocks[3].spent[1]
+    assert (clocks[-1].share[0], clocks[-1].share[1] > 0) == (0, True), "the finished take nothing"
+
+
+def test_a_spent_budget_moves_no_weight() -> None:
+    """What the last step costs beyond the budget is trained at a rate of 0."""
+    flat = SMALL.model_copy(update={"schedule": "flat", "weight_decay": 0.0})
+    tiny = COMPUTE.model_copy(update={"flops": 1.0})
+    environment = make_environment(members=(0,), episode=tiny, population=flat)
+    environment.reset(0, looks=False)
+    before = environment.population.hosts.weights.clone()
+    environment.step(Actions.wait(1))
+    assert environment.population.finished.all()
+    moved = (environment.population.hosts.weights - before).abs().max()
+    full = make_environment(members=(0,), episode=EpisodeConfig(steps=8), population=flat)
+    full.reset(0)
+    full.step(Actions.wait(1))
+    assert moved < 0.1 * (full.population.hosts.weights - before).abs().max()
+
+
+def test_the_observation_tells_cost_and_steps_left() -> None:
+    environment = make_environment(members=(0, 1), episode=COMPUTE)
+    observation = environment.reset(0, looks=False)
+    assert observation.step_cost.tolist() == [1, 1]
+    assert observation.steps_left.tolist() == [8, 8]
+    result = environment.step([Actions.of([action, WAIT]) for action in RAISE])
+    environment.step(Actions.wait(2))
+    observation = environment.observe()
+    assert observation.step_cost[0] > 1.2
+    assert observation.step_cost[1] == 1
+    assert observation.steps_left[0] < observation.steps_left[1] == 6
+    assert result.outcome.asked_op.tolist() == [Op.GERMINATE, Op.WAIT]
+
+
+def test_a_saved_episode_goes_on_with_the_same_budget_and_eyes() -> None:
+    first, second = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
+    first.reset(0, looks=torch.tensor([True, False]))
+    for _ in range(3):
+        first.step(Actions.wait(2))
+    second.load_state_dict(first.state_dict())
+    for environment in (first, second):
+        while not environment.done:
+            environment.step(Actions.wait(2))
+    assert first.clock == second.clock
+    assert torch.equal(first.flops, second.flops)
+    assert torch.equal(first.population.hosts.weights, second.population.hosts.weights)
+    again = make_environment(members=(0, 1), episode=COMPUTE)
+    again.load_state_dict(first.state_dict())
+    assert again.done
+
+
+# ---- learning ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["shaped", "sparse"])
+def test_all_that_the_twins_earn_is_charged_to_the_steps_of_a_member(mode: str) -> None:
+    """Σ γ^t of what is stored is the member's own return less the whole return of its twin, exactly."""
+    reward = RewardConfig.model_validate({"control_variate": True, "mode": mode})
+    learner = Learner("agent", make_agent(), 8, reward=reward)
+    spec = replace(make_spec(members=(0, 1, 2)), episode=COMPUTE)
+    trainer = Trainer([spec], [learner], rounds=1)
+    results: list[StepResult] = []
+    trainer.play_round(on_step=results.append)
+    spans = trainer.blocks.spans(trainer.environment.num_members)
+    paid, active = stacked(results, "reward").double(), stacked(results, "active")
+    discount = GAMMA ** torch.arange(len(results), dtype=torch.float64)
+    returns = discount @ paid
+    counts = active[:, spans["agent"]].sum(0)
+    assert (counts < active[:, spans[TWINS]].sum(0)).all(), "those who look end before their twins"
+    assert torch.equal(learner.buffer.step_counts, counts), "rows are as long as their members lived"
+    steps = learner.buffer.get_batched_sequences().steps
+    stored = steps.reward.double()  # [N, T]
+    charged = stored @ discount[: stored.shape[1]]
+    torch.testing.assert_close(charged, returns[spans["agent"]] - returns[spans[TWINS]], rtol=1e-4, atol=1e-5)
+    last = counts.unsqueeze(1) - 1
+    assert steps.terminated.gather(1, last).all()
+    assert steps.terminated.sum(1).tolist() == [1, 1, 1]
+    assert (stored.masked_fill(learner.buffer.valid_mask[:, : stored.shape[1]], 0.0) == 0).all()
+
+
+def test_rounds_of_unequal_lengths_are_learned_from() -> None:
+    learner = Learner("agent", make_agent(), 8, reward=RewardConfig(control_variate=True))
+    trainer = Trainer([replace(make_spec(members=(0, 1)), episode=COMPUTE)], [learner], rounds=2)
+    told = [round["agent"].summary for round in trainer.run()]
+    for summary in told:
+        assert np.isfinite([summary.policy_loss, summary.value_loss, summary.return_mean]).all()
+        assert np.isfinite(summary.extra["explained_by_baseline"])
+        assert not summary.anomalies
+
+
+# ---- the end -----------------------------------------------------------------------------------------------
+
+
+def test_every_network_is_measured_at_the_end_whenever_it_ended() -> None:
+    environment = make_environment(members=(0, 1, 2), episode=COMPUTE)
+    ending = Ending(environment)
+    record = ending.play(RandomLegal(1.0))
+    assert np.isfinite(record.accuracy[-1]).all()
+    assert np.isfinite(evaluate_test(environment).accuracy).all()
+    lived = (np.diff(record.spent, axis=0) > 0).sum(0)
+    assert (ending.epoch.numpy() >= 1).all()
+    assert (ending.epoch.numpy() <= lived).all(), "no epoch after a member's last"
+    assert environment.population.finished.all()
+
+
+def test_the_finished_are_not_rolled_back_by_a_loss_that_they_keep() -> None:
+    """A member that ends on the first of two spikes is not judged again by the same loss."""
+    config = GovernorConfig(window_min=2, spike_epochs=2)
+    environment = make_environment(members=(0, 1), steps=10, governor=config)
+    environment.reset(0)
+    governor, rows = environment._governor, environment.rows
+    panics = []
+    for loss, lives in ((3.0, True), (3.0, True), (3.0, True), (50.0, True), (50.0, False)):
+        signals = rows.signals.update(torch.full((2,), loss), rows.signals.accuracy)
+        active = torch.tensor([lives, True])
+        panics.append(governor.review(replace(rows, signals=signals), torch.ones(2), active)[1].tolist())
+    assert panics == [[False, False]] * 4 + [[False, True]]
+
+
+# ---- copies, folds and what fits ---------------------------------------------------------------------------
+
+CLONE = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.CLONE, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
+FOSSILISE = {Head.OP: Op.FOSSILIZE}
+
+
+def test_growth_of_blocks_is_offered_where_there_are_blocks() -> None:
+    growth = [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]
+    blocks, plain = make_residual(members=(0, 1)), make_environment(members=(0, 1))
+    for environment in (blocks, plain):
+        environment.reset(0)
+    assert blocks.masks().blueprint[:, growth].all()
+    assert not plain.masks().blueprint[:, growth].any()
+    result = plain.step(Actions.of([CLONE, WAIT]))
+    assert result.outcome.refused_by[0] == 0, "G0"
+    assert not result.outcome.germinated.any()
+
+
+def test_a_block_is_not_widened_beyond_its_widest() -> None:
+    environment = make_residual(folds=2)
+    environment.reset(0, looks=False)
+    widen = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
+    steps = [Actions.of([action, WAIT]) for action in (widen, ADVANCE, ADVANCE)]
+    environment.step(steps)
+    while int(environment.slots.stage[0, 0]) != Stage.DORMANT:
+        environment.step([Actions.of([action, WAIT]) for action in (ADVANCE, FOSSILISE)])
+    offered = environment.masks().blueprint[:, [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
+    assert offered.tolist() == [[True, False, False], [True, True, True]]
+
+
+def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:
+    environment = make_residual(members=(0, 1), steps=6, folds=1)
+    environment.reset(0, looks=False)
+    burst = [CLONE, ADVANCE, ADVANCE, ADVANCE, FOSSILISE]
+    result = environment.step([Actions.of([action, WAIT]) for action in burst])
+    assert result.ticked.folded.tolist() == [[True], [False]]
+    assert environment.slots.stage.tolist() == [[Stage.DORMANT], [Stage.DORMANT]]
+    assert environment.slots.room.tolist() == [[0], [1]]
+    assert environment.parameters[0] > environment.parameters[1] == environment.host_parameters
+    again = environment.step([Actions.of([action, WAIT]) for action in burst])
+    assert again.outcome.germinated[0].all(), "the slot is free again"
+    assert environment.slots.stage[0, 0] == Stage.FOSSILIZED, "and without room its next fossil stays"
+
+
+def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
+    environment = make_residual(members=(0, 1), steps=9, folds=2, governor=GovernorConfig(snapshot_every=8))
+    environment.reset(0, looks=False)
+    burst = [CLONE, ADVANCE, ADVANCE, ADVANCE, FOSSILISE]
+    environment.step([Actions.of([action] * 2) for action in burst])
+    assert environment.slots.room.tolist() == [[1], [1]]
+    environment.population.hosts.weights[0] = torch.nan
+    result = environment.step(Actions.of([CLONE] * 2))
+    assert result.panicked.tolist() == [True, False]
+    assert environment.slots.room.tolist() == [[2], [1]]
+    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.GERMINATED]
+    assert environment.parameters[0] == environment.host_parameters
+    environment.step(Actions.wait(2))
+
+
+def test_a_clone_is_counted_in_the_record() -> None:
+    environment = make_residual(members=(0,), steps=3)
+    record = play(environment, Schedule([(0.0, "clone")]), 0)
+    grown = record.parameters[-1, 0] - record.parameters[0, 0]
+    assert record.seed_parameters[0, Blueprint.CLONE] == grown > 0
+    kept = SlotStates.from_records(
+        [[SlotRecord(Stage.FOSSILIZED, Blueprint.CLONE, alpha=1.0, alpha_target=1.0)]]
+    )
+    extra = prices_of(environment, kept).batch - prices_of(environment).batch
+    assert TRAINING_PASSES * SMALL.batch_size * 2 * 2 * 8 * 8 == extra, "two products of 8 by 8 a sample"
+    assert play(environment, Static(), 0).parameters[-1, 0] == environment.host_parameters

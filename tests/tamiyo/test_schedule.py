@@ -1,0 +1,127 @@
+"""Growth by the clock: what a schedule may say, and what it grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import Blueprint, Head, Op
+from esper.lifecycle.stages import Stage
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.rollout import EpisodeRecord, play
+from esper.tamiyo.controller import Scene
+from esper.tamiyo.schedule import Event, Schedule
+from esper.tamiyo.scripted import Static
+from tests.simic.worlds import make_environment, make_residual
+
+CLONE = Blueprint.CLONE
+
+
+@pytest.mark.parametrize(
+    ("line", "event"),
+    [
+        ((0.3, "clone"), Event(0.3, CLONE)),
+        ([0, "CLONE", "all"], Event(0.0, CLONE)),
+        ([0.3, "widen_half", [0, 2]], Event(0.3, Blueprint.WIDEN_HALF, (0, 2))),
+        (["0.3", "mlp", "all", 2], Event(0.3, Blueprint.MLP, "all", 2)),
+        (Event(0.5, CLONE, (1,)), Event(0.5, CLONE, (1,))),
+    ],
+)
+def test_an_event_is_read_from_a_line(line: Event | Sequence[object], event: Event) -> None:
+    assert Event.of(line) == event
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ((0.3,), r"is \(0.3,\); give a share of the budget, a blueprint, 'all' or a list of slots"),
+        ((0.3, "copy"), "blueprints are conv_light, .*clone, widen_half, widen_full"),
+        (("early", "clone"), "give a share"),
+        ((0.3, "clone", 1), "give a share"),
+        ((0.3, "clone", [0], "often"), "give a share"),
+        ((1.0, "clone"), "its share lies from 0 to below 1"),
+        ((-0.1, "clone"), "its share lies from 0 to below 1"),
+        ((0.3, "clone", "all", 0), "its times are at least 1"),
+        (0.3, "give a share"),
+    ],
+)
+def test_a_line_that_means_nothing_is_refused(line: Sequence[object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Schedule([line])
+
+
+def test_shares_that_fall_and_slots_that_are_not_there_are_refused() -> None:
+    with pytest.raises(UserError, match=r"shares are \[0.5, 0.2\]; put them in rising order"):
+        Schedule([(0.5, "clone"), (0.2, "clone")])
+    scene = Scene(torch.arange(2), 3, 0, torch.device("cpu"))
+    with pytest.raises(UserError, match=r"names slot 3; this host has slots 0\.\.2"):
+        Schedule([(0.5, "clone", [1, 3])]).begin(scene)
+
+
+def blocks_of(environment: GrowthEnvironment) -> list[list[int]]:
+    """How many blocks stand ahead of each slot of each member."""
+    counts: list[list[int]] = (
+        (environment.population.forms >= environment.population.bodies.codes.block).sum(2).tolist()
+    )
+    return counts
+
+
+def test_one_block_becomes_two_and_four() -> None:
+    environment = make_residual(members=(0, 1), steps=10, folds=3)
+    seen = []
+    schedule = Schedule([(0.2, "clone"), (0.5, "clone", "all", 2)])
+    play(environment, schedule, 0, on_step=lambda result: seen.append(blocks_of(environment)))
+    assert seen == [[[n], [n]] for n in (1, 1, 2, 2, 2, 3, 4, 4, 4, 4)]
+    assert (environment.slots.stage == Stage.DORMANT).all(), "every fossil is host by now"
+    assert (environment.slots.room == 0).all()
+    assert (environment.parameters > environment.host_parameters).all()
+
+
+def test_every_slot_is_planted_and_raised_within_one_step() -> None:
+    environment = make_residual(members=(0,), steps=4, folds=1, depth=3)
+    record = play(environment, Schedule([(0.25, "clone", [0, 2])]), 0)
+    assert record.germinated.nonzero()[0].tolist() == [1, 1], "both at the second decision"
+    assert (record.stage[1] == [Stage.FOSSILIZED, Stage.DORMANT, Stage.FOSSILIZED]).all()
+    assert blocks_of(environment) == [[2, 1, 2]]
+
+
+def test_fresh_seeds_take_their_ramp_and_stay() -> None:
+    environment = make_environment(members=(0, 1), steps=8)
+    record = play(environment, Schedule([(0.0, "mlp_small", [0])]), 0)
+    np.testing.assert_allclose(record.alpha[:, 0, 0], [0, 1 / 3, 2 / 3, 1, 1, 1, 1, 1], atol=1e-6)
+    assert (record.stage[2, :, 0] == Stage.BLENDING).all()
+    assert (environment.slots.stage[:, 0] == Stage.FOSSILIZED).all()
+    assert (record.choices[0, :, Head.OP] == Op.GERMINATE).all()
+
+
+@pytest.mark.parametrize("clock", ["steps", "compute"])
+def test_a_schedule_follows_the_share_that_is_spent(clock: str) -> None:
+    """With compute as the clock a member that has grown comes to its second line in fewer steps."""
+
+    def births(events: list[tuple[object, ...]]) -> list[int]:
+        environment = make_residual(members=(0,), steps=12, folds=4, clock=clock)
+        shares: list[float] = []
+        record: EpisodeRecord = play(
+            environment,
+            Schedule(events),
+            0,
+            on_step=lambda result: shares.append(float(result.observation.progress[0])),
+        )
+        found: list[int] = record.germinated[:, 0, 0].nonzero()[0].tolist()
+        for step, event in zip(found, events, strict=True):
+            assert shares[step - 1] >= event[0], "not before its share"
+            assert step == 1 or shares[step - 2] < event[0], "and not after it"
+        return found
+
+    alone, second = births([(0.6, "clone")]), births([(0.1, "clone"), (0.6, "clone")])
+    assert (second[1] < alone[0]) is (clock == "compute")
+
+
+def test_a_schedule_without_lines_never_grows() -> None:
+    records = [play(make_environment(members=(0, 1), steps=3), c, 0) for c in (Schedule([]), Static())]
+    np.testing.assert_array_equal(*(record.accuracy for record in records))
+    assert not records[0].germinated.any()
