@@ -23,7 +23,7 @@ from docs import report_picture, watch_picture
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
-from studies import report, training_log
+from studies import gpt, report, training_log
 from studies.pictures import PICTURES as STUDY_PICTURES
 
 ROOT = Path(__file__).parent.parent
@@ -86,6 +86,7 @@ PICTURES: dict[str, Drawing] = {
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
+    "study_gpt.png": Drawing(gpt.draw, bytes_of(STUDIED.glob("gpt-*P.jsonl"))),
     training_log.PICTURE: Drawing(
         lambda path: training_log.picture(training_log.read(STUDIED / training_log.LOG), path),
         bytes_of([STUDIED / training_log.LOG]),

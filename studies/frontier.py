@@ -21,9 +21,9 @@ from statistics import mean
 import torch
 
 from esper.population.hosts import Host, build_host
-from esper.population.reference import accuracy_of, loss_of
 from esper.tasks import HostSpec, Split, Task, load_task, task_names
 from studies.command_line import run
+from tests.population.reference import accuracy_of, loss_of
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -1,0 +1,175 @@
+"""Arms that spend equal training FLOPs: fixed networks of several sizes, and growth by a schedule.
+
+Every arm is a host and a schedule (none for a fixed network). Its members differ in their first weights and
+in the order of their data; all arms use the same ones. The learning rate of every arm is chosen for it
+beforehand, on validation data, by members that take no further part. The test split is read once per arm,
+at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from esper.foundation.statistics import mean_interval
+from esper.population.config import PopulationConfig
+from esper.simic.config import EpisodeConfig, GovernorConfig
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.rollout import evaluate_test, play
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.scripted import Static
+from esper.tasks.task import HostSpec, Task
+
+WORLD_SEED = 11
+CHOOSING = 1000  # members from this id on choose learning rates
+CURVE_POINTS = 120
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A host, and how it grows."""
+
+    name: str
+    host: Mapping[str, int]
+    schedule: tuple[tuple[object, ...], ...] = ()
+    folds: int = 0
+
+    def controller(self) -> Controller:
+        """Whoever decides in this arm."""
+        return Schedule(self.schedule) if self.schedule else Static()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all arms of a study share."""
+
+    task: Task
+    preset: str
+    flops: float  # of every member
+    population: PopulationConfig
+    device: str = "cpu"
+
+    def environment(self, arm: Arm, members: torch.Tensor, rates: Sequence[float]) -> GrowthEnvironment:
+        """An arm's members; `rates` scale their learning rates."""
+        task = replace(self.task, host=HostSpec(self.preset, arm.host))
+        return GrowthEnvironment(
+            EnvironmentSpec(
+                task=task,
+                members=members,
+                gamma=1.0,
+                seed=WORLD_SEED,
+                device=self.device,
+                episode=EpisodeConfig(flops=self.flops),
+                governor=GovernorConfig(enabled=False),
+                population=self.population.model_copy(update={"folds": arm.folds}),
+                rate_scale=tuple(rates),
+            )
+        )
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one arm reached, member by member."""
+
+    arm: str
+    flops: float
+    rate: float  # the learning rate's scale
+    validation_loss: list[float]
+    validation_accuracy: list[float]
+    test_loss: list[float]
+    test_accuracy: list[float]
+    parameters: list[int]
+    spent: list[float]
+    seconds: float
+    curve: list[tuple[float, float]] = field(default_factory=list)  # FLOPs and mean validation loss
+
+
+def run_arm(arm: Arm, setting: Setting, members: int, rate: float) -> Result:
+    """Train an arm's members to the end of their budget and measure them."""
+    begun = time.perf_counter()
+    environment = setting.environment(arm, torch.arange(members), [rate] * members)
+    record = play(environment, arm.controller(), 0)
+    test = evaluate_test(environment)
+    every = max(1, len(record.loss) // CURVE_POINTS)
+    curve = zip(record.spent.mean(1)[::every].tolist(), record.loss.mean(1)[::every].tolist(), strict=True)
+    return Result(
+        arm=arm.name,
+        flops=setting.flops,
+        rate=rate,
+        validation_loss=record.loss[-1].tolist(),
+        validation_accuracy=record.accuracy[-1].tolist(),
+        test_loss=test.loss.tolist(),
+        test_accuracy=test.accuracy.tolist(),
+        parameters=record.parameters[-1].tolist(),
+        spent=record.spent[-1].tolist(),
+        seconds=time.perf_counter() - begun,
+        curve=list(curve),
+    )
+
+
+def choose_rate(arm: Arm, setting: Setting, rates: Sequence[float], each: int = 1) -> float:
+    """The learning rate's scale with the least validation loss at the end; `each` members try every one."""
+    scales = [rate for rate in rates for _ in range(each)]
+    ids = CHOOSING + torch.arange(each).repeat(len(rates))
+    record = play(setting.environment(arm, ids, scales), arm.controller(), 0)
+    losses = np.nan_to_num(record.loss[-1], nan=np.inf).reshape(len(rates), each).mean(1)
+    return float(rates[int(losses.argmin())])
+
+
+def write(results: Iterable[Result], path: Path, setting: Setting) -> None:
+    """One JSON line per arm, and the machine, into a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    gpu = torch.cuda.get_device_name() if setting.device.startswith("cuda") else "none"
+    head = {"machine": platform.processor() or platform.machine(), "gpu": gpu, "torch": torch.__version__}
+    lines = [json.dumps(head), *(json.dumps(asdict(result)) for result in results)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def read(path: Path) -> list[Result]:
+    """What `write` wrote."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    return [Result(**{**line, "curve": [tuple(point) for point in line["curve"]]}) for line in lines]
+
+
+def table(results: Sequence[Result], score: str = "validation_loss") -> str:
+    """A line per arm: means with 95 % intervals, and the differences to the last arm, member by member."""
+    rows = [
+        "| arm | rate | parameters | " + score.replace("_", " ") + " | minus the last arm | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
+    last = np.asarray(getattr(results[-1], score))
+    for result in results:
+        values = np.asarray(getattr(result, score))
+        mean, half = mean_interval(values.tolist())
+        gap, gap_half = mean_interval((values - last).tolist())
+        beyond = "" if result is results[-1] else f"{gap:+.4f} ± {gap_half:.4f}"
+        rows.append(
+            f"| {result.arm} | ×{result.rate:g} | {int(np.mean(result.parameters)):,} "
+            f"| {mean:.4f} ± {half:.4f} | {beyond} | {result.seconds:.0f} |"
+        )
+    return "\n".join(rows)
+
+
+def picture(groups: Mapping[str, Sequence[Result]], path: Path, low: float, high: float) -> None:
+    """Validation loss against FLOPs, a panel for each budget, a line for each arm."""
+    figure, axes = plt.subplots(1, len(groups), figsize=(6 * len(groups), 4), squeeze=False)
+    for axis, (title, results) in zip(axes[0], groups.items(), strict=True):
+        for result in results:
+            flops, loss = zip(*result.curve, strict=True)
+            grown = result.arm.startswith("grown")
+            axis.plot(flops, loss, label=result.arm, linewidth=2.2 if grown else 1.1)
+        axis.set(title=title, xlabel="training FLOPs", ylabel="validation loss", ylim=(low, high))
+        axis.legend(fontsize=8)
+        axis.grid(alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(path, dpi=140)
+    plt.close(figure)

@@ -1,0 +1,61 @@
+"""Are hidden channels that come later as good as channels from the start, at equal training FLOPs?
+
+python -m studies.widening           MNIST-1D, 4 hidden channels that become 8: minutes on two cores
+python -m studies.widening --read    the tables of the committed results
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from esper.population.config import PopulationConfig
+from esper.tasks import load_task
+from studies import command_line
+from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_arm, table, write
+
+RESULTS = Path(__file__).parent / "results"
+RATES = (0.5, 1.0, 2.0)
+HOST = {"width": 4, "depth": 1, "stages": 2, "kernel": 5}
+ARMS = (
+    Arm("fixed, 4 hidden", {**HOST, "hidden": 4}),
+    Arm("fixed, 8 hidden", {**HOST, "hidden": 8}),
+    Arm("grown, 4→8 hidden", {**HOST, "hidden": 4}, ((0.2, "widen_full"),), folds=1),
+)
+
+
+def study(flops: float, members: int, device: str) -> tuple[list[Result], Setting]:
+    """All arms, each at the learning rate that was chosen for it."""
+    config = PopulationConfig(
+        batch_size=64, batches_per_epoch=20, validation_samples=1000, host_lr=1e-2, seed_lr=1e-2,
+        clip_norm=1.0, schedule="flat", warmup=0.03, decay=0.5, initial_weights=4096,
+    )  # fmt: skip
+    setting = Setting(load_task("mnist1d"), "resnet", flops, config, device)
+    results = []
+    for arm in ARMS:
+        rate = choose_rate(arm, setting, RATES, each=2)
+        results.append(run_arm(arm, setting, members, rate))
+        print(f"{arm.name}: {results[-1].seconds:.0f} s", flush=True)
+    return results, setting
+
+
+def main() -> None:
+    """Run the study, or show the committed one again."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("--read", action="store_true", help="show the results that are there")
+    options.add_argument("--flops", type=float, default=2e10, help="training FLOPs of every member")
+    options.add_argument("--members", type=command_line.positive, default=8)
+    options.add_argument("--device", type=command_line.existing_device, default="cpu")
+    options.add_argument("--out", type=Path, default=RESULTS)
+    given = options.parse_args()
+    path = given.out / "widening.jsonl"
+    if given.read:
+        results = read(path)
+    else:
+        results, setting = study(given.flops, given.members, given.device)
+        write(results, path, setting)
+    print(f"{table(results, 'test_accuracy')}\n\n{table(results, 'validation_loss')}")
+
+
+if __name__ == "__main__":
+    command_line.run(main)
