@@ -117,7 +117,7 @@ def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
     assert all(item.contribution > 0 for item in grown.added)
     assert slots.alpha[slots.stage == Stage.FOSSILIZED].eq(1).all()
     planted, kept = int(grown.record.germinated[:, 0].sum()), len(grown.added)
-    told = f"{planted} seeds were planted: {kept} stayed, {planted - kept} were taken out"
+    told = f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out"
     assert told in grown.report()
     measured = (grown.model(x[400:]).argmax(1) == y[400:]).float().mean().item()
     assert measured == pytest.approx(grown.record.accuracy[-1, 0], abs=1e-6)

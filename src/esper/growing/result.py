@@ -133,7 +133,7 @@ class Grown:
         lines = [
             f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "
             f"weights of epoch {self.epochs[m]}",
-            f"{planted} seeds were planted: {kept} stayed, {planted - kept} were taken out again",
+            f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again",
         ]
         if self.engine == "live":
             lines.append(f"the live engine grew it: {self.reason}")
