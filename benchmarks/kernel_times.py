@@ -19,8 +19,9 @@ from benchmarks.population import machine_name, synchronise
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
+from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static

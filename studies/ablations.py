@@ -18,7 +18,8 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.optimiser import RowWeights
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import EnvironmentSpec
 
 
 @dataclass(frozen=True)

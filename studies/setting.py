@@ -13,7 +13,7 @@ from torch import Tensor
 from esper.config import load_config
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig
-from esper.simic.environment import EnvironmentSpec
+from esper.simic.steps import EnvironmentSpec
 from esper.tasks.task import HostSpec, Task
 
 RECIPE = Path(__file__).with_name("tamiyo.yaml")

@@ -25,8 +25,8 @@ from safetensors.torch import save as as_safetensors
 from esper.builders import make_learner
 from esper.foundation.errors import UserError
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.environment import EnvironmentSpec
 from esper.simic.learner import Learner
+from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Round, Trainer
 from esper.telemetry.files import write_atomically
 from studies import command_line

@@ -29,11 +29,12 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.films import film, film_reel
 from esper.simic.lanes import lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
+from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.telemetry.differences import FINAL_OF, paired_differences

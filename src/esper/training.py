@@ -19,10 +19,10 @@ from esper.foundation.config_files import dump, parse_override, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
-from esper.simic.environment import StepResult
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
+from esper.simic.steps import StepResult
 from esper.simic.trainer import Round, Trainer
 from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.live import QuietView

@@ -19,9 +19,10 @@ from esper.population.schedule import rate_share
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import Ending
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
+from esper.simic.steps import StepResult
 from esper.simic.trainer import TWINS, Trainer
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static

@@ -21,7 +21,8 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import EnvironmentSpec, StepResult
 from esper.tasks.task import HostSpec, TestSplit
 
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here

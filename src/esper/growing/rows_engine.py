@@ -18,7 +18,8 @@ from esper.growing.result import Grown
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
 from esper.simic.ending import Ending
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import EnvironmentSpec
 
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
 _JUDGED = 256  # samples on which the untrained model's loss is measured, where a score is made from it

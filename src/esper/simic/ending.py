@@ -12,9 +12,10 @@ from esper.foundation.rows import choose
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import MemberRows
 from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 
 OnStep = Callable[[StepResult], None]

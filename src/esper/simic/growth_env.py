@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, head_sizes
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, batch_obs_to_features
 from esper.tamiyo.policy.observation import Observation

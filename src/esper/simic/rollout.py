@@ -14,7 +14,8 @@ from torch import Tensor
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
-from esper.simic.environment import GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import StepResult
 from esper.tamiyo.blocks import Blocks, part
 from esper.tamiyo.controller import Controller, Scene
 

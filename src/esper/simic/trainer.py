@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.metrics import UpdateMetrics
-from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.steps import EnvironmentSpec, StepResult
 from esper.simic.summaries import Progress, summarise
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller

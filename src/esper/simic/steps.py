@@ -1,0 +1,77 @@
+"""The records of an environment: what it is made of, and what a step of it leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import ActionOutcome, TickOutcome
+from esper.lifecycle.evidence import SlotEvidence
+from esper.lifecycle.slot_states import SlotStates
+from esper.population.config import PopulationConfig
+from esper.population.hosts import Host
+from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.objectives import Objective
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
+from esper.tamiyo.policy.observation import Observation
+from esper.tasks.task import Task
+
+
+@dataclass(frozen=True)
+class EnvironmentSpec:
+    """Everything that decides what an environment does."""
+
+    task: Task
+    members: Tensor  # [N] int64 global ids
+    gamma: float  # of the potential: give it `PPOConfig.gamma`
+    seed: int = 0
+    device: torch.device | str = "cpu"
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    make_host: Callable[[], Host] | None = None  # the task's own host if none is given
+    variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
+    objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
+    rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one decision step led to."""
+
+    observation: Observation  # for the next decision
+    reward: Tensor  # [N] float32, the governor's penalty included; 0 of members that were finished before
+    terminated: Tensor  # [N] bool: this step was the last
+    active: Tensor  # [N] bool: this step was lived through; the others were finished before it
+    outcome: ActionOutcome  # of the actions, all of them where there were several
+    ticked: TickOutcome
+    panicked: Tensor  # [N] bool: rolled back
+    rolled_back: Tensor  # [N, S] bool: seeds that the governor ended
+    training: TrainMetrics
+    validation: ValidationMetrics
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The first half of a step, before its epoch is trained."""
+
+    active: Tensor  # [N] bool: who was not finished
+    outcome: ActionOutcome
+    ticked: TickOutcome
+    evidence: SlotEvidence  # less what ended or was just born
+
+    @property
+    def states(self) -> SlotStates:
+        """The slots under which the epoch is trained."""
+        return self.ticked.states
+
+    @property
+    def succeeded(self) -> Tensor:
+        """Who got what they asked for.  # [N] bool"""
+        return self.outcome.succeeded
