@@ -69,7 +69,7 @@ class Setting:
                 gamma=1.0,
                 seed=WORLD_SEED,
                 device=self.device,
-                episode=EpisodeConfig(flops=self.flops),
+                episode=EpisodeConfig(clock="compute", flops=self.flops),
                 governor=GovernorConfig(enabled=False),
                 population=self.population.model_copy(update={"folds": arm.folds}),
                 rate_scale=tuple(rates),

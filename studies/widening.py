@@ -43,8 +43,8 @@ def main() -> None:
     """Run the study, or show the committed one again."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--read", action="store_true", help="show the results that are there")
-    options.add_argument("--flops", type=float, default=2e10, help="training FLOPs of every member")
-    options.add_argument("--members", type=command_line.positive, default=8)
+    options.add_argument("--flops", type=float, default=1.2e10, help="training FLOPs of every member")
+    options.add_argument("--members", type=command_line.positive, default=16)
     options.add_argument("--device", type=command_line.existing_device, default="cpu")
     options.add_argument("--out", type=Path, default=RESULTS)
     given = options.parse_args()
