@@ -125,3 +125,8 @@ def test_a_schedule_without_lines_never_grows() -> None:
     records = [play(make_environment(members=(0, 1), steps=3), c, 0) for c in (Schedule([]), Static())]
     np.testing.assert_array_equal(*(record.accuracy for record in records))
     assert not records[0].germinated.any()
+
+
+def test_a_schedule_from_a_file_that_is_not_there_says_so() -> None:
+    with pytest.raises(UserError, match=r"there is no file missing\.yaml"):
+        Schedule.parse("missing.yaml")

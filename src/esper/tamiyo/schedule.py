@@ -83,6 +83,10 @@ class Schedule:
     def parse(text: str) -> Schedule:
         """From 'clone@0.1+widen_full@0.3x2', or from a YAML file with a list of lines; raises UserError."""
         if text.endswith((".yaml", ".yml")):
+            if not Path(text).is_file():
+                raise UserError(
+                    f"there is no file {text}; give a YAML file with lines such as - [0.3, clone, all, 2]"
+                )
             lines = parse_yaml(Path(text).read_text(encoding="utf-8"), text)
             if not isinstance(lines, list):
                 raise UserError(f"{text} holds no list; give lines such as - [0.3, clone, all, 2]")
