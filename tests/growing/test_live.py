@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,8 +20,7 @@ import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.controller import Scene
-from esper.tamiyo.scripted import Scheduled, Static
+from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
@@ -262,25 +263,21 @@ def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
     assert time.monotonic() - start < 30
 
 
-def test_ctrl_c_returns_what_has_grown_so_far() -> None:
-    class Impatient(Static):
-        def begin(self, scene: Scene) -> None:
-            super().begin(scene)
-            self.decisions = 0
-
+@pytest.mark.parametrize("engine", ["rows", "live"])
+def test_ctrl_c_returns_what_has_grown_so_far(engine: str) -> None:
     looks = 0
 
-    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         nonlocal looks
-        looks += model.training
-        if looks == 6 and model.training:
-            raise KeyboardInterrupt
-        return F.cross_entropy(model(batch[0]), batch[1]), 0.5
+        looks += 1
+        if looks == 60:
+            os.kill(os.getpid(), signal.SIGINT)
+        return F.cross_entropy(outputs, targets)
 
-    batches = [(X[:30], Y[:30]), (X[30:], Y[30:])]
-    grown = grow(models.small_cnn(), batches, batches, step=step, controller=Impatient(), epochs=30)
-    assert len(grown.history) == 3
-    assert isinstance(grown.model(X), Tensor)
+    grown = grow(models.small_mlp(), models.table(), engine=engine, loss=loss, epochs=90)
+    assert 0 < len(grown.history) < 90
+    assert "it ended before its 90 epochs were over" in grown.report()
+    assert isinstance(grown.model(models.table()[0]), Tensor)
 
 
 def test_frozen_parts_stay_frozen() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -24,15 +24,19 @@ def interruptible() -> Iterator[None]:
 
 
 class StopRequest:
-    """While it is entered, SIGINT and SIGTERM set `signal` instead of ending the process.
+    """While it is entered, SIGINT and SIGTERM, or the given signals, set `signal` and do not end the process.
 
     `notify` is called at once with the first one, from inside the handler: it must be quick and must not
     write through a buffered stream. The second one raises KeyboardInterrupt.
     """
 
-    def __init__(self, notify: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        notify: Callable[[], None] | None = None,
+        signals: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM),
+    ) -> None:
         self.signal: signal.Signals | None = None
-        self._notify = notify
+        self._notify, self._signals = notify, signals
         self._before: dict[signal.Signals, Any] = {}
 
     @property
@@ -47,7 +51,7 @@ class StopRequest:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in self._signals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 

@@ -7,8 +7,9 @@ print(grown.report())      # what grew where, and what it earned
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -16,11 +17,15 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
-from esper.growing.live_engine import grow_live
-from esper.growing.request import ModelOrMaker, Request, own_randomness
+from esper.growing.course import Course, Prepared
+from esper.growing.live_engine import prepare_live
+from esper.growing.progress import GrowthBar
+from esper.growing.randomness import own_randomness
+from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
-from esper.growing.rows_engine import CannotRun, grow_rows
+from esper.growing.rows_engine import CannotRun, prepare_rows
 from esper.growing.settings import LIVE_ONLY, settings_of
 from esper.tamiyo.controller import Controller
 
@@ -55,7 +60,8 @@ def grow(
     step: live: (model, batch) → loss, score, for batches and models of any kind.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
-    Raises a UserError, in one sentence, for what cannot be done.
+    Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
+    sentence, for what cannot be done.
     """
     if engine not in ENGINES:
         raise UserError(f"engine is {engine!r}; allowed are {', '.join(ENGINES)}")
@@ -63,20 +69,37 @@ def grow(
         raise UserError(f"epochs is {epochs}; at least 1 is needed")
     chosen = settings_of(settings)
     device = choose_device(chosen.device)
-    request = Request(model, train, val, slots, controller, epochs, budget, step, chosen, device)
-    reason = why_live(request, settings) if engine == "auto" else None
-    with own_randomness(chosen.seed, device):
-        if engine == "live" or reason:
-            return _named(grow_live(request, settings), "live", reason or "it was asked for", chosen.progress)
+    with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop, own_randomness(chosen.seed, device):
+        request = Request(model, train, val, slots, controller, epochs, budget, step, chosen, device, stop)
+        prepared, name, reason = prepare(request, engine, settings)
+        course = Course(prepared)
+        with GrowthBar(epochs, prepared.score_name, chosen.progress) as bar:
+            course.run(stop, lambda result: bar.update(result.observation))
+        return course.finish(name, reason)
+
+
+def prepare(request: Request, engine: str, settings: dict[str, Any]) -> tuple[Prepared, str, str]:
+    """The model made ready, by which engine, and why by that one."""
+    reason = why_live(request, settings) if engine == "auto" else "it was asked for"
+    if engine != "live" and (engine == "rows" or reason is None):
+        refused = sorted(set(settings) & set(LIVE_ONLY))
+        if refused or request.step is not None:
+            raise UserError(f"{(refused or ['step'])[0]} is for the live engine; give engine='live'")
         try:
-            refused = sorted(set(settings) & set(LIVE_ONLY))
-            if refused or step is not None:
-                raise UserError(f"{(refused or ['step'])[0]} is for the live engine; give engine='live'")
-            return _named(grow_rows(request), "rows", "a small model with data in memory", chosen.progress)
+            return prepare_rows(request), "rows", "a small model with data in memory"
         except CannotRun as error:
-            if engine == "rows" or chosen.members > 1:
+            if engine == "rows" or request.settings.members > 1:
                 raise
-            return _named(grow_live(request, settings), "live", str(error), chosen.progress)
+            reason = str(error)
+    prepared = prepare_live(request, settings)
+    if request.settings.progress:
+        print(f"esper grows it with the live engine: {reason}")
+    return prepared, "live", str(reason)
+
+
+def _tell_of_the_end() -> None:
+    """Answer Ctrl-C at once; called inside a signal handler."""
+    os.write(2, b"ending with what has grown so far; again to stop at once\n")
 
 
 def why_live(request: Request, settings: dict[str, Any]) -> str | None:
@@ -93,9 +116,3 @@ def why_live(request: Request, settings: dict[str, Any]) -> str | None:
         if size > LARGEST_ROWS:
             return f"the model has {size:,} parameters"
     return None
-
-
-def _named(grown: Grown, engine: str, reason: str, show: bool) -> Grown:
-    if show and engine == "live":
-        print(f"esper grows it with the {engine} engine: {reason}")
-    return replace(grown, engine=engine, reason=reason)

@@ -6,7 +6,7 @@ shuffling and its augmentation do what they always do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -69,6 +69,17 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
         f"{name} yields nothing; check that its data set is not empty and that its batch_size with drop_last "
         "is not larger than the data set"
     )
+
+
+def read_until(stop: Callable[[], bool], loader: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a loader. Where `stop` says so, a loader that breaks has come to its end: Ctrl-C ends
+    its worker processes as well.
+    """
+    try:
+        yield from loader
+    except RuntimeError:
+        if not stop():
+            raise
 
 
 def moved(batch: Any, device: torch.device) -> Any:

@@ -26,7 +26,7 @@ from esper.growing.batches import UserStep, loaders_of
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
 from esper.growing.live_environment import LiveEnvironment, LiveModel
-from esper.growing.request import own_randomness
+from esper.growing.randomness import own_randomness
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates

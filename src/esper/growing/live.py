@@ -8,13 +8,14 @@ are those of every other growth.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, moved
+from esper.growing.batches import Judge, moved, read_until
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import Hooks, LiveSlot
 from esper.growing.places import Place
@@ -88,9 +89,10 @@ class LivePopulation:
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
         self._alone: dict[int, torch.optim.Optimizer] = {}  # of seeds in isolation, beside a user's optimiser
-        self._batches = _length(self.train_loader)
+        self.batches = _length(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
+        self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
         self.interrupted = False
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
@@ -160,7 +162,7 @@ class LivePopulation:
     def train_epoch(self, states: SlotStates, data: Any, clock: Clock) -> TrainMetrics:
         """One pass over the loader: the model and the seeds it hears together, seeds in isolation beside it.
 
-        Ctrl-C ends the epoch at the next batch and sets `interrupted`; a second one is raised.
+        Where `stop` says so, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.follow(states)
         self._known = {}
@@ -170,23 +172,21 @@ class LivePopulation:
         host_norm = torch.zeros((), device=self._place)
         count = samples = 0
         self.model.train()
-        try:
-            for batch in self._epoch():
-                self._set_rate(clock, count)
-                judged = self._backward(batch, count)
-                total += judged.loss.detach()
-                for k in alone:
-                    shadow[k] += self._train_alone(self.slots[k], batch)
-                count, samples = count + 1, samples + judged.samples
-                if count % self.settings.accumulate == 0:
-                    host_norm = self._move()
-            if count % self.settings.accumulate:
-                host_norm = self._move()  # what was added up of the last, incomplete step
-        except KeyboardInterrupt:
-            if self.interrupted:
-                raise
-            self.interrupted = True
-        self._batches, self.samples = max(count, 1), (samples, self.samples[1])
+        for batch in self._epoch():
+            if self.stop():
+                self.interrupted = True
+                break
+            self._set_rate(clock, count)
+            judged = self._backward(batch, count)
+            total += judged.loss.detach()
+            for k in alone:
+                shadow[k] += self._train_alone(self.slots[k], batch)
+            count, samples = count + 1, samples + judged.samples
+            if count % self.settings.accumulate == 0:
+                host_norm = self._move()
+        if count % self.settings.accumulate:
+            host_norm = self._move()  # what was added up of the last, incomplete step
+        self.batches, self.samples = max(count, 1), (samples, self.samples[1])
         isolated = torch.tensor([k in alone for k in range(self.num_slots)])
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
@@ -226,13 +226,11 @@ class LivePopulation:
 
     def _epoch(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
-        for index, batch in enumerate(self.train_loader):
-            if most is not None and index >= most:
-                return
+        for batch in islice(read_until(self.stop, self.train_loader), most):
             yield moved(batch, self._place)
 
     def _set_rate(self, clock: Clock, index: int) -> None:
-        done = (clock.epoch + min(1.0, index / max(self._batches, 1))) / clock.epochs
+        done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
         self.optimiser.set_share(float(rate_share(torch.tensor(done), self.config)))
 
     def _autocast(self) -> torch.autocast:
@@ -314,9 +312,17 @@ class LivePopulation:
                     worth[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
         return worth
 
-    @torch.no_grad()
     def evaluate(self, blocks: int = 0) -> Evaluation:
         """One pass over the validation data, in as many parts as there are blocks (and data)."""
+        try:
+            return self._evaluated(blocks)
+        except RuntimeError:
+            if not self.stop():
+                raise
+            return self._evaluated(blocks)  # Ctrl-C ended the workers of the loader: read it anew
+
+    @torch.no_grad()
+    def _evaluated(self, blocks: int) -> Evaluation:
         was_training = self.model.training
         self.model.eval()
         tally = Tally(self.judge, max(blocks, 1))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 import torch
@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.foundation.errors import UserError
+from esper.foundation.rows import check_like, named, part
 from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved, samples_in
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.live import LivePopulation
+from esper.growing.live_state import progress_of, put_progress
 from esper.growing.places import Place, find_places
 from esper.growing.settings import GrowSettings
 from esper.lifecycle.actions import NUM_BLUEPRINTS, selectable_blueprints
@@ -125,6 +127,25 @@ class LiveEnvironment(GrowthEnvironment):
                 or (limit is not None and time.monotonic() - self._started > limit)
             )
         )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the model stands between two epochs, its optimiser included, as plain tensors."""
+        patience = torch.tensor([self._best, self._since_best], dtype=torch.float64)
+        return {**super().state_dict(), **named("live", progress_of(self.bodies)), "patience": patience}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`: growth goes on to the same bits."""
+        super().load_state_dict(tensors)
+        put_progress(self.bodies, part("live", tensors), self.slots)
+        self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
+
+    def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare what every state of this model has; which seeds lived then is for the state to say."""
+
+        def always(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value for name, value in named.items() if name.startswith("population.model.")}
+
+        check_like(always(self.state_dict()), always(tensors), "the saved model", "give the same model")
 
     def end(self, training: Any) -> StepResult:
         """The second half of a step; then the user's own callback."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esper.foundation.errors import UserError
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
 
@@ -76,6 +78,38 @@ class LiveOptimiser:
         for parameters in self.seeds.values():
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         return nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach()
+
+    def tensors(self, names: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
+        """The state of each named parameter: `NAME.tensor.KEY`, or `NAME.number.KEY` for a plain number.
+
+        Raises a UserError for a state of any other kind.
+        """
+        found: dict[str, torch.Tensor] = {}
+        for name, parameter in names.items():
+            for key, value in self.rule.state.get(parameter, {}).items():
+                if isinstance(value, torch.Tensor):
+                    found[f"{name}.tensor.{key}"] = value.detach()
+                elif isinstance(value, bool | int | float):
+                    found[f"{name}.number.{key}"] = torch.tensor(value, dtype=torch.float64)
+                elif value is not None:
+                    raise UserError(
+                        f"{type(self.rule).__name__} keeps a {type(value).__name__} ({key}) for a parameter, "
+                        "which cannot be saved; leave out out=, or choose an optimiser whose state is tensors"
+                    )
+        return found
+
+    def load(self, names: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
+        """The inverse of `tensors`: these parameters have that state, and no other has any."""
+        self.rule.state.clear()
+        for full, value in tensors.items():
+            name, kind, key = full.rsplit(".", 2)
+            parameter = names[name]
+            own = self.rule.state[parameter]
+            if kind == "number":
+                number = float(value)
+                own[key] = int(number) if number.is_integer() else number
+            else:
+                own[key] = value.clone() if value.ndim == 0 else value.clone().to(parameter.device)
 
     def forget(self) -> None:
         """Begin anew after weights were put back; the state of the user's own optimiser is the user's."""

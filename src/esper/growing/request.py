@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from esper.foundation.errors import UserError
+from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
 from esper.growing.settings import GrowSettings
 from esper.tamiyo.controller import Controller
@@ -32,6 +32,7 @@ class Request:
     step: UserStep | None
     settings: GrowSettings
     device: torch.device
+    stop: StopRequest
 
     def made(self) -> nn.Module:
         """The model itself, or one that the given function makes."""
@@ -43,11 +44,3 @@ class Request:
                 f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one"
             )
         return made
-
-
-@contextmanager
-def own_randomness(seed: int, device: torch.device) -> Iterator[None]:
-    """What is drawn inside belongs to the seed, and the caller's generators are left as they were."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

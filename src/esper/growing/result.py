@@ -56,6 +56,7 @@ class Grown:
     score_name: str
     topology: str
     epochs: tuple[int, ...]  # whose weights each member ended with, from 1 on
+    asked: int = 0  # epochs that were asked for; 0 where nobody said
     engine: str = "rows"
     reason: str = ""  # why that engine
 
@@ -135,6 +136,8 @@ class Grown:
             f"weights of epoch {self.epochs[m]}",
             f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again",
         ]
+        if record.num_steps < self.asked:
+            lines.append(f"it ended before its {self.asked} epochs were over")
         if self.engine == "live":
             lines.append(f"the live engine grew it: {self.reason}")
         if rollbacks:

@@ -8,16 +8,15 @@ from torch import Tensor, nn
 from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
+from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
 from esper.growing.data import Data, read_data
 from esper.growing.objectives import Goal, choose_goal
 from esper.growing.plain import grown_name, plain_member
-from esper.growing.progress import GrowthBar
+from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.result import Grown
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
-from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec
 
@@ -29,8 +28,11 @@ class CannotRun(UserError):
     """A model that cannot be cut, or cannot run as rows, and why."""
 
 
-def grow_rows(request: Request) -> Grown:
-    """Grow `members` copies of a model side by side. Raises CannotRun for a model that is not made for it."""
+def prepare_rows(request: Request) -> Prepared:
+    """Make `members` copies of a model ready to grow side by side.
+
+    Raises CannotRun for a model that is not made for it.
+    """
     settings, device, epochs = request.settings, request.device, request.epochs
     data = read_data(request.train, request.val, settings.seed, settings.training.get("validation_samples"))
     try:
@@ -42,19 +44,19 @@ def grow_rows(request: Request) -> Grown:
     environment = _environment(request, pieces, data, goal)
     decider = make_controller(request.controller, settings.rules(epochs).gates, device)
     prices = Prices.of(pieces.host, device, settings.blueprints, pieces.causal)
-    limited = Limited(decider, prices, request.budget)
-    ending = Ending(environment)
-    with GrowthBar(epochs, goal.score_name, settings.progress) as bar:
-        record = ending.play(limited, on_step=lambda result: bar.update(result.observation))
-    members = range(settings.members)
-    return Grown(
-        models=tuple(plain_member(pieces, environment.population, environment.slots, m) for m in members),
-        record=record,
+    return Prepared(
+        environment=environment,
+        controller=Limited(decider, prices, request.budget),
+        randomness=Randomness(device),
+        models=lambda: tuple(
+            plain_member(pieces, environment.population, environment.slots, m)
+            for m in range(settings.members)
+        ),
         slot_names=pieces.slot_names,
         module_names=tuple(grown_name(name) for name in pieces.slot_names),
         score_name=goal.score_name,
         topology=pieces.host.topology,
-        epochs=tuple(ending.epoch.tolist()),
+        example=(data.train.inputs[:2],),
     )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose
+from esper.foundation.rows import choose, named, part, refill, tensors_of
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
@@ -48,6 +48,17 @@ class BestRows:
         population.restore({**self.bodies, "finished": population.finished})
         self.environment.put(self.rows)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What was kept, as plain tensors."""
+        assert self.rows is not None, "nothing was looked at yet"
+        return {**named("rows", tensors_of(self.rows)), **named("bodies", self.bodies)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        device = self.environment.population.device
+        self.rows = refill(self.environment.rows, part("rows", tensors))
+        self.bodies = {name: value.to(device) for name, value in part("bodies", tensors).items()}
+
 
 class Ending:
     """Plays an episode and ends it as a growth ends."""
@@ -78,6 +89,18 @@ class Ending:
                 on_step(result)
 
         return play(self.environment, controller, episode, initial_slots, watch, self.finish)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What it remembers after at least one epoch, as plain tensors."""
+        own = {"planted": self.planted, "epoch": self.epoch, "last_epoch": self.last_epoch}
+        return {**named("best", self.best.state_dict()), **own}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """The inverse of `state_dict`."""
+        self.best.load_state_dict(part("best", tensors))
+        device = self.environment.device
+        self.planted, self.epoch = tensors["planted"].to(device), tensors["epoch"].to(device)
+        self.last_epoch = tensors["last_epoch"].to(device)
 
     def look(self, result: StepResult) -> None:
         """Another epoch is over."""

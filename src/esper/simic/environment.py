@@ -300,7 +300,7 @@ class GrowthEnvironment:
         """The inverse of `state_dict`, checked: the episode goes on to the same bits."""
         if self.episode < 0:
             self.reset(0)  # something to compare shapes with
-        check_like(self.state_dict(), tensors, "the state of an environment")
+        self._check_state(tensors)
         if not torch.equal(tensors["members"].cpu(), self.members.cpu()):
             raise ValueError(
                 f"the state belongs to members {tensors['members'].tolist()}; this environment has "
@@ -316,6 +316,10 @@ class GrowthEnvironment:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
         self.population.idle = bool(self.population.finished.all())
+
+    def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for a state of another environment, before anything is overwritten."""
+        check_like(self.state_dict(), tensors, "the state of an environment")
 
     # ---- the parts of a step ---------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,12 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.foundation.rows import named, part, refill, tensors_of
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import StepResult
-from esper.tamiyo.blocks import Blocks, part
+from esper.tamiyo.blocks import Blocks
+from esper.tamiyo.blocks import part as members_of
 from esper.tamiyo.controller import Controller, Scene
 
 Floats = NDArray[np.float32]
@@ -81,7 +83,9 @@ class EpisodeRecord:
             for name, value in vars(self).items()
             if isinstance(value, np.ndarray) and name not in _ONCE
         }
-        return replace(self, members=self.members[span], final_slots=part(self.final_slots, span), **arrays)
+        return replace(
+            self, members=self.members[span], final_slots=members_of(self.final_slots, span), **arrays
+        )
 
     @staticmethod
     def joined(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
@@ -137,6 +141,85 @@ class EpisodeRecord:
         return np.asarray(self.parameters / self.host_parameters, dtype=np.float64)
 
 
+class Episode:
+    """One episode under way: a controller and an environment, with all that was seen and done so far.
+
+    `initial_slots`: the seeds that the networks begin with, none by default. With `remember`, what the
+    controller is shown is kept, so that the episode can be saved and taken up again.
+    """
+
+    def __init__(
+        self,
+        environment: GrowthEnvironment,
+        controller: Controller,
+        episode: int = 0,
+        initial_slots: SlotStates | None = None,
+        remember: bool = False,
+    ):
+        self.environment, self.controller, self._remember = environment, controller, remember
+        looks = (
+            controller.looking(environment.num_members)
+            if isinstance(controller, Blocks)
+            else controller.looks
+        )
+        self.observation = environment.reset(episode, initial_slots, looks)
+        members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
+        controller.begin(Scene(members, slots, seed, environment.device, episode))
+        self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
+        self._shown: list[dict[str, Tensor]] = []
+
+    def step(self) -> StepResult:
+        """Let the controller decide once, and live through what follows."""
+        environment, masks = self.environment, self.environment.masks()
+        if self._remember:
+            self._shown.append(
+                {**named("observation", tensors_of(self.observation)), **named("masks", tensors_of(masks))}
+            )
+        actions = self.controller.decide(self.observation, masks, environment.clock)
+        result = environment.step(actions)
+        self.observation = result.observation
+        self._seen.append(_seen(environment))
+        self._done.append(_done(actions if isinstance(actions, Actions) else actions[0], result))
+        return result
+
+    def look_again(self) -> None:
+        """The environment was changed after the last step: what is seen last is what it is now."""
+        self._seen[-1] = _seen(self.environment)
+
+    def record(self) -> EpisodeRecord:
+        """The episode so far, of at least one step."""
+        environment = self.environment
+        return EpisodeRecord(
+            episode=environment.episode,
+            gamma=environment.spec.gamma,
+            slot_ids=environment.slot_config.slot_ids,
+            host_parameters=environment.host_parameters,
+            seed_parameters=environment.population.bodies.seed_parameters().numpy(),
+            gate_parameters=environment.population.bodies.gate_parameters().numpy(),
+            members=environment.members.cpu().numpy(),
+            final_slots=environment.slots.to("cpu"),
+            **_read(self._seen),
+            **_read(self._done),
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The story of at least one step as plain tensors; the environment has a state of its own."""
+        rows = {"seen": self._seen, "done": self._done, "shown": self._shown}
+        return {f"{n}.{key}": value for n, steps in rows.items() for key, value in _stacked(steps).items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on after the steps of a saved story; the environment was put there before.
+
+        The controller is shown again what it was shown then, so that it remembers what it did.
+        """
+        self._seen, self._done, self._shown = (_rows(part(n, tensors)) for n in ("seen", "done", "shown"))
+        masks = self.environment.masks()
+        for step, row in enumerate(self._shown):
+            shown = refill(self.observation, part("observation", row))
+            self.controller.decide(shown, refill(masks, part("masks", row)), step)
+        self.observation = self.environment.observe()
+
+
 def play(
     environment: GrowthEnvironment,
     controller: Controller,
@@ -147,46 +230,18 @@ def play(
 ) -> EpisodeRecord:
     """Let a controller live through one episode; the record of it.
 
-    `initial_slots`: the seeds that the networks begin with, none by default. `on_step` sees every result as
-    it comes. `finish` may change the environment after the last step; what is seen last is what it left.
+    `on_step` sees every result as it comes. `finish` may change the environment after the last step; what is
+    seen last is what it left.
     """
-    looks = (
-        controller.looking(environment.num_members) if isinstance(controller, Blocks) else controller.looks
-    )
-    observation = environment.reset(episode, initial_slots, looks)
-    controller.begin(
-        Scene(
-            environment.members,
-            environment.num_slots,
-            environment.spec.seed,
-            environment.device,
-            episode,
-        )
-    )
-    seen, done = [_seen(environment)], []
+    played = Episode(environment, controller, episode, initial_slots)
     while not environment.done:
-        actions = controller.decide(observation, environment.masks(), environment.clock)
-        result = environment.step(actions)
+        result = played.step()
         if on_step is not None:
             on_step(result)
-        observation = result.observation
-        seen.append(_seen(environment))
-        done.append(_done(actions if isinstance(actions, Actions) else actions[0], result))
     if finish is not None:
         finish()
-        seen[-1] = _seen(environment)
-    arrays = {**_read(seen), **_read(done)}
-    return EpisodeRecord(
-        episode=episode,
-        gamma=environment.spec.gamma,
-        slot_ids=environment.slot_config.slot_ids,
-        host_parameters=environment.host_parameters,
-        seed_parameters=environment.population.bodies.seed_parameters().numpy(),
-        gate_parameters=environment.population.bodies.gate_parameters().numpy(),
-        members=environment.members.cpu().numpy(),
-        final_slots=environment.slots.to("cpu"),
-        **arrays,
-    )
+        played.look_again()
+    return played.record()
 
 
 def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
@@ -229,9 +284,20 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     }
 
 
+def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The steps of every field under one name; nothing where there are no steps."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def _rows(stacked: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The inverse of `_stacked`."""
+    steps = len(next(iter(stacked.values()), ()))
+    return [{name: value[t] for name, value in stacked.items()} for t in range(steps)]
+
+
 def _read(rows: list[dict[str, Tensor]]) -> dict[str, NDArray[Any]]:
     """Stack the steps of every field and bring them to the host."""
-    return {name: torch.stack([row[name] for row in rows]).cpu().numpy() for name in rows[0]}
+    return {name: value.cpu().numpy() for name, value in _stacked(rows).items()}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,98 @@
+"""The course of a growth, from its first epoch to its last; between two epochs it can be saved.
+
+A model that was made ready by either engine (`Prepared`) is all that it needs: it knows neither rows nor
+hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from esper.foundation.interrupts import StopRequest
+from esper.foundation.rows import named, part
+from esper.growing.randomness import Randomness
+from esper.growing.result import Grown
+from esper.simic.ending import Ending
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.rollout import Episode, EpisodeRecord
+from esper.simic.steps import StepResult
+from esper.tamiyo.controller import Controller
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to grow."""
+
+    environment: GrowthEnvironment
+    controller: Controller
+    randomness: Randomness
+    models: Callable[[], tuple[nn.Module, ...]]  # the members as plain modules, as they are now
+    slot_names: tuple[str, ...]  # the user's submodules after which something may grow
+    module_names: tuple[str, ...]  # what grew there is called this in the plain model
+    score_name: str
+    topology: str
+    example: tuple[Any, ...]  # what the model is called with, two samples or more
+    broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
+
+
+class Course:
+    """One growth under way. It begins when it is made: the model is measured once, before any training."""
+
+    def __init__(self, prepared: Prepared):
+        self.prepared, self.environment = prepared, prepared.environment
+        self.episode = Episode(self.environment, prepared.controller, remember=True)
+        self.ending = Ending(self.environment)
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs so far."""
+        return self.environment.clock
+
+    def run(self, stop: StopRequest, on_epoch: Callable[[StepResult], None]) -> None:
+        """Live through the epochs that are left, or until a stop is asked for; `on_epoch` sees each."""
+        while not self.environment.done and not (stop.requested and self.epochs_done):
+            result = self.episode.step()
+            self.ending.look(result)
+            on_epoch(result)
+
+    def record(self) -> EpisodeRecord:
+        """What happened so far; at least one epoch must be over."""
+        return self.episode.record()
+
+    def finish(self, engine: str, reason: str) -> Grown:
+        """Decide every seed, and hand out what has grown."""
+        self.ending.finish()
+        self.episode.look_again()
+        prepared = self.prepared
+        return Grown(
+            models=prepared.models(),
+            record=self.record(),
+            slot_names=prepared.slot_names,
+            module_names=prepared.module_names,
+            score_name=prepared.score_name,
+            topology=prepared.topology,
+            epochs=tuple(self.ending.epoch.tolist()),
+            asked=self.environment.steps,
+            engine=engine,
+            reason=reason,
+        )
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the growth stands between two epochs, as plain tensors; at least one must be over."""
+        return {
+            **named("environment", self.environment.state_dict()),
+            **named("episode", self.episode.state_dict()),
+            **named("ending", self.ending.state_dict()),
+            **named("randomness", self.prepared.randomness.state_dict()),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state to the same bits; raises ValueError for the state of another model."""
+        self.environment.load_state_dict(part("environment", tensors))
+        self.episode.load_state_dict(part("episode", tensors))
+        self.ending.load_state_dict(part("ending", tensors))
+        self.prepared.randomness.load_state_dict(part("randomness", tensors))

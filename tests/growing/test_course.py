@@ -1,0 +1,125 @@
+"""A growth that is saved between two epochs goes on to the same bits, whichever engine runs it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from esper.foundation.interrupts import StopRequest
+from esper.growing.api import prepare
+from esper.growing.course import Course
+from esper.growing.randomness import Randomness, own_randomness
+from esper.growing.request import Request
+from esper.growing.result import Grown
+from esper.growing.settings import settings_of
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.tamiyo.scripted import Scheduled
+from tests.growing import models
+
+QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
+CPU = torch.device("cpu")
+EPOCHS = 8
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Images that are shifted anew whenever they are read, by all three global generators."""
+
+    def __init__(self) -> None:
+        self.images, self.labels = models.images(48)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = random.random() + float(np.random.rand()) + 0.1 * torch.randn(())  # noqa: NPY002
+        return self.images[index] + 0.1 * noise, self.labels[index]
+
+
+def rows() -> tuple[nn.Module, Any, dict[str, Any]]:
+    return models.small_cnn(), models.images(48), {"members": 2, "engine": "rows"}
+
+
+def live() -> tuple[nn.Module, Any, dict[str, Any]]:
+    own = torch.Generator().manual_seed(3)
+    loader = DataLoader(Augmented(), 16, shuffle=True, generator=own)
+    return models.small_cnn(), loader, {"engine": "live", "patience": 7}
+
+
+def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller: Any) -> Course:
+    torch.manual_seed(0)
+    model, train, settings = make()
+    settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
+    engine = settings.pop("engine")
+    chosen = settings_of(settings)
+    val = models.images(30, seed=1)
+    request = Request(model, train, val, None, controller, EPOCHS, None, None, chosen, CPU, StopRequest())
+    return Course(prepare(request, engine, settings)[0])
+
+
+def bits(grown: Grown) -> dict[str, Tensor]:
+    arrays = {f"record.{n}": torch.as_tensor(v) for n, v in vars(grown.record).items() if hasattr(v, "dtype")}
+    weights = [value for model in grown.models for value in model.state_dict().values()]
+    return arrays | {f"weights.{i}": value for i, value in enumerate(weights)}
+
+
+@pytest.mark.parametrize("make", [rows, live])
+@pytest.mark.parametrize("name", ["tamiyo", "scheduled"])
+def test_it_goes_on_to_the_same_bits_from_every_epoch(
+    make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], name: str
+) -> None:
+    def controller() -> Any:
+        return Scheduled(steps=(0, 3), gates=QUICK.gates) if name == "scheduled" else name
+
+    saved: list[dict[str, Tensor]] = []
+    stop = StopRequest()
+    with own_randomness(5, CPU):
+        whole = begun(make, controller())
+        whole.run(stop, lambda _: saved.append({n: v.clone() for n, v in whole.state_dict().items()}))
+        wanted = bits(whole.finish("", ""))
+    assert wanted["record.germinated"].any() or name == "tamiyo"
+    for epoch in (1, 3, 6, len(saved)):
+        with own_randomness(5, CPU):
+            again = begun(make, controller())
+            again.load_state_dict(saved[epoch - 1])
+            assert again.epochs_done == epoch
+            again.run(stop, lambda _: None)
+            found = bits(again.finish("", ""))
+        assert set(found) == set(wanted)
+        different = [n for n in wanted if not torch.equal(found[n].nan_to_num(7), wanted[n].nan_to_num(7))]
+        assert not different, f"after epoch {epoch}: {different}"
+
+
+def test_the_state_of_another_model_is_refused() -> None:
+    course = begun(live, "static")
+    other = begun(lambda: (models.small_cnn(6), *live()[1:]), "static")
+    course.run(StopRequest(), lambda _: None)
+    with pytest.raises(ValueError, match="the saved model"):
+        other.load_state_dict(course.state_dict())
+
+
+def test_all_generators_go_on_where_they_stood_and_those_of_the_caller_are_left_alone() -> None:
+    own = torch.Generator()
+    loader = DataLoader(Augmented(), 16, shuffle=True, generator=own)
+
+    def draw() -> list[float]:
+        drawn = [random.gauss(0, 1), float(np.random.randn()), float(torch.rand(()))]  # noqa: NPY002
+        return [*drawn, float(torch.rand((), generator=own))]
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    with own_randomness(1, CPU):
+        draw()
+        randomness = Randomness(CPU, [loader])
+        state = randomness.state_dict()
+        first = [draw(), draw()]
+        randomness.load_state_dict(state)
+        assert [draw(), draw()] == first
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[2])
