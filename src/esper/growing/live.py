@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from esper.growing.batches import Judge, moved, read_until
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import Hooks, LiveSlot
+from esper.growing.live_state import put_back, tensors_of
 from esper.growing.places import Place
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
@@ -76,7 +77,7 @@ class LivePopulation:
         device: torch.device,
         optimiser: torch.optim.Optimizer | None = None,
     ):
-        self.model, self.judge, self.settings, self._place = model, judge, settings, device
+        self.model, self.judge, self.settings, self.place = model, judge, settings, device
         self.train_loader, self.val_loader = loaders
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
@@ -88,9 +89,9 @@ class LivePopulation:
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
-        self._alone: dict[int, torch.optim.Optimizer] = {}  # of seeds in isolation, beside a user's optimiser
         self.batches = _length(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
+        self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
         self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
         self.interrupted = False
@@ -131,13 +132,14 @@ class LivePopulation:
         """Plant seeds in the slots where True.  # where, blueprint [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
             draw = hash((self.settings.seed, int(self.births), k)) & _DRAW
-            self.slots[k].plant(int(blueprint[0, k]), self._place, draw)
+            self.slots[k].plant(int(blueprint[0, k]), self.place, draw)
         self.births = self.births + where.any(dim=1).cpu()
+        self._latest = None
 
     def prune(self, where: Tensor) -> None:
         """End the seeds in the slots where True; the optimiser forgets them.  # where [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
-            self._end(k)
+            self.end_seed(k)
 
     def follow(self, states: SlotStates) -> None:
         """Strengths and ways of blending as the states say; what is being raised or heard is trained."""
@@ -149,13 +151,14 @@ class LivePopulation:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
             if stage in HEARD_STAGES or (self.optimiser.owned and stage is Stage.TRAINING):
-                self._alone.pop(k, None)
-                self.optimiser.take_in(k, slot)
+                self._latest = self._latest if k in self.optimiser.seeds else None
+                self.optimiser.take_in(k, slot.parameters())
 
-    def _end(self, k: int) -> None:
-        self._alone.pop(k, None)
+    def end_seed(self, k: int) -> None:
+        """Slot k is empty, and the optimiser forgets what was in it."""
         self.optimiser.let_go(k)
         self.slots[k].clear()
+        self._latest = None
 
     # ---- training --------------------------------------------------------------------------------------
 
@@ -165,11 +168,11 @@ class LivePopulation:
         Where `stop` says so, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.follow(states)
-        self._known = {}
+        self.changed()
         alone = [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
-        total = torch.zeros((), device=self._place)
-        shadow = torch.zeros(self.num_slots, device=self._place)
-        host_norm = torch.zeros((), device=self._place)
+        total = torch.zeros((), device=self.place)
+        shadow = torch.zeros(self.num_slots, device=self.place)
+        host_norm = torch.zeros((), device=self.place)
         count = samples = 0
         self.model.train()
         for batch in self._epoch():
@@ -201,9 +204,9 @@ class LivePopulation:
         The gradients that the user's own latest backward pass left are measured first.
         """
         self.follow(states)
-        self._known = {}
+        self.changed()
         norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
-        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self._place)
+        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.place)
         losses = torch.full((1, self.num_slots), math.nan)
         for k, slot in enumerate(self.slots):
             if int(states.stage[0, k]) == Stage.TRAINING:
@@ -212,22 +215,20 @@ class LivePopulation:
         return TrainMetrics(unknown, losses, host_norm.cpu().view(1), self.gradients(host_norm))
 
     def _pass_alone(self, k: int, slot: LiveSlot) -> float:
-        own, config = list(slot.parameters()), self.config
-        if k not in self._alone:
-            self._alone[k] = torch.optim.AdamW(own, config.seed_lr, weight_decay=config.weight_decay)
-        total, count = torch.zeros((), device=self._place), 0
+        rule = self.optimiser.raise_alone(k, slot)
+        total, count = torch.zeros((), device=self.place), 0
         for batch in self._epoch():
-            self._alone[k].zero_grad(set_to_none=True)
+            rule.zero_grad(set_to_none=True)
             total += self._train_alone(slot, batch)
-            nn.utils.clip_grad_norm_(own, config.clip_norm)
-            self._alone[k].step()
+            nn.utils.clip_grad_norm_(slot.parameters(), self.config.clip_norm)
+            rule.step()
             count += 1
         return float(total) / max(count, 1)
 
     def _epoch(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
         for batch in islice(read_until(self.stop, self.train_loader), most):
-            yield moved(batch, self._place)
+            yield moved(batch, self.place)
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
@@ -235,7 +236,7 @@ class LivePopulation:
 
     def _autocast(self) -> torch.autocast:
         halved = self.config.precision == "bfloat16"
-        return torch.autocast(self._place.type, torch.bfloat16, enabled=halved)
+        return torch.autocast(self.place.type, torch.bfloat16, enabled=halved)
 
     def _backward(self, batch: Any, index: int) -> Any:
         if index % self.settings.accumulate == 0:
@@ -329,7 +330,7 @@ class LivePopulation:
         try:
             for batch in self.val_loader:
                 with self._autocast():
-                    tally.add(self.judge(self.model, moved(batch, self._place)))
+                    tally.add(self.judge(self.model, moved(batch, self.place)))
         finally:
             self.model.train(was_training)
         self.samples = (self.samples[0], tally.samples)
@@ -347,41 +348,28 @@ class LivePopulation:
         return torch.tensor([self.bodies.host_parameters + seeds])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Weights and statistics of the model and of its seeds. Views, not copies."""
-        named = {"births": self.births}
-        named |= {f"model.{name}": value.view(-1) for name, value in _state(self.model)}
-        for k, slot in enumerate(self.slots):
-            if slot.seed is not None:
-                named[f"slot.{k}.blueprint"] = torch.tensor([slot.blueprint])
-                named |= {f"slot.{k}.{name}": value.view(-1) for name, value in _state(slot)}
-        return named
+        """All that the bodies are, as plain tensors: see `live_memory`. Views, not copies."""
+        return tensors_of(self)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of `tensors`, from which `restore` goes back."""
-        return {name: value.clone() for name, value in self.tensors().items()}
+        """Copies of `tensors`, from which `restore` goes back. One that is still true is not made again."""
+        if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
+            self._latest = {name: value.clone() for name, value in self.tensors().items()}
+        return self._latest
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """A new snapshot where True, else the saved one.  # where [1]"""
         return self.snapshot() if bool(where) else saved
 
-    @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Go back to a snapshot: the weights, and the seeds that lived then; the optimiser begins anew."""
-        if where is not None and not bool(where):
-            return
-        self._known = {}
-        self.births = saved["births"].clone()
-        for name, value in _state(self.model):
-            value.view(-1).copy_(saved[f"model.{name}"])
-        for k, slot in enumerate(self.slots):
-            then = int(saved.get(f"slot.{k}.blueprint", torch.tensor(-1)))
-            if then != slot.blueprint:
-                self._end(k)
-                if then >= 0:
-                    slot.plant(then, self._place, 0)
-            for name, value in _state(slot):
-                value.view(-1).copy_(saved[f"slot.{k}.{name}"])
-        self.optimiser.forget()
+        """Go back to a snapshot: the weights, the seeds that lived then, and the optimiser's moments."""
+        if where is None or bool(where):
+            self.changed()
+            put_back(self, saved)
+
+    def changed(self) -> None:
+        """What was measured and saved is no longer true."""
+        self._known, self._latest = {}, None
 
     def plain_model(self, states: SlotStates) -> nn.Module:
         """A plain copy of the model with the seeds that the states hold."""
@@ -395,8 +383,3 @@ def _length(loader: Iterable[Any]) -> int:
         return len(loader) if isinstance(loader, Sized) else 0
     except TypeError:
         return 0
-
-
-def _state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    for name, value in [*module.named_parameters(), *module.named_buffers()]:
-        yield name, value.detach()

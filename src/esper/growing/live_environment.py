@@ -129,14 +129,15 @@ class LiveEnvironment(GrowthEnvironment):
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where the model stands between two epochs, its optimiser included, as plain tensors."""
+        """Where the model stands between two epochs, as plain tensors; raises a UserError where its optimiser
+        cannot be saved."""
         patience = torch.tensor([self._best, self._since_best], dtype=torch.float64)
         return {**super().state_dict(), **named("live", progress_of(self.bodies)), "patience": patience}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`: growth goes on to the same bits."""
         super().load_state_dict(tensors)
-        put_progress(self.bodies, part("live", tensors), self.slots)
+        put_progress(self.bodies, part("live", tensors))
         self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
 
     def _check_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.foundation.errors import UserError
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
 
+NUMBER = "number:"  # before the name of a state that is a number and no tensor
+
 
 class LiveOptimiser:
     """Moves the model and its seeds: an optimiser made here, whose rate follows the schedule, or the user's.
 
     Parameters with more than one axis are decayed, norms and biases are not. A seed enters with a state of
-    its own, the others keep theirs. The user's optimiser takes seeds into its first group, by its own rules.
+    its own, the others keep theirs. In the user's optimiser a new parameter joins the group of the parameter
+    that it stands beside or, where there is none, the group that holds most parameters of its kind. There,
+    seeds that learn in isolation have optimisers of their own, in `alone`.
     """
 
     def __init__(
@@ -28,6 +32,7 @@ class LiveOptimiser:
         self.host = [p for p in model.parameters() if p.requires_grad]
         self.rule = given or self._made(settings)
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
+        self.alone: dict[int, Optimizer] = {}  # by slot
 
     def _made(self, settings: GrowSettings) -> Optimizer:
         config = self.config
@@ -52,66 +57,107 @@ class LiveOptimiser:
         for group in self.rule.param_groups if self.owned else []:
             group["lr"] = share * group["peak"]
 
-    def take_in(self, k: int, seed: nn.Module) -> None:
-        """Train the seed of slot k from now on; one that is there already stays."""
+    # ---- who is trained --------------------------------------------------------------------------------
+
+    def take_in(
+        self,
+        k: int,
+        parameters: Iterable[nn.Parameter],
+        beside: Mapping[nn.Parameter, nn.Parameter] | None = None,
+    ) -> None:
+        """Train the seed of slot k from now on; one that is there already stays.
+
+        beside: the model's own parameter that a new one stands beside, where there is one.
+        """
         if k in self.seeds:
             return
-        self.seeds[k] = list(seed.parameters())
+        self.alone.pop(k, None)
+        self.seeds[k] = list(parameters)
         if self.owned:
             for group in self._groups(self.seeds[k], self.config.seed_lr):
                 self.rule.add_param_group({**group, "lr": self.config.seed_lr})
-        else:
-            seed.zero_grad(set_to_none=True)
-            self.rule.param_groups[0]["params"].extend(self.seeds[k])
+            return
+        for parameter in self.seeds[k]:
+            parameter.grad = None
+            self._group_for(parameter, (beside or {}).get(parameter))["params"].append(parameter)
+
+    def _group_for(self, parameter: nn.Parameter, beside: nn.Parameter | None) -> dict[str, Any]:
+        """The user's group for a new parameter."""
+
+        def alike(group: dict[str, Any]) -> int:
+            if any(p is beside for p in group["params"]):
+                return len(self.host) + 1
+            return sum((p.ndim > 1) == (parameter.ndim > 1) for p in group["params"])
+
+        return max(self.rule.param_groups, key=alike)
+
+    def raise_alone(self, k: int, seed: nn.Module) -> Optimizer:
+        """The optimiser of a seed that learns in isolation, beside the user's."""
+        if k not in self.alone:
+            own, config = list(seed.parameters()), self.config
+            self.alone[k] = torch.optim.AdamW(own, config.seed_lr, weight_decay=config.weight_decay)
+        return self.alone[k]
 
     def let_go(self, k: int) -> None:
         """Forget the seed of slot k and its state."""
+        self.alone.pop(k, None)
         gone = {id(p) for p in self.seeds.pop(k, [])}
         for group in self.rule.param_groups:
             for parameter in [p for p in group["params"] if id(p) in gone]:
                 self.rule.state.pop(parameter, None)
             group["params"] = [p for p in group["params"] if id(p) not in gone]
-        self.rule.param_groups = [group for group in self.rule.param_groups if group["params"]]
+        if self.owned:
+            self.rule.param_groups = [group for group in self.rule.param_groups if group["params"]]
 
-    def clip(self) -> torch.Tensor:
+    def clip(self) -> Tensor:
         """Bound the gradients of the model and of each seed; the norm of the model's before.  # → []"""
         for parameters in self.seeds.values():
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
         return nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach()
 
-    def tensors(self, names: Mapping[str, nn.Parameter]) -> dict[str, torch.Tensor]:
-        """The state of each named parameter: `NAME.tensor.KEY`, or `NAME.number.KEY` for a plain number.
+    # ---- saving ----------------------------------------------------------------------------------------
 
-        Raises a UserError for a state of any other kind.
-        """
-        found: dict[str, torch.Tensor] = {}
-        for name, parameter in names.items():
-            for key, value in self.rule.state.get(parameter, {}).items():
-                if isinstance(value, torch.Tensor):
-                    found[f"{name}.tensor.{key}"] = value.detach()
-                elif isinstance(value, bool | int | float):
-                    found[f"{name}.number.{key}"] = torch.tensor(value, dtype=torch.float64)
-                elif value is not None:
+    def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+        """Moments, step counts and whatever else is remembered of these parameters. Views, not copies."""
+        found: dict[str, Tensor] = {}
+        for parameter, state in self._states():
+            for key, value in state.items() if parameter in names else ():
+                if isinstance(value, Tensor):
+                    found[f"{names[parameter]}/{key}"] = value
+                elif isinstance(value, int | float):
+                    found[f"{names[parameter]}/{NUMBER}{key}"] = torch.tensor(value)
+        return found
+
+    def check_savable(self) -> None:
+        """Raises a UserError for an optimiser that remembers something that is no tensor and no number."""
+        for _, state in self._states():
+            for key, value in state.items():
+                if not isinstance(value, Tensor | int | float | None):
                     raise UserError(
                         f"{type(self.rule).__name__} keeps a {type(value).__name__} ({key}) for a parameter, "
                         "which cannot be saved; leave out out=, or choose an optimiser whose state is tensors"
                     )
-        return found
 
-    def load(self, names: Mapping[str, nn.Parameter], tensors: Mapping[str, torch.Tensor]) -> None:
-        """The inverse of `tensors`: these parameters have that state, and no other has any."""
-        self.rule.state.clear()
-        for full, value in tensors.items():
-            name, kind, key = full.rsplit(".", 2)
-            parameter = names[name]
-            own = self.rule.state[parameter]
-            if kind == "number":
-                number = float(value)
-                own[key] = int(number) if number.is_integer() else number
-            else:
-                own[key] = value.clone() if value.ndim == 0 else value.clone().to(parameter.device)
+    def _states(self) -> Iterator[tuple[Any, dict[str, Any]]]:
+        for rule in (self.rule, *self.alone.values()):
+            yield from rule.state.items()
 
-    def forget(self) -> None:
-        """Begin anew after weights were put back; the state of the user's own optimiser is the user's."""
-        if self.owned:
-            self.rule.state.clear()
+    def restore(self, names: Mapping[nn.Parameter, str], saved: Mapping[str, Tensor]) -> None:
+        """Remember what was saved of these parameters by `tensors`, and nothing else of them."""
+        states: dict[str, dict[str, Any]] = {}
+        for name, value in saved.items():
+            owner, _, key = name.rpartition("/")
+            number = key.startswith(NUMBER)
+            states.setdefault(owner, {})[key.removeprefix(NUMBER)] = value.item() if number else value.clone()
+        for rule in (self.rule, *self.alone.values()):
+            for parameter in [p for group in rule.param_groups for p in group["params"] if p in names]:
+                rule.state.pop(parameter, None)
+                if names[parameter] in states:
+                    rule.state[parameter] = _at_home(states[names[parameter]], parameter)
+
+
+def _at_home(state: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
+    """A state whose tensors that are shaped like their parameter lie on its device; counts stay on the CPU,
+    where torch keeps them."""
+    moments = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+    return state | {key: value.to(parameter.device) for key, value in moments.items()}
