@@ -13,7 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, random_split
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    random_split,
+)
 
 from esper.foundation.errors import UserError
 from esper.growing.data import ALLOWED, VALIDATION_SHARE, read_split
@@ -49,6 +58,10 @@ def _dataset(name: str, data: Any) -> Any:
 
 
 def _loader(name: str, data: Any, size: int, draw: torch.Generator | None) -> Iterable[Any]:
+    if isinstance(data, TensorDataset):  # a batch is one look at the tensors, not one for each sample
+        order = SequentialSampler(data) if draw is None else RandomSampler(data, generator=draw)
+        batches = BatchSampler(order, size, drop_last=False)
+        return DataLoader(data, batch_size=None, sampler=batches, generator=draw)
     if isinstance(data, Dataset):
         shuffle = draw is not None and not isinstance(data, IterableDataset)
         return DataLoader(data, size, shuffle=shuffle, generator=draw)
