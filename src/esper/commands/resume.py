@@ -33,12 +33,18 @@ def resume(
     came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
     until it is done, and begins again as it was asked for.
     """
+    from esper.foundation.errors import UserError
     from esper.telemetry.consistency import complaints
     from esper.telemetry.run_folder import RunFolder
 
     folder = RunFolder.read(run)
     for complaint in complaints(folder):
         print_line(f"note: {complaint}", for_machines=True)
+    if folder.from_python:
+        raise UserError(
+            f"{run} holds a growth of a model and data that are in your own program; call esper.grow there "
+            f"again, with the same arguments and out={str(run)!r}, resume=True"
+        )
     if folder.kind in FROM_THE_START:
         _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
         _again(folder, quiet, json_lines)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -18,10 +19,10 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
+from esper.growing.arms import Arms, folder_of
 from esper.growing.batches import UserStep
-from esper.growing.course import Course, Prepared
+from esper.growing.course import Prepared
 from esper.growing.live_engine import prepare_live
-from esper.growing.progress import GrowthBar
 from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
@@ -43,6 +44,8 @@ def grow(
     budget: int | None = None,
     engine: str = "auto",
     step: UserStep | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
     **settings: Any,
 ) -> Grown:
     """Train a model and let it grow where that helps.
@@ -58,6 +61,10 @@ def grow(
     engine: rows trains copies of a small model as one program; live trains any one model as it is, with data
         streamed from its loader; auto chooses, and says why.
     step: live: (model, batch) → loss, score, for batches and models of any kind.
+    out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
+        network and a report page. 'esper watch' shows it while it is written.
+    resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
+        model, data and arguments; it begins anew where nothing is there yet.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
@@ -69,13 +76,15 @@ def grow(
         raise UserError(f"epochs is {epochs}; at least 1 is needed")
     chosen = settings_of(settings)
     device = choose_device(chosen.device)
+    if resume and out is None:
+        raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop, own_randomness(chosen.seed, device):
         request = Request(model, train, val, slots, controller, epochs, budget, step, chosen, device, stop)
-        prepared, name, reason = prepare(request, engine, settings)
-        course = Course(prepared)
-        with GrowthBar(epochs, prepared.score_name, chosen.progress) as bar:
-            course.run(stop, lambda result: bar.update(result.observation))
-        return course.finish(name, reason)
+        arms = Arms(request, lambda asked: prepare(asked, engine, settings))
+        if out is None:
+            return arms.grown()
+        with folder_of(request, arms, settings, Path(out), resume) as folder:
+            return arms.grown(folder)
 
 
 def prepare(request: Request, engine: str, settings: dict[str, Any]) -> tuple[Prepared, str, str]:

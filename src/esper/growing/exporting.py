@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -12,17 +13,20 @@ from esper.foundation.errors import UserError
 BATCH = "batch"
 
 
-def _dynamic_batch() -> tuple[dict[int, torch.export.Dim]]:
-    return ({0: torch.export.Dim(BATCH, min=1)},)
+def _dynamic_batch(inputs: int = 1) -> tuple[dict[int, torch.export.Dim], ...]:
+    return ({0: torch.export.Dim(BATCH, min=1)},) * inputs
 
 
-def save_archive(model: nn.Module, sample: Tensor, path: Path | str) -> Path:
+def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
     """Write a model as a torch.export archive for any batch size; torch alone loads it.
 
-    sample [B, *input_shape], B at least 2. Read it back with `torch.export.load(path).module()`.
+    sample: [B, *input_shape], B at least 2, or one such for each input. Read it back with
+    `torch.export.load(path).module()`.
     """
-    _check_sample(sample)
-    program = torch.export.export(model.eval(), (sample,), dynamic_shapes=_dynamic_batch())
+    inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
+    for given in inputs:
+        _check_sample(given)
+    program = torch.export.export(model.eval(), inputs, dynamic_shapes=_dynamic_batch(len(inputs)))
     torch.export.save(program, str(path))
     return Path(path)
 

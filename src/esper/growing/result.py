@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import nn
 
+from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
 from esper.population.blueprints import blueprint_entry
 from esper.simic.rollout import EpisodeRecord
+from esper.telemetry.schema import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +61,8 @@ class Grown:
     asked: int = 0  # epochs that were asked for; 0 where nobody said
     engine: str = "rows"
     reason: str = ""  # why that engine
+    baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
+    control: Grown | None = field(default=None, repr=False)  # a wider one without growth, if asked for
 
     @property
     def best(self) -> int:
@@ -144,8 +148,41 @@ class Grown:
             lines.append(f"training broke {rollbacks} times and was taken back to its last good state")
         if len(self.models) > 1:
             lines.append(f"the best of {len(self.models)} members (number {m}) was kept")
+        lines += self.verdicts()
         told = [f"epoch {e.epoch}: {e.decision}" for e in self.history if e.decision != "waited"]
         return "\n".join([*lines, "", self.diff(), "", *told]).rstrip()
+
+    def curves(self) -> list[Curve]:
+        """The course of the best member, and of the best of whatever it is measured against."""
+        return [run.curve_of(run.record, name) for name, run in self._runs().items()]
+
+    def verdicts(self) -> list[str]:
+        """What came of the comparison, one sentence for each that was asked for."""
+        return [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
+
+    def _runs(self) -> dict[str, Grown]:
+        others = {"static": self.baseline, "wider": self.control}
+        return {"grown": self, **{name: run for name, run in others.items() if run is not None}}
+
+    def _verdict(self, name: str, run: Grown) -> str:
+        what = {"static": "the same model without growth", "wider": "a wider model without growth"}[name]
+        size = int(run.record.parameters[-1, run.best])
+        mine, theirs = self.record.accuracy[-1], run.record.accuracy[-1]
+        mean, half = mean_interval((100 * (mine - theirs)).tolist())
+        apart = f"{mean:+.1f} ± {half:.1f} points over {len(mine)} members"
+        if len(mine) == 1:
+            apart = f"{mean:+.1f} points, one run each"
+        return (
+            f"{what} ({size:,} parameters) reached {float(theirs[run.best]):.3f} at the same training FLOPs, "
+            f"in {run.record.num_steps} epochs: growth lies {apart} from it"
+        )
+
+    @staticmethod
+    def curve_of(record: EpisodeRecord, name: str) -> Curve:
+        """The course of the member that is best at the end of a record."""
+        best = int(np.nanargmax(np.nan_to_num(record.accuracy[-1], nan=-np.inf)))
+        columns = (record.accuracy, record.parameters, record.spent)
+        return Curve(name, *(column[:, best].tolist() for column in columns))
 
     def _decision(self, t: int, m: int) -> str:
         record = self.record
@@ -167,28 +204,16 @@ class Grown:
         return words[op]
 
     def plot(self) -> Figure:
-        """The validation score and the number of parameters over the epochs, for the best member."""
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import MaxNLocator
+        """The validation score and the number of parameters of the best member, and of what it is measured
+        against: over the epochs, or over the compute where there are several.
+        """
+        from esper.telemetry.charts import growth_curves
 
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        score_axis, size_axis = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        record, m = self.record, self.best
-        epochs = np.arange(record.num_steps + 1)
-        score_axis.plot(epochs, record.accuracy[:, m], color="#0072B2")
-        score_axis.set_ylabel(f"validation {self.score_name}")
-        size_axis.step(epochs, record.parameters[:, m], where="post", color="#D55E00")
-        size_axis.set_ylabel("parameters")
-        size_axis.set_xlabel("epoch")
-        size_axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-        for t, k in zip(*np.nonzero(record.germinated[:, m]), strict=True):
-            name = Blueprint(int(record.blueprint[t, m, k])).name
-            score_axis.axvline(t + 1, color="#999999", linewidth=0.8)
-            score_axis.annotate(
-                f"{name} after {self.slot_names[k]}",
-                (t + 1, 0.02),
-                xycoords=("data", "axes fraction"),
-                rotation=90,
-                fontsize=7,
+        planted = [
+            (
+                int(t) + 1,
+                f"{Blueprint(int(self.record.blueprint[t, self.best, k])).name} after {self.slot_names[k]}",
             )
-        return figure
+            for t, k in zip(*np.nonzero(self.record.germinated[:, self.best]), strict=True)
+        ]
+        return growth_curves(self.curves(), self.score_name, planted)

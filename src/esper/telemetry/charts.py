@@ -18,7 +18,7 @@ from esper.telemetry.earnings import BlueprintEarnings
 from esper.telemetry.numbers import plain_number
 from esper.telemetry.palette import INK, MUTED, OP_COLOURS, SERIES, STAGE_COLOURS
 from esper.telemetry.pictures import dress, figure, percent
-from esper.telemetry.schema import ControllerResult, PairedDifference, RoundSummary
+from esper.telemetry.schema import ControllerResult, Curve, PairedDifference, RoundSummary
 
 _MARKERS = "osD^vPX*"
 _WIDE = 6.0  # the ratio from which on sizes need a logarithmic axis
@@ -58,6 +58,41 @@ def learning_curves(rounds: Sequence[RoundSummary]) -> Figure:
     if twins:
         panels[0].axhline(0, color=INK, linewidth=1)
     panels[1].yaxis.set_major_formatter(percent())
+    return picture
+
+
+def growth_curves(
+    curves: Sequence[Curve], score_name: str, planted: Sequence[tuple[int, str]] = ()
+) -> Figure:
+    """Score and size of a growing model, over the epochs; with others beside it, over the compute spent.
+
+    `planted`: (epochs that were over, what was planted then) of the first curve.
+    """
+    picture = figure(4.6)
+    above, below = picture.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    several = len(curves) > 1
+    whole = curves[0].flops[-1] or 1.0
+    dress(above, y=f"validation {score_name}")
+    dress(below, x="training FLOPs, as a share of what growth spent" if several else "epoch", y="parameters")
+    below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
+
+    def places(curve: Curve) -> list[float]:
+        return [f / whole for f in curve.flops] if several else list(range(len(curve.score)))
+
+    for curve, colour, line in zip(curves, SERIES, ("-", "--", ":"), strict=False):
+        above.plot(places(curve), curve.score, line, color=colour, linewidth=1.8, label=curve.name)
+        below.step(places(curve), curve.parameters, line, where="post", color=colour, linewidth=1.6)
+    if several:
+        above.legend(frameon=False, fontsize=9, loc="lower right")
+        below.xaxis.set_major_formatter(percent())
+    else:
+        below.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for epoch, told in planted:
+        place = places(curves[0])[epoch]
+        above.axvline(place, color=MUTED, linewidth=0.8)
+        above.annotate(
+            told, (place, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=INK
+        )
     return picture
 
 

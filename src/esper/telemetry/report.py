@@ -29,15 +29,18 @@ from esper.telemetry.report_tables import (
     bullets,
     cards,
     differences_table,
+    growth_cards,
     network_cards,
     network_table,
     results_table,
     table,
 )
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, RoundSummary
+from esper.telemetry.schema import Comparison, Growth, RoundSummary
 
-_FIRST = {"compare": "Differences, paired", "grow": "Film strips"}  # the picture of the first screen
+_GROWTH = "Score and size"
+# Which pictures may stand on the first screen, the most wanted first.
+_FIRST = {"compare": ("Differences, paired",), "grow": (_GROWTH, "Film strips")}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,8 @@ def render_report(folder: RunFolder) -> str:
     rounds, results, network = folder.metrics(), folder.results(), folder.network()
     settings = _settings(folder)
     pictures = list(_pictures(folder, rounds, results, settings))
-    wanted = [picture for picture in pictures if picture.title == _FIRST.get(folder.kind)]
+    by_title = {picture.title: picture for picture in pictures}
+    wanted = [by_title[title] for title in _FIRST.get(folder.kind, ()) if title in by_title]
     first = next(iter([*wanted, *pictures]), None)
     sections = {
         "What was asked for": f"<p>{escape(asked_for(folder, settings))}</p>",
@@ -91,6 +95,12 @@ def _settings(folder: RunFolder) -> dict[str, Any]:
 
 def asked_for(folder: RunFolder, settings: dict[str, Any]) -> str:
     """What a run was asked to do, in a sentence."""
+    if folder.from_python:
+        model = settings.get("model", {})
+        return (
+            f"Grow {settings.get('task', 'a model')} ({model.get('parameters', 0):,} parameters) by "
+            f"{settings.get('controller')} in {settings.get('epochs')} epochs, on {settings.get('train')}."
+        )
     task, members = settings.get("task", "a task"), settings.get("members", "some")
     steps = settings.get("episode", {}).get("steps", "some")
     rounds, request = settings.get("rounds", "some"), folder.request
@@ -111,7 +121,9 @@ def asked_for(folder: RunFolder, settings: dict[str, Any]) -> str:
 
 
 def _came_out(folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None) -> str:
-    network = folder.network()
+    network, growth = folder.network(), folder.growth()
+    if growth is not None:
+        return growth_cards(growth, network) + bullets(growth.verdicts)
     if network is not None:
         return network_cards(network)
     if not rounds:
@@ -133,7 +145,15 @@ def _pictures(
     folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None, settings: dict[str, Any]
 ) -> Iterator[Picture]:
     """Every picture that the folder has the numbers for."""
-    if rounds:
+    growth = folder.growth()
+    if growth is not None and growth.curves:
+        yield Picture(
+            lambda: charts.growth_curves(growth.curves, growth.score_name, _planted(folder, growth)),
+            _GROWTH,
+            "What the model reached on its validation data and how large it was, the best member where there "
+            "are several; each line across is a seed that was planted.",
+        )
+    elif rounds:
         yield from _round_pictures(rounds, settings.get("ppo", {}))
     if results is not None and results.controllers:
         yield Picture(
@@ -170,6 +190,19 @@ def _pictures(
             "Contribution against parameters",
             "Every kept seed at the moment it was kept: what it costs and what it brings, selected above 0.",
         )
+
+
+def _planted(folder: RunFolder, growth: Growth) -> list[tuple[int, str]]:
+    """When the member of the first curve got which seed."""
+    network = folder.network()
+    member = network.member if network is not None else 0
+    return [
+        (event.step + 1, f"{event.blueprint} after {event.slot}")
+        for event in folder.events()
+        if event.kind == "germinated"
+        and event.member == member
+        and event.step + 1 < len(growth.curves[0].score)
+    ]
 
 
 def _round_pictures(rounds: Sequence[RoundSummary], ppo: dict[str, Any]) -> Iterator[Picture]:

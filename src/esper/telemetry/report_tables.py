@@ -9,7 +9,7 @@ from esper.foundation.statistics import mean_interval
 from esper.telemetry.differences import against_growers, clear_among
 from esper.telemetry.numbers import flop_unit, interval, number, three_digits
 from esper.telemetry.palette import stage_name
-from esper.telemetry.schema import Comparison, PairedDifference, SavedNetwork
+from esper.telemetry.schema import Comparison, Growth, PairedDifference, SavedNetwork
 
 PHI = "Φ is accuracy less a price on parameters: what a controller is paid for."
 
@@ -112,6 +112,20 @@ def network_cards(network: SavedNetwork) -> str:
             "parameters of its host": f"{network.host_parameters:,}",
         }
     )
+
+
+def growth_cards(growth: Growth, network: SavedNetwork | None) -> str:
+    """What an `esper.grow` came to, beside what it is measured against."""
+    figures = {
+        f"validation {growth.score_name}, {curve.name}": number(curve.score[-1], ".3f")
+        for curve in growth.curves
+    }
+    figures |= {f"parameters, {curve.name}": f"{curve.parameters[-1]:,}" for curve in growth.curves}
+    if growth.curves:
+        figures["epochs"] = f"{len(growth.curves[0].score) - 1} of {growth.epochs}"
+    if network is not None:
+        figures["parameters of the model as given"] = f"{network.host_parameters:,}"
+    return cards(figures)
 
 
 def network_table(network: SavedNetwork) -> str:

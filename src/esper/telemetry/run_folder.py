@@ -8,6 +8,7 @@
     film.json       the slots of a few members over time (`schema.FilmReel`)
     results.json    controllers compared (`schema.Comparison`)
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
+    growth.json     the course of an `esper.grow` (`schema.Growth`)
     lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
     checkpoints/    last, best and periodic, as safetensors
     report.html     everything above, as one page
@@ -35,10 +36,19 @@ from esper.telemetry.events import Event
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.schema import Comparison, FilmReel, RoundSummary, SavedNetwork, from_json, to_json
+from esper.telemetry.schema import (
+    Comparison,
+    FilmReel,
+    Growth,
+    RoundSummary,
+    SavedNetwork,
+    from_json,
+    to_json,
+)
 
 FORMAT = "esper-run"
 FORMAT_VERSION = 1
+CALL = "esper.grow"  # what a folder says under `call` that no command wrote
 Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
@@ -163,6 +173,11 @@ class RunFolder:
         return dict(self.about.get("request", {}))
 
     @property
+    def from_python(self) -> bool:
+        """Whether `esper.grow` was called for it, with a model and data that no folder holds."""
+        return bool(self.request.get("call") == CALL)
+
+    @property
     def in_use(self) -> bool:
         """Whether a process is writing here now, this one included."""
         if self._lock.is_locked:
@@ -217,6 +232,11 @@ class RunFolder:
         """Add what happened to events.jsonl."""
         self.events_file.append(events)
 
+    def replace_events(self, events: Iterable[Event]) -> None:
+        """Put these in the place of all that events.jsonl holds."""
+        lines = "".join(to_json(event) + "\n" for event in events)
+        write_atomically(self.events_file.path, lines.encode())
+
     def metrics(self) -> list[RoundSummary]:
         """Every round of metrics.jsonl; UserError where a line is damaged."""
         where = str(self.metrics_file.path)
@@ -261,8 +281,17 @@ class RunFolder:
         path = self.path / "results.json"
         return from_json(Comparison, _load_json(path), str(path)) if path.exists() else None
 
+    def write_growth(self, growth: Growth) -> None:
+        """Replace growth.json."""
+        write_atomically(self.path / "growth.json", to_json(growth).encode() + b"\n")
+
+    def growth(self) -> Growth | None:
+        """What growth.json holds, None without one."""
+        path = self.path / "growth.json"
+        return from_json(Growth, _load_json(path), str(path)) if path.exists() else None
+
     def network(self) -> SavedNetwork | None:
-        """The network that 'esper grow' wrote here; None in other folders."""
+        """The network that a growth left here; None in other folders."""
         path = self.path / "network.json"
         return from_json(SavedNetwork, _load_json(path), str(path)) if path.exists() else None
 
@@ -305,12 +334,15 @@ def _vacant(path: Path) -> bool:
 def _occupied(path: Path) -> str:
     """Why no run may begin in a folder, and what to do instead."""
     try:
-        kind = RunFolder.read(path).kind
+        found = RunFolder.read(path)
     except UserError:
         return f"{path} exists and is not an empty folder; choose another folder"
+    made, again = f"'esper {found.kind}'", f"'esper resume {path}'"
+    if found.from_python:
+        made, again = CALL, f"{CALL}(..., out={str(path)!r}, resume=True)"
     return (
-        f"{path} exists and is not an empty folder: it holds a run of 'esper {kind}'; choose another folder, "
-        f"or go on with that run: 'esper resume {path}'"
+        f"{path} exists and is not an empty folder: it holds a run of {made}; choose another folder, or go "
+        f"on with that run: {again}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError
 from esper.telemetry.consistency import complaints
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, RoundSummary
+from esper.telemetry.schema import Comparison, Growth, RoundSummary
 
 TRAINING_KINDS = ("train", "demo")
 
@@ -48,17 +49,33 @@ def describe(path: Path) -> RunLine:
         settings = parse_yaml(folder.config_text(), str(path / "config.yaml"))
         settings = settings if isinstance(settings, dict) else {}
         rounds, results = folder.metrics(), folder.results()
-        state = _state(folder, rounds, results, int(settings.get("rounds", 0)))
+        growth = folder.growth() if folder.from_python else None
+        state = _growing(folder, growth) if folder.from_python else _state(folder, rounds, results, settings)
         if complaints(folder):
             state += ", with contradictions: see its report"
-        return RunLine(
-            str(path), folder.kind, str(settings.get("task", "")), state, _figures(rounds, results)
-        )
+        figures = _figures(rounds, results) if growth is None else _scores(growth)
+        return RunLine(str(path), folder.kind, str(settings.get("task", "")), state, figures)
     except (UserError, TypeError, ValueError) as error:
         return RunLine(str(path), state=f"cannot be read: {error}")
 
 
-def _state(folder: RunFolder, rounds: list[RoundSummary], results: Comparison | None, asked_for: int) -> str:
+def _growing(folder: RunFolder, growth: Growth | None) -> str:
+    """How far an `esper.grow` came."""
+    if growth is not None and growth.finished and not folder.in_use:
+        return "finished"
+    done = len(growth.curves[0].score) - 1 if growth is not None and growth.curves else 0
+    of = f" of {growth.epochs}" if growth is not None else ""
+    return f"{'running' if folder.in_use else 'stopped'} in epoch {done + 1}{of}"
+
+
+def _scores(growth: Growth) -> dict[str, float]:
+    return {f"{curve.name} {growth.score_name}": curve.score[-1] for curve in growth.curves}
+
+
+def _state(
+    folder: RunFolder, rounds: list[RoundSummary], results: Comparison | None, settings: Mapping[str, Any]
+) -> str:
+    asked_for = int(settings.get("rounds", 0))
     done = max((summary.round for summary in rounds), default=0)
     trains = folder.kind in TRAINING_KINDS
     progress = f" in round {done + 1} of {asked_for}" if trains and done < asked_for else ""

@@ -5,6 +5,7 @@
     film.json       one `FilmReel`: what happened in the slots of a few members of the latest round
     results.json    one `Comparison`: controllers on equal footing, member by member
     network.json    one `SavedNetwork`: what 'esper grow' wrote
+    growth.json     one `Growth`: the course of an `esper.grow`, and what it is measured against
 
 Numbers are plain Python floats. A number that was never measured, or is not finite, is `null` in a file
 and NaN in a record. Intervals are half-widths at 95 %: the mean lies within `mean ± ci`. Accuracy is a
@@ -207,6 +208,34 @@ class SavedNetwork:
     test_accuracy: Number
     ungrown_test_accuracy: Number = NAN  # of the same member without growth; NaN if it was not trained
     slots: Sequence[SavedSlot] = ()
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One training of a model, seen before the first epoch and after each; last, as it ended."""
+
+    name: str  # "grown", or what it is measured against
+    score: Sequence[Number]  # [epochs + 1] of validation
+    parameters: Sequence[int]  # [epochs + 1]
+    flops: Sequence[Number]  # [epochs + 1] of training, since it began
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("parameters", "flops"), len(self.score))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A model of somebody's own that grows by `esper.grow`."""
+
+    model: str  # its class
+    controller: str
+    engine: str
+    reason: str  # why that engine
+    score_name: str
+    epochs: int  # that were asked for
+    finished: bool
+    curves: Sequence[Curve]  # the grown one first
+    verdicts: Sequence[str] = ()  # what the other curves say about it, a sentence each
 
 
 def plain(value: Any) -> Any:

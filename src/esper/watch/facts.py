@@ -17,7 +17,7 @@ from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, plain
 from esper.watch.library import file_of
 
-_SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "lanes")
+_SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "growth.json", "lanes")
 _BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
 
 
@@ -56,6 +56,7 @@ def facts(run: Path) -> dict[str, Any]:
         "film": plain(tried(lambda: file_of(run, "film.json") and folder.film())),
         "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
         "network": _text(run, "network.md"),
+        "growth": plain(tried(lambda: file_of(run, "growth.json") and folder.growth())),
         "lanes": folder.lanes.rounds(),
         "problems": problems,
     }
@@ -93,10 +94,16 @@ def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 def state(run: Path, last: Mapping[str, Any] | None) -> str:
     """finished, running or stopped, by the last line of the metrics and the lock of whoever writes there."""
-    if (run / "results.json").exists() if last is None else last.get("round", 0) >= last.get("rounds", 0):
-        return "finished"
     try:
-        return "running" if RunFolder.read(run).in_use else "stopped"
+        folder = RunFolder.read(run)
+        growth = folder.growth()
+        if growth is not None:
+            done = growth.finished
+        elif last is None:
+            done = (run / "results.json").exists()
+        else:
+            done = last.get("round", 0) >= last.get("rounds", 0)
+        return "finished" if done else "running" if folder.in_use else "stopped"
     except UserError:
         return "stopped"
 

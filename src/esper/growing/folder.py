@@ -1,0 +1,271 @@
+"""The run folder of an `esper.grow`: written after every epoch, and taken up again after any kill.
+
+After an epoch come events, film, lanes and curves, which are replaced whole, then a line of metrics, then the
+checkpoint. The checkpoint is the truth: what was written after it is forgotten when the growth goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import yaml
+from safetensors.torch import save as save_tensors
+from torch import nn
+
+from esper.foundation.config_files import parse_yaml
+from esper.foundation.errors import UserError
+from esper.foundation.statistics import mean_interval
+from esper.growing.course import Course, Prepared
+from esper.growing.exporting import save_archive
+from esper.growing.result import Grown
+from esper.lifecycle.actions import Op
+from esper.simic.events import episode_events
+from esper.simic.films import film_reel
+from esper.simic.lanes import lanes_of
+from esper.simic.rollout import EpisodeRecord
+from esper.telemetry.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from esper.telemetry.files import write_atomically
+from esper.telemetry.run_folder import CALL, RunFolder
+from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot, to_json
+
+SCHEMA = "growth-1"  # of the checkpoints
+GROWN = "grown"  # the arm whose story the folder tells; the others are what it is measured against
+MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
+_SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
+
+
+class GrowFolder:
+    """The folder of one growth. Make one with `begin`."""
+
+    def __init__(self, folder: RunFolder, growth: Growth):
+        self.folder, self.growth = folder, growth
+        self._seconds, self._since = 0.0, time.monotonic()
+
+    @classmethod
+    def begin(
+        cls, out: Path, resume: bool, config: Mapping[str, Any], seed: int, growth: Growth
+    ) -> GrowFolder:
+        """A new folder; or, with `resume`, the one that is there already, if it was begun with the same
+        arguments. Raises a UserError in one sentence otherwise.
+        """
+        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        if resume and (out / "config.yaml").exists():
+            folder = RunFolder.read(out)
+            _check_same(folder, config)
+            found = cls(RunFolder.open(out), growth)
+            found._check_unbegun()
+            return found
+        request = {"call": CALL, "controller": growth.controller}
+        return cls(RunFolder.create(out, kind="grow", request=request, config=text, seed=seed), growth)
+
+    def restore(self, arm: str, course: Course) -> None:
+        """Put a course to where its last checkpoint has it; nothing where there is none."""
+        path = self._checkpoint(arm)
+        if not path.exists():
+            return
+        saved = load_checkpoint(path, SCHEMA)
+        try:
+            course.load_state_dict({n.replace(_SLASH, "/"): v for n, v in saved.tensors.items()})
+        except (ValueError, KeyError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
+                "was begun with"
+            ) from None
+        if arm == GROWN:
+            self._seconds = float(saved.record["seconds"])
+            self.folder.metrics_file.truncate_after(course.epochs_done)
+
+    def keep(self, arm: str, course: Course) -> None:
+        """Another epoch of an arm is over: write everything that is known now."""
+        seconds = self._seconds + time.monotonic() - self._since
+        if arm == GROWN:
+            record = replace(course.record(), slot_ids=course.prepared.slot_names)
+            self.tell_story(record, course.prepared)
+            self.folder.write_growth(self.growth_of(record))
+            self.folder.append_metrics(epoch_summary(record, course.environment.steps, seconds))
+        tensors = {name.replace("/", _SLASH): value for name, value in course.state_dict().items()}
+        save_checkpoint(self._checkpoint(arm), tensors, {"seconds": seconds}, SCHEMA)
+
+    def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
+        """Events, film and lanes of the epochs so far."""
+        self.folder.replace_events(episode_events(record, 0))
+        self.folder.write_film(film_reel(record, 3))
+        self.folder.lanes.write(lanes_of(record, prepared.environment, 0))
+
+    def growth_of(self, record: EpisodeRecord) -> Growth:
+        """The record for growth.json while the growth goes on."""
+        return replace(self.growth, curves=[Grown.curve_of(record, GROWN)])
+
+    def finish(self, grown: Grown, prepared: Prepared) -> None:
+        """Write the grown model, the curves and the report; a growth that ended early may still go on."""
+        story = replace(grown.record, slot_ids=grown.slot_names)
+        self.tell_story(story, prepared)
+        finished = prepared.environment.done and not prepared.broken_off()
+        growth = replace(self.growth, curves=grown.curves(), finished=finished, verdicts=grown.verdicts())
+        self.folder.write_growth(growth)
+        _save_network(self.folder.path, grown, self.growth, prepared.example)
+        from esper.telemetry.report import write_report  # its pictures need matplotlib
+
+        write_report(self.folder)
+
+    def close(self) -> None:
+        """Let another process write here."""
+        self.folder.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _checkpoint(self, arm: str) -> Path:
+        return self.folder.checkpoints_path / f"{arm}.safetensors"
+
+    def _check_unbegun(self) -> None:
+        if not self._checkpoint(GROWN).exists() and len(list(self.folder.metrics_file)) > 1:
+            self.folder.close()
+            raise UserError(
+                f"{self.folder.path} holds finished epochs, and {self._checkpoint(GROWN)} is missing: to go "
+                "on would erase them; choose another folder"
+            )
+
+
+def described(value: Any) -> Any:
+    """An argument as config.yaml holds it: plain values as they are, anything else by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): described(v) for key, v in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [described(v) for v in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def about_data(data: Any) -> str | None:
+    """What is known of data without reading them."""
+    if data is None:
+        return None
+    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+        return f"{len(data[0]):,} samples of shape {list(data[0].shape[1:])}"
+    try:
+        size = f" of {len(getattr(data, 'dataset', data)):,}"
+    except TypeError:
+        size = ""
+    return f"{type(data).__name__}{size}"
+
+
+def epoch_summary(record: EpisodeRecord, epochs: int, seconds: float) -> RoundSummary:
+    """The latest epoch as a line of metrics."""
+    done = record.num_steps
+    accuracy, half = mean_interval(record.accuracy[-1].tolist())
+    ratio, ratio_half = mean_interval(record.parameter_ratio[-1].tolist())
+    return RoundSummary(
+        round=done,
+        rounds=epochs,
+        members=record.num_members,
+        member_epochs=done * record.num_members,
+        seconds=seconds,
+        accuracy_mean=accuracy,
+        accuracy_ci=half,
+        parameter_ratio_mean=ratio,
+        parameter_ratio_ci=ratio_half,
+        op_shares={op.name: float((record.executed_op[-1] == op).mean()) for op in Op},
+        extra={
+            "training_loss": float(np.nanmean(record.training_loss[-1])),
+            "validation_loss": float(np.nanmean(record.loss[-1])),
+        },
+        anomalies=["training broke and was taken back"] if record.panicked[-1].any() else (),
+    )
+
+
+def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
+    """Raise a UserError where a folder was begun by something else, or with other arguments."""
+    if not folder.from_python:
+        raise UserError(
+            f"{folder.path} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
+        )
+    before = parse_yaml(folder.config_text(), str(folder.path / "config.yaml"))
+    before = before if isinstance(before, dict) else {}
+    for key in (key for key in {**before, **config} if key not in MAY_CHANGE):
+        if before.get(key) != config.get(key):
+            raise UserError(
+                f"{key} is {config.get(key)!r}, and {folder.path} was begun with {before.get(key)!r}; give "
+                "the same to go on, or choose another folder"
+            )
+
+
+def _save_network(path: Path, grown: Grown, growth: Growth, example: Sequence[Any]) -> None:
+    """The best member, for torch and for people."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in grown.model.state_dict().items()}
+    write_atomically(path / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
+    exported = _exported(grown.model, example, path / "network.pt2")
+    write_atomically(path / "network.md", _described(grown, exported).encode())
+    write_atomically(path / "network.json", to_json(_saved(grown, growth)).encode() + b"\n")
+
+
+def _exported(model: nn.Module, example: Sequence[Any], path: Path) -> str | None:
+    """Write the torch.export archive; the reason where the model cannot be exported."""
+    if not example:
+        return "what the model is called with is known to your step alone"
+    try:
+        save_archive(model, example, path)
+    except Exception as error:  # whatever torch.export says about a stranger's model
+        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return None
+
+
+def _described(grown: Grown, reason: str | None) -> str:
+    load = (
+        'model = torch.export.load("network.pt2").module()   # needs torch alone'
+        if reason is None
+        else f"# there is no network.pt2: {reason}"
+    )
+    return "\n".join(
+        [
+            "# A grown network",
+            "",
+            grown.report(),
+            "",
+            "```python",
+            "import torch",
+            load,
+            'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict',
+            "```",
+            "",
+            "```",
+            str(grown.model),
+            "```",
+            "",
+        ]
+    )
+
+
+def _saved(grown: Grown, growth: Growth) -> SavedNetwork:
+    record, m = grown.record, grown.best
+    by_slot = {item.slot: item for item in grown.added}
+    parameters = grown.host_parameters + sum(item.parameters for item in grown.added)
+    return SavedNetwork(
+        task=growth.model,
+        host=growth.model,
+        controller=growth.controller,
+        member=int(record.members[m]),
+        members=record.num_members,
+        steps=record.num_steps,
+        host_parameters=grown.host_parameters,
+        parameters=parameters,
+        validation_accuracy=float(record.accuracy[-1, m]),
+        test_accuracy=float("nan"),
+        slots=[
+            SavedSlot(name, "FOSSILIZED", item.blueprint, item.blend, 1.0, item.contribution)
+            if (item := by_slot.get(name))
+            else SavedSlot(name, "DORMANT")
+            for name in grown.slot_names
+        ],
+    )

@@ -1,0 +1,175 @@
+"""`esper.grow(out=)`: a run folder that tells the story, and from which a growth goes on after any kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import esper
+from esper import cli
+from esper.foundation.errors import UserError
+from esper.growing.result import Grown
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.tamiyo.scripted import Scheduled
+from esper.telemetry import files
+from esper.telemetry.consistency import complaints
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.run_list import describe
+from tests.growing import models
+
+QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
+ENGINES = ("rows", "live")
+EPOCHS = 6
+STORY = ("events.jsonl", "growth.json", "film.json")
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures and archives take longer than the growth."""
+    monkeypatch.setattr("esper.growing.folder.save_archive", lambda *_: None)
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+
+
+def grow(out: Path | None, engine: str, **settings: Any) -> Grown:
+    torch.manual_seed(0)
+    chosen = {
+        "controller": Scheduled(steps=(0, 3), gates=QUICK.gates),
+        "epochs": EPOCHS,
+        "lr": 1e-2,
+        "lifecycle": QUICK,
+        "batch_size": 16,
+        "progress": False,
+    } | settings
+    return esper.grow(models.small_mlp(), models.table(), engine=engine, out=out, **chosen)
+
+
+def bits(grown: Grown) -> list[Tensor]:
+    story = [grown.record.accuracy, grown.record.loss, grown.record.choices, grown.record.stage]
+    return [*map(torch.as_tensor, story), *grown.model.state_dict().values()]
+
+
+def same(one: Grown, other: Grown) -> bool:
+    pairs = list(zip(bits(one), bits(other), strict=True))
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
+    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = grow(tmp_path / "whole", engine)
+    assert same(whole, grow(None, engine)), "the folder changes nothing"
+    lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
+    left, replace_file = 0, os.replace
+
+    def dying(*arguments: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+        replace_file(*arguments)
+
+    monkeypatch.setattr(files.os, "replace", dying)
+    out, kills = tmp_path / "killed", 0
+    for rest in (2, 5, 9, 12, 7, 3, 1000):
+        left = rest
+        try:
+            grown = grow(out, engine, resume=True)
+        except Killed:
+            kills += 1
+    assert kills == 6
+    assert same(grown, whole)
+    told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    for line in (*lines, *told):
+        line.pop("seconds")
+    assert told == lines
+    for name in (
+        "events.jsonl",
+        "growth.json",
+        "film.json",
+        "network.safetensors",
+        "lanes/000000.safetensors",
+    ):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert same(grow(out, engine, resume=True), whole), "a finished one is read, not grown again"
+
+
+@pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ctrl_c_leaves_a_folder_that_goes_on(engine: str, tmp_path: Path) -> None:
+    looks, last = 0, 28
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal looks
+        looks += 1
+        if looks == last:
+            os.kill(os.getpid(), signal.SIGINT)
+        return F.cross_entropy(outputs, targets)
+
+    settings = {"loss": loss, "epochs": 14}
+    stopped = grow(tmp_path / "run", engine, **settings)
+    assert 0 < stopped.record.num_steps < 14
+    assert (tmp_path / "run/network.safetensors").exists()
+    assert describe(tmp_path / "run").state.startswith("stopped in epoch")
+    last = -1
+    assert same(grow(tmp_path / "run", engine, resume=True, **settings), grow(None, engine, **settings))
+    assert describe(tmp_path / "run").state == "finished"
+
+
+def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "mine"
+    grown = grow(out, "rows", members=2)
+    folder = RunFolder.read(out)
+    assert (folder.kind, folder.seed, complaints(folder)) == ("grow", 0, [])
+    growth, network = folder.growth(), folder.network()
+    assert growth is not None
+    assert growth.finished
+    assert growth.curves[0].score == pytest.approx(grown.record.accuracy[:, grown.best].tolist())
+    assert network is not None
+    assert network.parameters == sum(p.numel() for p in grown.model.parameters())
+    archive = torch.export.load(out / "network.pt2").module()
+    x = models.table()[0]
+    torch.testing.assert_close(archive(x), grown.model(x))
+    page = folder.report_path.read_text()
+    assert "Grow Sequential (99 parameters) by Scheduled in 6 epochs, on 60 samples of shape [5]." in page
+    assert page.index("Score and size") < page.index("Film strips")
+    line = describe(out)
+    assert (line.task, line.state) == ("Sequential", "finished")
+    assert line.figures == {"grown accuracy": pytest.approx(growth.curves[0].score[-1])}
+    assert {event.slot for event in folder.events()} <= set(grown.slot_names)
+    assert cli.run(["resume", str(out)]) == 2
+    assert "call esper.grow there again" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("no_report")
+def test_nothing_is_erased_and_nothing_goes_on_with_other_arguments(tmp_path: Path) -> None:
+    out = tmp_path / "mine"
+    grow(out, "rows")
+    before = {path: path.read_bytes() for path in out.rglob("*.jsonl")}
+    with pytest.raises(UserError, match=r"holds a run of esper.grow; .*resume=True"):
+        grow(out, "rows")
+    with pytest.raises(UserError, match=r"lr is 0.2, and .* was begun with 0.01"):
+        grow(out, "rows", resume=True, lr=0.2)
+    with pytest.raises(UserError, match="say where the growth is"):
+        grow(None, "rows", resume=True)
+    shutil.rmtree(out / "checkpoints")
+    with pytest.raises(UserError, match="to go on would erase them"):
+        grow(out, "rows", resume=True)
+    assert {path: path.read_bytes() for path in out.rglob("*.jsonl")} == before
+    RunFolder.create(tmp_path / "other", config="rounds: 3", seed=0, kind="train").close()
+    with pytest.raises(UserError, match=r"holds a run of .esper train., not of esper.grow"):
+        grow(tmp_path / "other", "rows", resume=True)
