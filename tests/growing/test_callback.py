@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -176,3 +177,79 @@ def test_finish_leaves_the_model_without_hooks_and_every_seed_decided() -> None:
     grown = [name for name in plain.state_dict() if "grown" in name]
     stays = [k for k, stage in enumerate(grower.states.stage[0].tolist()) if stage == Stage.FOSSILIZED]
     assert bool(grown) == bool(stays)
+
+
+def grow_with_a_stop(stop: int | None, optimiser_first: bool = True) -> dict[str, Tensor]:
+    """Nine epochs of a loop with shuffling, dropout and a schedule; `stop`: the epoch after which to begin
+    anew from what was saved."""
+
+    def begin() -> tuple[nn.Module, esper.Grower, torch.optim.Optimizer, Any]:
+        torch.manual_seed(0)
+        model = models.small_cnn()
+        thick = [p for p in model.parameters() if p.ndim > 1]
+        thin = [p for p in model.parameters() if p.ndim <= 1]
+        optimiser = torch.optim.AdamW([{"params": thin, "weight_decay": 0.0}, {"params": thick}], lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.5)
+        chosen = {"controller": Scheduled(steps=(0, 4), gates=QUICK.gates), "batch_size": 16}
+        grower = esper.Grower(
+            model, optimiser, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=9, lifecycle=QUICK, **chosen
+        )
+        return model, grower, optimiser, schedule
+
+    model, grower, optimiser, schedule = begin()
+    for epoch in range(9):
+        for index in torch.randperm(45).split(15):
+            optimiser.zero_grad()
+            F.cross_entropy(model.train()(X[index]), Y[index]).backward()
+            optimiser.step()
+        schedule.step()
+        grower.step()
+        if epoch == stop:
+            file = io.BytesIO()
+            torch.save([optimiser.state_dict(), schedule.state_dict(), grower.state_dict()], file)
+            torch.manual_seed(99)
+            model, grower, optimiser, schedule = begin()
+            saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
+            parts = [(optimiser, saved[0]), (schedule, saved[1]), (grower, saved[2])]
+            for part, state in parts if optimiser_first else reversed(parts):
+                part.load_state_dict(state)
+    trained = {f"optimiser.{k}": p for k, p in enumerate(optimiser.param_groups[1]["params"])}
+    return {**trained, **grower.finish().state_dict()}
+
+
+@pytest.mark.usefixtures("everything_stays")
+def test_a_loop_that_was_stopped_at_any_epoch_goes_on_to_the_same_bits() -> None:
+    whole = grow_with_a_stop(None)
+    assert any("grown" in name for name in whole)
+    for stop, optimiser_first in (
+        (1, True),
+        (2, False),
+        (5, True),
+    ):  # alone, being blended in, beside a second
+        again = grow_with_a_stop(stop, optimiser_first)
+        assert again.keys() == whole.keys()
+        assert all(torch.equal(again[name], value) for name, value in whole.items()), stop
+
+
+def test_the_saved_optimiser_has_the_same_form_whatever_grows() -> None:
+    model = models.small_cnn()
+    grower, optimiser = made(model)
+    bare = torch.optim.SGD(models.small_cnn().parameters(), lr=0.05, momentum=0.9)
+    for _ in range(6):
+        train_epoch(model, optimiser)
+        grower.step()
+    assert grower.seed_parameters
+    bare.load_state_dict(optimiser.state_dict())
+    assert len(bare.state) == len(list(model.parameters()))
+    grower.close()
+    with pytest.raises(ValueError, match="size of optimizer's group"):
+        bare.load_state_dict(optimiser.state_dict())
+
+
+def test_a_state_of_something_else_is_told() -> None:
+    grower, _ = made(models.small_cnn())
+    with pytest.raises(UserError, match="give what Grower"):
+        grower.load_state_dict({})
+    other, _ = made(models.Residual())
+    with pytest.raises(ValueError, match="the saved model"):
+        grower.load_state_dict(other.state_dict())

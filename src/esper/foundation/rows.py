@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
@@ -91,6 +91,17 @@ def part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `named`: what lies under a prefix."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+
+
+def stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The steps of every field under one name; nothing where there are no steps."""
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
+
+
+def unstacked(steps: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """The inverse of `stacked`."""
+    count = len(next(iter(steps.values()), ()))
+    return [{name: value[t] for name, value in steps.items()} for t in range(count)]
 
 
 def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:

@@ -9,6 +9,9 @@
 
 Seeds hang on the model's own submodules by hooks, so the loop, the optimiser and its schedule stay as they
 are. A seed that still learns in isolation is trained inside `step`, on one pass over `train`.
+
+To stop and go on, save `grower.state_dict()` after a `step`; in a new process, make everything as before and
+give it to `grower.load_state_dict`, last of all.
 """
 
 from __future__ import annotations
@@ -18,19 +21,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.foundation.errors import UserError
+from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
 from esper.growing.batches import UserStep, loaders_of
 from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import make_controller
+from esper.growing.hidden_seeds import hide_seeds
 from esper.growing.live_environment import LiveEnvironment, LiveModel
-from esper.growing.randomness import own_randomness
+from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import Ending
+from esper.simic.rollout import show_again, shown
 from esper.tamiyo.controller import Controller, Scene
 
 METRICS = ("val_loss", "val_accuracy")
@@ -41,8 +47,8 @@ TRAINING_SETTINGS = ("batch_size", "weight_decay", "precision", "clip_norm")  # 
 class Grower:
     """Watches a model that somebody trains, and grows it: one `step` after every epoch.
 
-    model, optimiser: the user's own. New parameters join the optimiser's first group, with a state of their
-        own, when they begin to be trained.
+    model, optimiser: the user's own. New parameters join the optimiser's group of their kind, with a state
+        of their own, when they begin to be heard. `optimiser.state_dict()` has the same form whatever grows.
     train, val, slots, controller, epochs, budget, step: as in `esper.grow`.
     settings: some of those of `esper.grow`; one that a loop of one's own decides is refused.
     """
@@ -65,21 +71,31 @@ class Grower:
         device = next((p.device for p in model.parameters()), cpu)
         self.model, self._seed, self._device = model, chosen.seed, device
         with own_randomness(chosen.seed, device):
-            live = LiveModel(model, loaders_of(train, val, chosen), chosen, device, slots, step)
+            loaders = loaders_of(train, val, chosen)
+            live = LiveModel(model, loaders, chosen, device, slots, step)
             self._environment = LiveEnvironment(live, epochs, optimiser)
             self._environment.reset(0)
         self.slot_names = tuple(place.name for place in live.places)
         prices = Prices.of(self._environment.bodies.bodies.host, cpu, chosen.blueprints, causal=False)
         decider = make_controller(controller, self._environment.spec.lifecycle.gates, cpu)
         self._controller = Limited(decider, prices, budget)
-        self._controller.begin(Scene(self._environment.members, len(live.places), chosen.seed, cpu))
+        self._scene = Scene(self._environment.members, len(live.places), chosen.seed, cpu)
+        self._controller.begin(self._scene)
         self._ending = Ending(self._environment)
+        self._randomness = Randomness(device, loaders)
+        self._handles = hide_seeds(optimiser, lambda: {id(p) for p in self.seed_parameters})
+        self._shown: list[dict[str, Tensor]] = []  # to the controller, decision by decision
         self._decide()
 
     @property
     def states(self) -> SlotStates:
         """What lives where.  # [1, S]"""
         return self._environment.slots
+
+    @property
+    def seed_parameters(self) -> list[nn.Parameter]:
+        """Those of seeds that the user's optimiser trains; `model.parameters()` does not hold them."""
+        return [p for own in self._environment.bodies.optimiser.seeds.values() for p in own]
 
     def step(self, metrics: Mapping[str, float] | None = None) -> str:
         """An epoch of the user's training is over: measure, decide, grow. Returns what was done, in words.
@@ -110,14 +126,56 @@ class Grower:
         """
         with own_randomness(self._seed, self._device):
             self._ending.finish()
-        bodies = self._environment.bodies
-        plain = bodies.plain_model(self._environment.slots)
-        bodies.hooks.detach()
+        plain = self._environment.bodies.plain_model(self._environment.slots)
+        self.close()
         return plain
+
+    def close(self) -> None:
+        """Take all hooks off the model and the optimiser; the weights stay as they are."""
+        self._environment.bodies.hooks.detach()
+        for handle in self._handles:
+            handle.remove()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that growth needs to go on from here, as plain tensors.
+
+        That is the model with its seeds, what the optimiser remembers of both, slots, evidence and decisions,
+        the best epoch so far, and the random numbers of torch, NumPy, Python and the loaders. The optimiser's
+        settings, a schedule of rates and the like are the user's to save.
+        """
+        environment = self._environment
+        parts = {
+            "environment": environment.state_dict(),
+            "begun": tensors_of(environment.begun),
+            "ending": self._ending.state_dict() if environment.clock else {},
+            "shown": stacked(self._shown),
+            "randomness": self._randomness.state_dict(),
+        }
+        return {name: value for key, own in parts.items() for name, value in named(key, own).items()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state to the same bits, with the same model, data, controller and settings.
+
+        Raises a ValueError for the state of another model and a UserError for one that is no state at all.
+        """
+        if "environment.clock" not in state:
+            raise UserError("the state has no environment.clock; give what Grower.state_dict returned")
+        environment = self._environment
+        environment.load_state_dict(part("environment", state))
+        environment.begun = refill(environment.begun, part("begun", state))
+        environment.bodies.follow(environment.begun.states)
+        if environment.clock:
+            self._ending.load_state_dict(part("ending", state))
+        self._shown = unstacked(part("shown", state))
+        self._controller.begin(self._scene)
+        show_again(self._controller, self._shown, environment.observe(), environment.masks())
+        self._randomness.load_state_dict(part("randomness", state))
 
     def _decide(self) -> str:
         environment = self._environment
-        actions = self._controller.decide(environment.observe(), environment.masks(), environment.clock)
+        observation, masks = environment.observe(), environment.masks()
+        self._shown.append(shown(observation, masks))
+        actions = self._controller.decide(observation, masks, environment.clock)
         environment.begin(actions)
         environment.bodies.follow(environment.begun.states)
         return self._told(actions if isinstance(actions, Actions) else actions[0])

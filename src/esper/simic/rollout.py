@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.rows import named, part, refill, tensors_of
+from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
@@ -20,6 +20,8 @@ from esper.simic.steps import StepResult
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.blocks import part as members_of
 from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -172,9 +174,7 @@ class Episode:
         """Let the controller decide once, and live through what follows."""
         environment, masks = self.environment, self.environment.masks()
         if self._remember:
-            self._shown.append(
-                {**named("observation", tensors_of(self.observation)), **named("masks", tensors_of(masks))}
-            )
+            self._shown.append(shown(self.observation, masks))
         actions = self.controller.decide(self.observation, masks, environment.clock)
         result = environment.step(actions)
         self.observation = result.observation
@@ -205,19 +205,33 @@ class Episode:
     def state_dict(self) -> dict[str, Tensor]:
         """The story of at least one step as plain tensors; the environment has a state of its own."""
         rows = {"seen": self._seen, "done": self._done, "shown": self._shown}
-        return {f"{n}.{key}": value for n, steps in rows.items() for key, value in _stacked(steps).items()}
+        return {f"{n}.{key}": value for n, steps in rows.items() for key, value in stacked(steps).items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on after the steps of a saved story; the environment was put there before.
 
         The controller is shown again what it was shown then, so that it remembers what it did.
         """
-        self._seen, self._done, self._shown = (_rows(part(n, tensors)) for n in ("seen", "done", "shown"))
-        masks = self.environment.masks()
-        for step, row in enumerate(self._shown):
-            shown = refill(self.observation, part("observation", row))
-            self.controller.decide(shown, refill(masks, part("masks", row)), step)
+        self._seen, self._done, self._shown = (unstacked(part(n, tensors)) for n in ("seen", "done", "shown"))
+        show_again(self.controller, self._shown, self.observation, self.environment.masks())
         self.observation = self.environment.observe()
+
+
+def shown(observation: Observation, masks: ActionMasks) -> dict[str, Tensor]:
+    """What a controller is shown for one decision, as plain tensors."""
+    return {**named("observation", tensors_of(observation)), **named("masks", tensors_of(masks))}
+
+
+def show_again(
+    controller: Controller, decisions: Sequence[Mapping[str, Tensor]], like: Observation, masks: ActionMasks
+) -> None:
+    """Bring a controller that has just begun to where it was after these decisions.
+
+    like, masks: any that this environment gives, for their form.
+    """
+    for step, row in enumerate(decisions):
+        seen = refill(like, part("observation", row))
+        controller.decide(seen, refill(masks, part("masks", row)), step)
 
 
 def play(
@@ -284,20 +298,9 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     }
 
 
-def _stacked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The steps of every field under one name; nothing where there are no steps."""
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
-
-
-def _rows(stacked: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The inverse of `_stacked`."""
-    steps = len(next(iter(stacked.values()), ()))
-    return [{name: value[t] for name, value in stacked.items()} for t in range(steps)]
-
-
 def _read(rows: list[dict[str, Tensor]]) -> dict[str, NDArray[Any]]:
     """Stack the steps of every field and bring them to the host."""
-    return {name: value.cpu().numpy() for name, value in _stacked(rows).items()}
+    return {name: value.cpu().numpy() for name, value in stacked(rows).items()}
 
 
 @dataclass(frozen=True)
