@@ -20,6 +20,7 @@ from torch import Tensor
 from esper.config import RunConfig
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Gather
 from esper.lifecycle.actions import HEAD_CHOICES
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import GrowthEnvironment
@@ -122,10 +123,13 @@ def make_learner(config: RunConfig, device: torch.device | None = None, name: st
     return Learner(name, make_agent(config, device), config.episode.steps, config.learner, config.reward)
 
 
-def make_trainer(config: RunConfig, device: torch.device | None = None) -> Trainer:
-    """All that `esper train` runs: the tasks of a configuration and one learner."""
+def make_trainer(
+    config: RunConfig, device: torch.device | None = None, gather: Gather | None = None
+) -> Trainer:
+    """All that `esper train` runs: the tasks of a configuration and one learner; `gather` shares them."""
+    worlds, learners = make_specs(config, device), [make_learner(config, device)]
     with cpu_threads(config.threads):
-        return Trainer(make_specs(config, device), [make_learner(config, device)], config.rounds)
+        return Trainer(worlds, learners, config.rounds, shards=config.shards or 1, gather=gather)
 
 
 def agent_schema() -> str:

@@ -28,7 +28,10 @@ from esper.commands import (
     train,
     watch,
 )
+from esper.foundation.errors import LostProcessError, ToldElsewhereError, UserError
+from esper.foundation.launch import Launch
 
+_MENDABLE = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
     (train.train, "esper train --task digits --out runs/first"),
@@ -47,6 +50,8 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (tables.controllers, "esper controllers"),
     (machine.doctor, "esper doctor"),
 )
+
+_SHARED = ("train", "resume", "doctor")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",
@@ -77,32 +82,60 @@ def root(
         os.environ["ESPER_DEBUG"] = "1"
     if context.invoked_subcommand is None:
         print(context.get_help())
+    elif Launch.of().size > 1 and context.invoked_subcommand not in _SHARED:
+        raise UserError(
+            f"torchrun started {Launch.of().size} processes, and 'esper {context.invoked_subcommand}' is for "
+            f"one; start it without torchrun, which is for {', '.join(_SHARED)}"
+        )
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
     0: all is well; 2: bad input, told in one sentence; 130: ended with Ctrl-C. Anything else that goes wrong
-    is a bug and shows its traceback.
+    is a bug and shows its traceback. Of several processes one tells what is wrong with the input; a process
+    that fails says in one line which it is and where, and returns 1.
     """
     try:
         code = get_command(app).main(args=list(arguments), prog_name="esper", standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except (ValueError, OSError, ImportError) as error:
-        if os.environ.get("ESPER_DEBUG"):
-            raise
-        return _complain(" ".join(str(error).split()))
     except Exception as error:
-        if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
-            return _complain(
-                "there is not enough memory: lower members, host.width, or population.rows_per_chunk"
-            )
-        usage = getattr(error, "format_message", None)  # an option or argument that typer refused
-        if usage is None:
+        if os.environ.get("ESPER_DEBUG") and isinstance(error, _MENDABLE):
             raise
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "esper"
-        return _complain(f"{usage().rstrip('.')}; see '{command} --help'")
+        sentence, launch = _sentence(error), Launch.of()
+        if launch.size > 1:
+            return _tell_of(launch, error, sentence)
+        if sentence is None:
+            raise
+        return _complain(sentence)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What a person can do about an error; None where it is a bug."""
+    if isinstance(error, _MENDABLE):
+        return " ".join(str(error).split())
+    if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
+        return "there is not enough memory: lower members, host.width, or population.rows_per_chunk"
+    usage = getattr(error, "format_message", None)  # an option or argument that typer refused
+    if usage is None:
+        return None
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "esper"
+    return f"{usage().rstrip('.')}; see '{command} --help'"
+
+
+def _tell_of(launch: Launch, error: Exception, sentence: str | None) -> int:
+    """Tell of an error in one of several processes, in one line; its exit code.
+
+    Bad input, which all were given, is told once on each machine. Notes of an error say where it happened.
+    """
+    places = getattr(error, "__notes__", [])
+    if sentence is not None and not places:
+        told = isinstance(error, ToldElsewhereError) or not launch.speaks
+        return 2 if told else _complain(sentence)
+    mine = isinstance(error, LostProcessError)
+    said = sentence or (str(error) if mine else f"{type(error).__name__}: {error}")
+    return _complain(", ".join([str(launch), *places]) + f": {' '.join(said.split())}", 1)
 
 
 def _complain(sentence: str, code: int = 2) -> int:

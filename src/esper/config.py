@@ -99,6 +99,16 @@ class RunConfig(Config):
     threads: int = Field(
         default=1, ge=0, description="of a CPU: one is best for small populations; 0 leaves it to torch"
     )
+    shards: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description="parts that the members are computed in, whoever computes them: the number of processes "
+        "changes no bit, this one may; null is one for each process",
+    )
+    patience: float = Field(
+        default=1800.0, gt=0, description="torchrun: seconds that processes wait for the slowest of them"
+    )
     episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
     reward: RewardConfig = Field(default=RewardConfig(), description="what is paid")
     governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")

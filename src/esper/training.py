@@ -2,15 +2,21 @@
 
 After every round, in this order: events, metrics, film, checkpoint. The checkpoint is the truth: a run that
 is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
+
+Of several processes the first one has the folder: it alone reads and writes, and tells the others the
+settings and the state that they begin with.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, load_config, saved_config
@@ -18,7 +24,9 @@ from esper.controllers import checkpoint_config
 from esper.foundation.config_files import dump, parse_override, parse_yaml
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone, Gather, all_or_none, anyone, from_first
 from esper.foundation.interrupts import StopRequest
+from esper.foundation.launch import Launch
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
@@ -29,20 +37,43 @@ from esper.telemetry.live import QuietView
 from esper.telemetry.run_folder import Kind, RunFolder
 from esper.telemetry.sinks import Sink, open_sinks
 
-MAY_CHANGE = ("rounds", "device", "telemetry")  # settings of a run that has begun; the others decide its bits
+MAY_CHANGE = (
+    "rounds",
+    "device",
+    "patience",
+    "telemetry",
+)  # settings of a run that has begun; the others decide its bits
 
 
 class TrainingRun:
     """A trainer and the folder that it writes to. Make one with `start` or `resume`."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, trainer: Trainer) -> None:
+    def __init__(self, config: RunConfig, folder: RunFolder | None, trainer: Trainer) -> None:
+        """folder: None in every process but the first."""
         self.config = config
-        self.folder = folder
         self.trainer = trainer
-        self.store = CheckpointStore(
-            folder.checkpoints_path, config.telemetry.checkpoint_every, config.telemetry.checkpoints_kept
-        )
+        self._folder = folder
         self._sinks: Sequence[Sink] = ()
+
+    @property
+    def folder(self) -> RunFolder:
+        """Where the run is written; raises RuntimeError in a process that writes nothing."""
+        if self._folder is None:
+            raise RuntimeError("only the first process of a run has its folder")
+        return self._folder
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process has the folder."""
+        return self._folder is not None
+
+    @property
+    def store(self) -> CheckpointStore:
+        """The checkpoints of the run."""
+        telemetry = self.config.telemetry
+        return CheckpointStore(
+            self.folder.checkpoints_path, telemetry.checkpoint_every, telemetry.checkpoints_kept
+        )
 
     @classmethod
     def start(
@@ -52,13 +83,28 @@ class TrainingRun:
         command: Sequence[str] | None = None,
         kind: Kind = "train",
         request: Mapping[str, Any] | None = None,
+        gather: Gather | None = None,
     ) -> TrainingRun:
-        """A new run in a new folder, which is made once everything else is known to work."""
-        trainer = make_trainer(config, choose_device(config.device))
-        folder = RunFolder.create(
-            out, config=dump(config), seed=config.seed, kind=kind, request=request, command=command
-        )
-        return cls(config, folder, trainer)
+        """A new run in a new folder, which is made once everything else is known to work.
+
+        `gather`: the processes that share it, each of which calls this; settings are those of the first.
+        Without a number of shards there is one for each process.
+        """
+        gather = gather or Alone()
+        config = shared_config(config, gather)
+        if config.shards is None and gather.size > 1:
+            config = config.model_copy(update={"shards": gather.size})
+
+        def prepare() -> TrainingRun:
+            trainer = make_trainer(config, _device(config.device), gather)
+            if gather.rank > 0:
+                return cls(config, None, trainer)
+            folder = RunFolder.create(
+                out, config=dump(config), seed=config.seed, kind=kind, request=request, command=command
+            )
+            return cls(config, folder, trainer)
+
+        return all_or_none(gather, prepare)
 
     @classmethod
     def resume(
@@ -67,32 +113,44 @@ class TrainingRun:
         device: str | None = None,
         checkpoint: Path | None = None,
         overrides: Sequence[str] = (),
+        gather: Gather | None = None,
     ) -> TrainingRun:
         """A run that was stopped, from its last checkpoint or from the one that is given.
 
-        `overrides` change settings of MAY_CHANGE for good: `rounds=200` extends the run. Raises UserError for
-        a folder of another kind, for any other setting, and where rounds would be lost.
+        `overrides` change settings of MAY_CHANGE for good: `rounds=200` extends the run. `gather`: the
+        processes that share it now, as many as there are shards or fewer. Raises UserError for a folder of
+        another kind, for any other setting, and where rounds would be lost.
         """
+        gather = gather or Alone()
         with ExitStack() as undo:
-            folder = undo.enter_context(RunFolder.open(path))
-            if folder.kind not in ("train", "demo"):
-                raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
-            before = read_config(folder)
-            config = changed(before, overrides)
-            run = cls(config, folder, make_trainer(config, choose_device(device or config.device)))
-            if checkpoint is not None or run.store.last.exists():
-                run.load(checkpoint or run.store.last)
-            else:
-                folder.check_unbegun()
-            if config.rounds < run.trainer.rounds_done:
-                raise UserError(
-                    f"rounds is {config.rounds}, and {run.trainer.rounds_done} are done; give at least that"
-                )
-            if config != before:
-                folder.write_config(dump(config))
-            folder.truncate_after(run.trainer.rounds_done)
+            opened = all_or_none(gather, lambda: None if gather.rank else _Opened.of(path, overrides, undo))
+            config = shared_config(opened.config if opened else RunConfig(), gather)
+
+            def prepare() -> TrainingRun:
+                trainer = make_trainer(config, _device(device or config.device), gather)
+                run = cls(config, opened.folder if opened else None, trainer)
+                return run._begun(opened, checkpoint) if opened else run
+
+            run = all_or_none(gather, prepare)
+            if gather.size > 1:
+                state = {name: value.cpu() for name, value in run.trainer.state_dict().items()}
+                run.trainer.load_state_dict(from_first(gather, state))
             undo.pop_all()  # all is well: the folder stays open
         return run
+
+    def _begun(self, opened: _Opened, checkpoint: Path | None) -> TrainingRun:
+        """This run at a checkpoint, with nothing in its folder that came after it."""
+        if checkpoint is not None or self.store.last.exists():
+            self.load(checkpoint or self.store.last)
+        else:
+            self.folder.check_unbegun()
+        done = self.trainer.rounds_done
+        if self.config.rounds < done:
+            raise UserError(f"rounds is {self.config.rounds}, and {done} are done; give at least that")
+        if self.config != opened.before:
+            self.folder.write_config(dump(self.config))
+        self.folder.truncate_after(done)
+        return self
 
     def load(self, path: Path) -> None:
         """Take the state of the run from a checkpoint of it."""
@@ -108,24 +166,28 @@ class TrainingRun:
             raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
     def run(self, view: QuietView, stop: StopRequest) -> None:
-        """Play the rounds that are left, or those until a stop is asked for, and keep what each leaves."""
-        steps = self.config.episode.steps
+        """Play the rounds that are left, or those until a stop is asked for, and keep what each leaves.
+
+        A stop that any process was asked for is one of all.
+        """
+        gather, steps = self.trainer.gather, self.config.episode.steps * self.trainer.episodes_per_round
         begun, ticks = self.trainer.rounds_done, count(1)
 
         def show(result: StepResult) -> None:
             view.progress(begun + next(ticks) / steps)
 
-        self._sinks = open_sinks(
-            self.config.telemetry.sinks,
-            self.folder,
-            self.config.model_dump(mode="json"),
-            self.trainer.rounds_done,
-        )
+        def sinks() -> Sequence[Sink]:
+            settings = self.config.model_dump(mode="json")
+            return open_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
+
+        self._sinks = all_or_none(gather, lambda: sinks() if self.writes else ())
         with ExitStack() as after, cpu_threads(self.config.threads):
             for sink in self._sinks:
                 after.callback(sink.close)
-            while not self.finished and not stop.requested:
-                self._keep(self.trainer.play_round(show)[LEARNER], view)
+            while not self.finished and not anyone(gather, stop.requested):
+                told = self.trainer.play_round(show)[LEARNER]
+                if self.writes:
+                    self._keep(told, view)
 
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""
@@ -151,6 +213,31 @@ class TrainingRun:
         return self.trainer.rounds_done >= self.trainer.rounds
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A run folder that the first process opened, to go on with."""
+
+    folder: RunFolder
+    before: RunConfig  # as the folder has it
+    config: RunConfig  # with what is to change
+
+    @staticmethod
+    def of(path: Path, overrides: Sequence[str], undo: ExitStack) -> _Opened:
+        """`undo` closes the folder again."""
+        folder = undo.enter_context(RunFolder.open(path))
+        if folder.kind not in ("train", "demo"):
+            raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
+        before = read_config(folder)
+        return _Opened(folder, before, changed(before, overrides))
+
+
+def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
+    """The settings of the first process, in all of them, and the patience that they ask for."""
+    told = from_first(gather, config.model_dump(mode="json"))
+    gather.patience = float(told["patience"])
+    return config if gather.size == 1 else saved_config(told)
+
+
 def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of a run that has begun with others of MAY_CHANGE; UserError names any that may not."""
     for override in overrides:
@@ -161,6 +248,11 @@ def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 f"{', '.join(MAY_CHANGE)}: start a new run with 'esper train'"
             )
     return load_config(overrides=overrides, base=config)
+
+
+def _device(name: str) -> torch.device:
+    """Where this process computes."""
+    return choose_device(name, Launch.of().local_rank)
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:

@@ -167,7 +167,7 @@ def test_rounds_take_turns_on_several_tasks() -> None:
     parameters = [told["agent"].record.host_parameters for told in trainer.run()]
     assert parameters[:2] == parameters[2:]
     assert parameters[0] != parameters[1]
-    assert [e.spec.task.name for e in trainer.environments] == ["spirals", "digits"]
+    assert [e.spec.task.name for (e,) in trainer.environments] == ["spirals", "digits"]
     assert learner.agent.updates == 4
 
 

@@ -10,10 +10,14 @@ import typer
 from esper.commands.demo import USUAL_MEMBERS, complete
 from esper.commands.options import Device, JsonLines, Overrides, Quiet, plural, print_line
 from esper.commands.running import carry_through
+from esper.foundation.errors import UserError
+from esper.foundation.launch import Launch
 
 if TYPE_CHECKING:
     from esper.telemetry.run_folder import RunFolder
+    from esper.training import TrainingRun
 
+SHARED = ("train",)  # kinds that several processes can go on with
 FROM_THE_START = ("compare", "grow")  # kinds that keep nothing until they are done
 
 
@@ -33,27 +37,45 @@ def resume(
     came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
     until it is done, and begins again as it was asked for.
     """
-    from esper.foundation.errors import UserError
+    from esper.foundation.gather import all_or_none, from_first
+    from esper.foundation.processes import processes
     from esper.telemetry.consistency import complaints
     from esper.telemetry.run_folder import RunFolder
 
-    folder = RunFolder.read(run)
-    for complaint in complaints(folder):
-        print_line(f"note: {complaint}", for_machines=True)
-    if folder.from_python:
-        raise UserError(
-            f"{run} holds a growth of a model and data that are in your own program; call esper.grow there "
-            f"again, with the same arguments and out={str(run)!r}, resume=True"
-        )
-    if folder.kind in FROM_THE_START:
-        _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
-        _again(folder, quiet, json_lines)
-        return
-    from esper.training import TrainingRun
+    with processes(Launch.of()) as gather:
+        folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
+        kind = from_first(gather, folder.kind if folder else None)
+        if gather.size > 1 and kind not in SHARED:
+            raise UserError(
+                f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
+            )
+        if folder is not None:
+            for complaint in complaints(folder):
+                print_line(f"note: {complaint}", for_machines=True)
+        if folder is not None and folder.from_python:
+            raise UserError(
+                f"{run} holds a growth of a model and data that are in your own program; call esper.grow "
+                f"there again, with the same arguments and out={str(run)!r}, resume=True"
+            )
+        if folder is not None and kind in FROM_THE_START:
+            _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
+            _again(folder, quiet, json_lines)
+            return
+        from esper.training import TrainingRun
 
-    seen = max((line["round"] for line in folder.metrics_file), default=0)
-    continued = TrainingRun.resume(run, device, checkpoint, overrides or [])
-    continued.folder.add_command()
+        seen = max((line["round"] for line in folder.metrics_file), default=0) if folder else 0
+        continued = TrainingRun.resume(run, device, checkpoint, overrides or [], gather)
+        code = _go_on(continued, seen, quiet, json_lines) if folder else carry_through(continued)
+    raise typer.Exit(code)
+
+
+def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> int:
+    """Play what is left of a training run, and complete a demo; the exit code.
+
+    seen: the rounds that its folder told of before.
+    """
+    folder = continued.folder
+    folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
     if seen > done:
         print_line(
@@ -62,11 +84,11 @@ def resume(
     unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
     if not (quiet or json_lines):
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
-        print_line(f"{run}: {done} of {plural(rounds, 'round')} are done, {left}")
+        print_line(f"{folder.path}: {done} of {plural(rounds, 'round')} are done, {left}")
     code = carry_through(continued, quiet, json_lines, report=not unfinished_demo)
     if unfinished_demo and code == 0:
         complete(continued, int(folder.request.get("members", USUAL_MEMBERS)))
-    raise typer.Exit(code)
+    return code
 
 
 def _again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
@@ -83,8 +105,6 @@ def _again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
 
 
 def _refuse_options(folder: RunFolder, given: dict[str, object]) -> None:
-    from esper.foundation.errors import UserError
-
     for name, value in given.items():
         if value:
             raise UserError(

@@ -93,16 +93,22 @@ def carry_through(
 ) -> int:
     """Play a training run to its end, or to the end of the round in which a stop is asked for.
 
-    Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps.
+    Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
+    several processes the first one shows and reports.
     """
     from esper.foundation.interrupts import StopRequest
-    from esper.telemetry.live import open_view, stopping
+    from esper.telemetry.live import QuietView, open_view, stopping
     from esper.telemetry.report import course, write_report
 
+    if not run.writes:
+        with StopRequest() as asked:
+            run.run(QuietView(), asked)
+        return asked.exit_code
     config, trainer = run.config, run.trainer
     screen = console()
     device = trainer.environment.device
-    title = f"{config.task}: {config.members} members, {config.episode.steps} steps, {device}"
+    place = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
+    title = f"{config.task}: {config.members} members, {config.episode.steps} steps, {place}"
     page = None
     view = open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines)
     with run.folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:

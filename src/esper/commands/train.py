@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import typer
 
 from esper.commands.options import ConfigFile, Device, JsonLines, Out, Overrides, Preset, Quiet, TaskName
 from esper.commands.running import carry_through, new_folder, resolve_settings
+from esper.foundation.errors import UserError
+from esper.foundation.launch import Launch
 
 
 def train(
@@ -24,9 +28,25 @@ def train(
     weights to last, after which the controller learns from what came of it. A film, in the report, shows what
     happened in the slots of a few members. Ctrl-C ends the run after the round in flight, a second one at
     once; either way, and after a crash too, 'esper resume' goes on where it stopped.
+
+    On several GPUs or machines: torchrun --nproc-per-node=4 -m esper train ... (docs/scaling.md).
     """
     settings = resolve_settings(config, preset, overrides, task, device)
+    launch = Launch.of()
+    if launch.may_restart and out is None:
+        raise UserError(
+            "torchrun may start this run again, and without --out it could not find what it has done; give "
+            "--out FOLDER, or torchrun --max-restarts=0"
+        )
+    from esper.foundation.gather import from_first
+    from esper.foundation.processes import processes
     from esper.training import TrainingRun
 
-    run = TrainingRun.start(settings, out or new_folder("train", settings.task))
-    raise typer.Exit(carry_through(run, quiet, json_lines))
+    with processes(launch) as gather:
+        if from_first(gather, out is not None and launch.restarts > 0 and (out / "config.yaml").is_file()):
+            run = TrainingRun.resume(out or Path(), device, gather=gather)
+        else:
+            folder = out or new_folder("train", settings.task)
+            run = TrainingRun.start(settings, folder, gather=gather)
+        code = carry_through(run, quiet, json_lines)
+    raise typer.Exit(code)

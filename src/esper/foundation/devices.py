@@ -10,8 +10,14 @@ import torch
 from esper.foundation.errors import UserError
 
 
-def choose_device(name: str) -> torch.device:
-    """The device of that name; 'auto' is the first GPU where there is one."""
+def choose_device(name: str, local_rank: int = 0) -> torch.device:
+    """The device of that name; 'auto' is the first GPU where there is one.
+
+    Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
+    'cuda' are the GPU with the number of the process there, `local_rank`.
+    """
+    if name in ("auto", "cuda") and local_rank and torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

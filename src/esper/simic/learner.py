@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from zlib import crc32
 
 import torch
@@ -104,15 +106,20 @@ class Learner(LearnedController):
         self.name = name
         self.steps = steps
         self.reward = reward or RewardConfig()
-        self._buffer: TamiyoRolloutBuffer | None = None
+        self._buffer: TamiyoRolloutBuffer | None = None  # of the episode that is being played
         self._shape = (0, 0)  # members and slots that the buffer is for
+        self._learned: TamiyoRolloutBuffer | None = None  # of a whole round, where it was played in parts
 
     @property
     def buffer(self) -> TamiyoRolloutBuffer:
-        """The transitions of the latest episode; raises RuntimeError before the first."""
-        if self._buffer is None:
+        """The transitions of the latest episode, of all shards once these are joined.
+
+        Raises RuntimeError before the first.
+        """
+        buffer = self._learned or self._buffer
+        if buffer is None:
             raise RuntimeError("nothing has been played yet; play an episode before learning from it")
-        return self._buffer
+        return buffer
 
     def begin(self, scene: Scene) -> None:
         """Forget the last episode and its transitions."""
@@ -121,6 +128,7 @@ class Learner(LearnedController):
         self._owed_later = torch.zeros_like(self._owed)
         self._finished_for = torch.zeros_like(scene.members)  # steps since a member finished
         shape = (scene.num_members, scene.num_slots)
+        self._learned = None
         if self._buffer is not None and shape == self._shape:
             self._buffer.reset()
         else:
@@ -161,3 +169,15 @@ class Learner(LearnedController):
         """After the last step of an episode: charge what the twins earned once a member had finished."""
         if self.reward.control_variate:
             self.buffer.add_to_last_reward(-self._owed_later)
+
+    def take(self) -> dict[str, Tensor]:
+        """What this episode's members lived through, as copies for `join`."""
+        found = {name: value.clone() for name, value in self.buffer.tensors().items()}
+        return found | {"policy_fault": self.agent.take_fault()}
+
+    def join(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Go on with the transitions of all shards, one below the other, from what `take` gave for each."""
+        counts = [len(part["step_counts"]) for part in parts]
+        first_rows = [0, *accumulate(counts)][:-1]
+        self.agent.put_faults([part["policy_fault"] for part in parts], first_rows)
+        self._learned = self.buffer.joined(parts)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
 from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.gates import Gate
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import GrowthEnvironment
@@ -28,6 +29,21 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ONCE = ("seed_parameters", "gate_parameters", "members")  # arrays of a record that have no axis of steps
+_SLOTS = "final_slots."  # names of these as plain tensors
+# What a step of a finished member holds, beside the slots that it ended with.
+_AT_REST = {
+    "choices": 0,
+    "executed_op": int(Op.WAIT),
+    "succeeded": True,
+    "refused_by": int(Gate.NONE),
+    "reward": 0.0,
+    "panicked": False,
+    "training_loss": np.nan,
+    "measured_loss": np.nan,
+    "germinated": False,
+    "pruned": False,
+    "rolled_back": False,
+}
 
 
 @dataclass(frozen=True)
@@ -80,14 +96,9 @@ class EpisodeRecord:
 
     def part(self, span: slice) -> EpisodeRecord:
         """The same episode of some of its members."""
-        arrays: dict[str, Any] = {
-            name: value[:, span]
-            for name, value in vars(self).items()
-            if isinstance(value, np.ndarray) and name not in _ONCE
-        }
-        return replace(
-            self, members=self.members[span], final_slots=members_of(self.final_slots, span), **arrays
-        )
+        arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
+        slots = members_of(self.final_slots, span)
+        return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
     @staticmethod
     def joined(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
@@ -95,12 +106,61 @@ class EpisodeRecord:
         rows = np.arange(len(which))
         arrays: dict[str, Any] = {
             name: np.stack([vars(record)[name] for record in records])[which, :, rows].swapaxes(0, 1)
-            for name, value in vars(records[0]).items()
-            if isinstance(value, np.ndarray) and name not in _ONCE
+            for name in records[0]._by_step()
         }
         slots = [record.final_slots.tensors() for record in records]
         ended = {name: torch.stack([s[name] for s in slots])[which, rows] for name in slots[0]}
         return replace(records[0], final_slots=SlotStates(**ended), **arrays)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that differs between records of one episode, by name: for `side_by_side`."""
+        arrays = {n: torch.from_numpy(value) for n, value in self._by_step().items()}
+        slots = {f"{_SLOTS}{name}": value for name, value in self.final_slots.tensors().items()}
+        return arrays | slots | {"members": torch.from_numpy(self.members)}
+
+    def side_by_side(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
+        """One record of the members of several that were played apart, from what `tensors` gave for each.
+
+        Where a part ended before the longest one, its members are at rest until the end.
+        """
+        records = [self._of(part) for part in parts]
+        steps = max(record.num_steps for record in records)
+        longest = [vars(record._lengthened(steps)) for record in records]
+        arrays: dict[str, Any] = {
+            name: np.concatenate([each[name] for each in longest], axis=1) for name in self._by_step()
+        }
+        ended = [record.final_slots.tensors() for record in records]
+        slots = {name: torch.cat([each[name] for each in ended]) for name in ended[0]}
+        members = np.concatenate([record.members for record in records])
+        return replace(self, members=members, final_slots=SlotStates(**slots), **arrays)
+
+    def _by_step(self) -> dict[str, NDArray[Any]]:
+        """The arrays that have an axis of steps, and behind it one of members."""
+        return {n: v for n, v in vars(self).items() if isinstance(v, np.ndarray) and n not in _ONCE}
+
+    def _of(self, tensors: Mapping[str, Tensor]) -> EpisodeRecord:
+        """The same episode of other members."""
+        slots = {n.removeprefix(_SLOTS): value for n, value in tensors.items() if n.startswith(_SLOTS)}
+        arrays: dict[str, Any] = {n: v.numpy() for n, v in tensors.items() if not n.startswith(_SLOTS)}
+        return replace(self, final_slots=SlotStates(**slots), **arrays)
+
+    def _lengthened(self, steps: int) -> EpisodeRecord:
+        """The same record with members that stay as they ended until there were that many steps."""
+        more = steps - self.num_steps
+        if not more:
+            return self
+        resting = {
+            "stage": self.seen_stage[-1],
+            "ticked_stage": self.seen_stage[-1],
+            "blueprint": self.seen_blueprint[-1],
+            "style": self.seen_style[-1],
+            "alpha": self.final_slots.alpha.numpy(),
+        }
+        arrays: dict[str, Any] = {}
+        for name, value in self._by_step().items():
+            still = np.full_like(value[-1], _AT_REST[name]) if name in _AT_REST else value[-1]
+            arrays[name] = np.concatenate([value, np.stack([resting.get(name, still)] * more)])
+        return replace(self, **arrays)
 
     @property
     def num_steps(self) -> int:

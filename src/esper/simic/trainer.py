@@ -7,6 +7,10 @@ The members of an episode stand in equal blocks. Each learner decides for one of
 same members (the same first weights, the same order of the data), and where a learner asks for a control
 variate, block 0 holds their twins, which never grow. So any number of learners costs one program.
 
+The members are dealt to shards by their ids, the same ids in every block, so that twins stay beside each
+other. A process plays the episodes of its shards one after the other, gathers those of all others, and then
+every process makes the same updates from the same numbers: nothing that is learned is decided by one alone.
+
 A round begins from counters alone: episode r gives every member's initial weights, data order and random
 numbers. So the state of a run between two rounds is the agents and the number of rounds done, and a run that
 was stopped there goes on to the same bits as one that was not.
@@ -14,6 +18,7 @@ was stopped there goes on to the same bits as one that was not.
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +26,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone, Gather, Piece, dealt, gather_pieces, held_shards
+from esper.foundation.rows import named, part
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
@@ -35,6 +43,7 @@ from esper.telemetry.schema import RoundSummary
 TWINS = "twins"
 _ROUNDS_DONE = "rounds_done"
 _SECONDS = "seconds"
+OnStep = Callable[[StepResult], None]
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,9 @@ class Round:
     update: UpdateMetrics
 
 
+Records = dict[str, EpisodeRecord]  # by block
+
+
 class Trainer:
     """Plays rounds and learns; prints and writes nothing."""
 
@@ -55,10 +67,14 @@ class Trainer:
         learners: Sequence[Learner],
         rounds: int,
         environment_type: type[GrowthEnvironment] = GrowthEnvironment,
+        shards: int = 1,
+        gather: Gather | None = None,
     ):
         """worlds: what the rounds are played in, in turn, each with the members of one block.
 
-        Raises ValueError where a world and an agent discount differently.
+        shards: how many parts the members are computed in, whoever computes them; gather: the processes that
+        share them, this one alone by default. Raises ValueError where a world and an agent discount
+        differently, and UserError where there are too few members or shards.
         """
         for world in worlds:
             for learner in learners:
@@ -71,27 +87,74 @@ class Trainer:
         self.has_twins = any(learner.reward.control_variate for learner in learners)
         twins: dict[str, Controller] = {TWINS: Static()} if self.has_twins else {}
         self.blocks = Blocks(twins | self.learners)
-        self.environments = [
-            environment_type(replace(world, members=self.blocks.members(world.members))) for world in worlds
+        self.shards, self.gather = shards, gather or Alone()
+        self.environments = [  # of each world, of each shard that this process holds
+            [
+                environment_type(replace(world, members=self.blocks.members(ids)))
+                for ids in self._held(world.members)
+            ]
+            for world in worlds
         ]
         self.rounds = rounds
         self.rounds_done = 0
         self.seconds = 0.0
 
+    def _held(self, members: Tensor) -> list[Tensor]:
+        """The ids of each shard that this process holds.  # [n] → [n / shards] each"""
+        return [members[s.start : s.stop] for s in held_shards(len(members), self.shards, self.gather)]
+
     @property
     def environment(self) -> GrowthEnvironment:
-        """Where the latest round was played; the first one before any."""
-        return self.environments[max(self.rounds_done - 1, 0) % len(self.environments)]
+        """Where the latest round was played, the first shard of this process; the first one before any."""
+        return self.environments[max(self.rounds_done - 1, 0) % len(self.environments)][0]
+
+    @property
+    def episodes_per_round(self) -> int:
+        """How many episodes this process plays in a round, one for each of its shards."""
+        return len(self.environments[0])
 
     def run(self) -> Iterator[dict[str, Round]]:
         """The rounds that are left, one at a time."""
         while self.rounds_done < self.rounds:
             yield self.play_round()
 
-    def play_round(self, on_step: Callable[[StepResult], None] | None = None) -> dict[str, Round]:
+    def play_round(self, on_step: OnStep | None = None) -> dict[str, Round]:
         """One episode of all blocks, then one update of every learner; `on_step` sees every step."""
         begun = time.perf_counter()
-        environment = self.environments[self.rounds_done % len(self.environments)]
+        records = self._played(self.environments[self.rounds_done % len(self.environments)], on_step)
+        updates = {name: learner.agent.update(learner.buffer) for name, learner in self.learners.items()}
+        self.rounds_done += 1
+        self.seconds += time.perf_counter() - begun
+        twins = records.get(TWINS)
+        return {name: self._round(name, records[name], update, twins) for name, update in updates.items()}
+
+    def _played(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
+        """One episode of every shard, those of other processes too: the record of each block.
+
+        Afterwards the buffers of the learners hold the transitions of all shards.
+        """
+        pieces: list[Piece] = []
+        for environment in shards:
+            records = self._play(environment, on_step)
+            if self.shards == 1:
+                return records
+            piece = {"state": self._fingerprint()}
+            for block, record in records.items():
+                piece |= named(f"record.{block}", record.tensors())
+            for name, learner in self.learners.items():
+                piece |= named(f"rollout.{name}", learner.take())
+            pieces.append(piece)
+        everyone = gather_pieces(self.gather, pieces)
+        self._check_alike([piece["state"] for piece in everyone])
+        for name, learner in self.learners.items():
+            learner.join([part(f"rollout.{name}", piece) for piece in everyone])
+        return {
+            block: record.side_by_side([part(f"record.{block}", piece) for piece in everyone])
+            for block, record in records.items()
+        }
+
+    def _play(self, environment: GrowthEnvironment, on_step: OnStep | None) -> Records:
+        """The episode of one shard, block by block; an error in it is told with its place."""
         spans = self.blocks.spans(environment.num_members)
 
         def step(result: StepResult) -> None:
@@ -99,17 +162,39 @@ class Trainer:
             if on_step is not None:
                 on_step(result)
 
-        record = play(environment, self.blocks, self.rounds_done, on_step=step)
+        try:
+            record = play(environment, self.blocks, self.rounds_done, on_step=step)
+        except Exception as error:
+            ids, step_now = environment.spec.members, environment.clock + 1
+            error.add_note(
+                f"members {int(ids[0])} to {int(ids[-1])}, round {self.rounds_done + 1}, step {step_now}"
+            )
+            raise
         for learner in self.learners.values():
             learner.settle()
-        updates = {name: learner.agent.update(learner.buffer) for name, learner in self.learners.items()}
-        self.rounds_done += 1
-        self.seconds += time.perf_counter() - begun
-        twins = record.part(spans[TWINS]) if self.has_twins else None
-        return {
-            name: self._round(name, record.part(spans[name]), update, twins)
-            for name, update in updates.items()
-        }
+        return {name: record.part(span) for name, span in spans.items()}
+
+    def _fingerprint(self) -> Tensor:
+        """A digest of all that was learned so far, where there are others to compare it with.  # [32]"""
+        if self.gather.size == 1:
+            return torch.zeros(32, dtype=torch.uint8)
+        digest = hashlib.sha256()
+        for learner in self.learners.values():
+            for value in learner.agent.state_dict().values():
+                digest.update(value.cpu().numpy().tobytes())
+        return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
+
+    def _check_alike(self, fingerprints: Sequence[Tensor]) -> None:
+        """Raise UserError unless all shards were played with the same weights.  # [32] each"""
+        strange = [k for k, own in enumerate(fingerprints) if not torch.equal(own, fingerprints[0])]
+        if strange:
+            holders = dealt(self.shards, self.gather.size)
+            ranks = sorted({r for r, held in enumerate(holders) for shard in strange if shard in held})
+            raise UserError(
+                f"after round {self.rounds_done} the weights of process {', '.join(map(str, ranks))} are not "
+                "those of process 0, and every process must make the same updates; give all of them the same "
+                "versions of esper and torch, and machines of one kind"
+            )
 
     def teach(self, result: StepResult, spans: Mapping[str, slice]) -> None:
         """Give every learner its block's share of a step."""

@@ -6,7 +6,7 @@ gradients turn optimiser steps into no-ops there; faults and metrics come back i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -151,6 +151,18 @@ class PPOAgent:
     def check(self) -> None:
         """Raise if a head that was read had no legal choice since the last look. Reads the device once."""
         self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
+
+    def take_fault(self) -> Tensor:
+        """What is known of a head without a legal choice, for `put_faults`; from here on nothing is.  # []"""
+        fault, self._fault = self._fault, torch.zeros_like(self._fault)
+        return fault
+
+    def put_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
+        """Know what was taken where rows were acted for in parts; each part's first row counts as given."""
+        codes = 2 * len(self.policy.head_names)  # of one row
+        for fault, first in zip(faults, first_rows, strict=True):
+            moved = torch.where(fault > 0, fault + codes * first, 0).to(self.device)
+            self._fault = torch.maximum(self._fault, moved)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -215,6 +216,34 @@ class TamiyoRolloutBuffer:
             returns=self.returns[:, :columns],
             initial_state=self.initial_state,
         )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The rollout by name, without the columns that no row has reached: views, for `joined`."""
+        steps = tensors_of(self.get_batched_sequences().steps)
+        rows = {"step_counts": self.step_counts, "initial_state": self.initial_state, "fault": self._fault}
+        return {f"steps.{name}": value for name, value in steps.items()} | rows
+
+    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
+        """A buffer like this one that holds the rows of several, one below the other.
+
+        parts: what `tensors` gave, for any numbers of rows, on any device.
+        """
+        example = map_tensors(lambda tensor: tensor[:, 0], self._steps)
+        total = sum(len(part["step_counts"]) for part in parts)
+        whole = TamiyoRolloutBuffer(total, self.horizon, example, self.initial_state, self.device)
+        first = 0
+        for part in parts:
+            rows = slice(first, first + len(part["step_counts"]))
+            for name, stored in whole._storage.items():
+                given = part[f"steps.{name}"]
+                stored[rows, : given.shape[1]] = given.to(self.device)
+                whole._columns = max(whole._columns, given.shape[1])
+            whole.step_counts[rows] = part["step_counts"].to(self.device)
+            whole.initial_state[rows] = part["initial_state"].to(self.device)
+            whole._fault[rows] = part["fault"].to(self.device)
+            first = rows.stop
+        whole._even = False
+        return whole
 
     def fault(self) -> Tensor:
         """One number on the device: 0, or 2·member + kind for the last member at fault.  # []"""
