@@ -18,7 +18,6 @@ from esper.growing.course import Course
 from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.request import Request
 from esper.growing.result import Grown
-from esper.growing.settings import settings_of
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
@@ -56,11 +55,11 @@ def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller:
     torch.manual_seed(0)
     model, train, settings = make()
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
-    engine = settings.pop("engine")
-    chosen = settings_of(settings)
-    val = models.images(30, seed=1)
-    request = Request(model, train, val, None, controller, EPOCHS, None, None, chosen, CPU, StopRequest())
-    return Course(prepare(request, engine, settings)[0])
+    engine, val = settings.pop("engine"), models.images(30, seed=1)
+    request = Request(
+        model, train, val, StopRequest(), None, controller, EPOCHS, engine=engine, given=settings
+    )
+    return Course(prepare(request)[0])
 
 
 def bits(grown: Grown) -> dict[str, Tensor]:

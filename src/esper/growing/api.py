@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.arms import Arms, folder_of
@@ -27,10 +26,9 @@ from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
 from esper.growing.rows_engine import CannotRun, prepare_rows
-from esper.growing.settings import LIVE_ONLY, settings_of
+from esper.growing.settings import LIVE_ONLY
 from esper.tamiyo.controller import Controller
 
-ENGINES = ("auto", "rows", "live")
 LARGEST_ROWS = 300_000  # parameters up to which a model is copied into rows without being asked
 
 
@@ -46,6 +44,7 @@ def grow(
     step: UserStep | None = None,
     out: str | Path | None = None,
     resume: bool = False,
+    baseline: bool = False,
     **settings: Any,
 ) -> Grown:
     """Train a model and let it grow where that helps.
@@ -65,33 +64,33 @@ def grow(
         network and a report page. 'esper watch' shows it while it is written.
     resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
         model, data and arguments; it begins anew where nothing is there yet.
+    baseline: whether the model is trained without growth as well, on the same order of the data for the same
+        training FLOPs, and put beside the grown one in `report()`, `plot()` and the folder.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
-    if engine not in ENGINES:
-        raise UserError(f"engine is {engine!r}; allowed are {', '.join(ENGINES)}")
-    if epochs < 1:
-        raise UserError(f"epochs is {epochs}; at least 1 is needed")
-    chosen = settings_of(settings)
-    device = choose_device(chosen.device)
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
-    with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop, own_randomness(chosen.seed, device):
-        request = Request(model, train, val, slots, controller, epochs, budget, step, chosen, device, stop)
-        arms = Arms(request, lambda asked: prepare(asked, engine, settings))
-        if out is None:
-            return arms.grown()
-        with folder_of(request, arms, settings, Path(out), resume) as folder:
-            return arms.grown(folder)
+    with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
+        request = Request(
+            model, train, val, stop, slots, controller, epochs, budget, engine, step, baseline, settings
+        )
+        with own_randomness(request.settings.seed, request.device):
+            arms = Arms(request, prepare)
+            if out is None:
+                return arms.grown()
+            with folder_of(request, arms, Path(out), resume) as folder:
+                return arms.grown(folder)
 
 
-def prepare(request: Request, engine: str, settings: dict[str, Any]) -> tuple[Prepared, str, str]:
+def prepare(request: Request) -> tuple[Prepared, str, str]:
     """The model made ready, by which engine, and why by that one."""
-    reason = why_live(request, settings) if engine == "auto" else "it was asked for"
+    engine, given = request.engine, request.given
+    reason = why_live(request) if engine == "auto" else "it was asked for"
     if engine != "live" and (engine == "rows" or reason is None):
-        refused = sorted(set(settings) & set(LIVE_ONLY))
+        refused = sorted(set(given) & set(LIVE_ONLY))
         if refused or request.step is not None:
             raise UserError(f"{(refused or ['step'])[0]} is for the live engine; give engine='live'")
         try:
@@ -100,7 +99,7 @@ def prepare(request: Request, engine: str, settings: dict[str, Any]) -> tuple[Pr
             if engine == "rows" or request.settings.members > 1:
                 raise
             reason = str(error)
-    prepared = prepare_live(request, settings)
+    prepared = prepare_live(request)
     if request.settings.progress:
         print(f"esper grows it with the live engine: {reason}")
     return prepared, "live", str(reason)
@@ -111,9 +110,9 @@ def _tell_of_the_end() -> None:
     os.write(2, b"ending with what has grown so far; again to stop at once\n")
 
 
-def why_live(request: Request, settings: dict[str, Any]) -> str | None:
+def why_live(request: Request) -> str | None:
     """Why the live engine is the one for this, or None where rows may do."""
-    asked = sorted(set(settings) & set(LIVE_ONLY))
+    asked = sorted(set(request.given) & set(LIVE_ONLY))
     if request.step is not None or asked:
         return f"{'step' if request.step is not None else asked[0]} was given"
     train, data = request.train, getattr(request.train, "dataset", request.train)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from esper.growing.course import Course, Prepared
-from esper.growing.folder import GROWN, GrowFolder, about_data, described
+from esper.growing.folder import GrowFolder, about_data, described
 from esper.growing.progress import GrowthBar
-from esper.growing.request import Request
-from esper.growing.result import Grown
+from esper.growing.randomness import Randomness
+from esper.growing.request import ModelOrMaker, Request
+from esper.growing.result import GROWN, STATIC, Grown
+from esper.simic.costs import TRAINING_PASSES
 from esper.telemetry.schema import Growth
 
 Prepare = Callable[[Request], tuple[Prepared, str, str]]  # → the model made ready, by which engine, and why
@@ -20,15 +23,37 @@ class Arms:
     """The runs that one call of `esper.grow` asks for."""
 
     def __init__(self, request: Request, prepare: Prepare):
-        self.request = request
+        self.request, self._prepare = request, prepare
+        self._randomness = Randomness(request.device, (request.train, request.val))
+        self._start = self._randomness.state_dict()
         self.prepared, self.engine, self.reason = prepare(request)
 
     def grown(self, folder: GrowFolder | None = None) -> Grown:
         """Live through all of them; what has grown, and what it is measured against."""
         grown = self._lived(GROWN, self.prepared, folder)
+        if self.request.baseline and not self.request.stop.requested:
+            baseline = self._ungrown(STATIC, self.request.model, grown, folder)
+            grown = replace(grown, baseline=baseline)
         if folder is not None:
-            folder.finish(grown, self.prepared)
+            folder.finish(grown, self.prepared, not self.request.stop.requested)
         return grown
+
+    def _ungrown(
+        self, arm: str, model: ModelOrMaker, grown: Grown, folder: GrowFolder | None
+    ) -> Grown | None:
+        """A model that never grows, at the training FLOPs of what has grown; None if it was broken off."""
+        once, _, _ = self._ready(model, 1)
+        samples = self.prepared.environment.samples_trained
+        epoch = TRAINING_PASSES * samples * once.environment.costs.host
+        epochs = max(1, round(float(grown.record.flops.mean()) / epoch))
+        prepared, _, _ = self._ready(model, epochs)
+        run = self._lived(arm, prepared, folder)
+        return None if run.record.num_steps < epochs else run
+
+    def _ready(self, model: ModelOrMaker, epochs: int) -> tuple[Prepared, str, str]:
+        """A model that never grows, with the randomness that the growth began with."""
+        self._randomness.load_state_dict(self._start)
+        return self._prepare(self.request.ungrown(model, epochs, self.engine))
 
     def _lived(self, arm: str, prepared: Prepared, folder: GrowFolder | None) -> Grown:
         course = Course(prepared)
@@ -46,7 +71,7 @@ class Arms:
         return course.finish(self.engine, self.reason)
 
 
-def folder_of(request: Request, arms: Arms, given: Mapping[str, Any], out: Path, resume: bool) -> GrowFolder:
+def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFolder:
     """The folder for these arms, with all that was asked for in its config.yaml."""
     model, environment = described(request.model), arms.prepared.environment
     config = {
@@ -60,8 +85,9 @@ def folder_of(request: Request, arms: Arms, given: Mapping[str, Any], out: Path,
         "budget": request.budget,
         "engine": arms.engine,
         "step": described(request.step),
+        "baseline": request.baseline,
         "seed": request.settings.seed,
-        **{key: described(value) for key, value in given.items()},
+        **{key: described(value) for key, value in request.given.items()},
     }
     growth = Growth(
         model=model,

@@ -22,7 +22,7 @@ from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.growing.course import Course, Prepared
 from esper.growing.exporting import save_archive
-from esper.growing.result import Grown
+from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
@@ -34,7 +34,6 @@ from esper.telemetry.run_folder import CALL, RunFolder
 from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot, to_json
 
 SCHEMA = "growth-1"  # of the checkpoints
-GROWN = "grown"  # the arm whose story the folder tells; the others are what it is measured against
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
 
@@ -101,11 +100,10 @@ class GrowFolder:
         """The record for growth.json while the growth goes on."""
         return replace(self.growth, curves=[Grown.curve_of(record, GROWN)])
 
-    def finish(self, grown: Grown, prepared: Prepared) -> None:
-        """Write the grown model, the curves and the report; a growth that ended early may still go on."""
+    def finish(self, grown: Grown, prepared: Prepared, finished: bool) -> None:
+        """Write the grown model, the curves and the report; one that is not finished may still go on."""
         story = replace(grown.record, slot_ids=grown.slot_names)
         self.tell_story(story, prepared)
-        finished = prepared.environment.done and not prepared.broken_off()
         growth = replace(self.growth, curves=grown.curves(), finished=finished, verdicts=grown.verdicts())
         self.folder.write_growth(growth)
         _save_network(self.folder.path, grown, self.growth, prepared.example)

@@ -17,9 +17,9 @@ from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, settings_of
 
 
-def prepare_live(request: Request, given: dict[str, Any]) -> Prepared:
+def prepare_live(request: Request) -> Prepared:
     """Make one model ready. Raises a UserError for a setting that this engine has no use for."""
-    settings = settings_of(given, LIVE_SETTINGS)
+    settings = settings_of(request.given, LIVE_SETTINGS)
     model = copy.deepcopy(request.made()).to(request.device)
     loaders = loaders_of(request.train, request.val, settings)
     randomness = Randomness(request.device, loaders)

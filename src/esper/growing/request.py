@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
+from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
-from esper.growing.settings import GrowSettings
+from esper.growing.settings import GrowSettings, settings_of
 from esper.tamiyo.controller import Controller
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
+ENGINES = ("auto", "rows", "live")
+_OF_THE_GROWTH = ("on_epoch", "patience", "time_limit")  # settings that end it, or tell of it
 
 
 @dataclass(frozen=True)
@@ -25,14 +29,45 @@ class Request:
     model: ModelOrMaker
     train: Any
     val: Any
-    slots: Sequence[str | int] | None
-    controller: str | Controller
-    epochs: int
-    budget: int | None
-    step: UserStep | None
-    settings: GrowSettings
-    device: torch.device
-    stop: StopRequest
+    stop: StopRequest  # whether somebody asked for an end
+    slots: Sequence[str | int] | None = None
+    controller: str | Controller = "heuristic"
+    epochs: int = 30
+    budget: int | None = None
+    engine: str = "auto"
+    step: UserStep | None = None
+    baseline: bool = False
+    given: Mapping[str, Any] = field(default_factory=dict)  # settings as they were given
+
+    def __post_init__(self) -> None:
+        if self.engine not in ENGINES:
+            raise UserError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
+        if self.epochs < 1:
+            raise UserError(f"epochs is {self.epochs}; at least 1 is needed")
+        self.device  # noqa: B018 (an unknown setting or device is refused now)
+
+    @cached_property
+    def settings(self) -> GrowSettings:
+        """The settings, checked."""
+        return settings_of(self.given)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where to train."""
+        return choose_device(self.settings.device)
+
+    def ungrown(self, model: ModelOrMaker, epochs: int, engine: str) -> Request:
+        """The same for a model that never grows, of which nobody is told on the way."""
+        given = {key: value for key, value in self.given.items() if key not in _OF_THE_GROWTH}
+        return replace(
+            self,
+            model=model,
+            epochs=epochs,
+            engine=engine,
+            controller="static",
+            budget=None,
+            given={**given, "progress": False},
+        )
 
     def made(self) -> nn.Module:
         """The model itself, or one that the given function makes."""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
+GROWN, STATIC, WIDER = "grown", "static", "wider"  # the runs that one call may ask for
+_MEASURED_AGAINST = {STATIC: "the same model without growth", WIDER: "a wider model without growth"}
 
 
 @dataclass(frozen=True)
@@ -161,20 +163,19 @@ class Grown:
         return [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
 
     def _runs(self) -> dict[str, Grown]:
-        others = {"static": self.baseline, "wider": self.control}
-        return {"grown": self, **{name: run for name, run in others.items() if run is not None}}
+        others = {STATIC: self.baseline, WIDER: self.control}
+        return {GROWN: self, **{name: run for name, run in others.items() if run is not None}}
 
     def _verdict(self, name: str, run: Grown) -> str:
-        what = {"static": "the same model without growth", "wider": "a wider model without growth"}[name]
         size = int(run.record.parameters[-1, run.best])
         mine, theirs = self.record.accuracy[-1], run.record.accuracy[-1]
         mean, half = mean_interval((100 * (mine - theirs)).tolist())
         apart = f"{mean:+.1f} ± {half:.1f} points over {len(mine)} members"
         if len(mine) == 1:
-            apart = f"{mean:+.1f} points, one run each"
+            apart = f"{mean:+.1f} points (one run each)"
         return (
-            f"{what} ({size:,} parameters) reached {float(theirs[run.best]):.3f} at the same training FLOPs, "
-            f"in {run.record.num_steps} epochs: growth lies {apart} from it"
+            f"{_MEASURED_AGAINST[name]} ({size:,} parameters) reached {float(theirs[run.best]):.3f} at the "
+            f"same training FLOPs, in {run.record.num_steps} epochs; growth against it: {apart}"
         )
 
     @staticmethod

@@ -187,6 +187,11 @@ class GrowthEnvironment:
         return (self.flops / self.budget).clamp(max=1.0)
 
     @property
+    def samples_trained(self) -> int:
+        """Samples that a member is trained on in an epoch; in a living model, those of the latest one."""
+        return self._work(False).training
+
+    @property
     def slots(self) -> SlotStates:
         """The slots of all members as the last step left them."""
         return self.rows.slots
