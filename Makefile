@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup TORCH=
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := dev,gym,data,fast,watch,docs
+EXTRAS := dev,gym,data,fast,watch,docs,lightning,transformers
 
 .PHONY: setup demo test check format bench study docs clean
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
     from esper.growing.callback import Grower as Grower
+    from esper.growing.lightning_callback import LightningGrower as LightningGrower
     from esper.growing.result import Grown as Grown
     from esper.growing.sklearn import GrowingClassifier as GrowingClassifier
     from esper.growing.sklearn import GrowingRegressor as GrowingRegressor
+    from esper.growing.transformers_callback import TransformersGrower as TransformersGrower
 
 __version__ = "0.1.0"
 
@@ -24,6 +26,8 @@ _LAZY = {
     "grow": "esper.growing.api",
     "Grown": "esper.growing.result",
     "Grower": "esper.growing.callback",
+    "LightningGrower": "esper.growing.lightning_callback",
+    "TransformersGrower": "esper.growing.transformers_callback",
     "GrowingClassifier": "esper.growing.sklearn",
     "GrowingRegressor": "esper.growing.sklearn",
 }
