@@ -116,7 +116,7 @@ def _read(args: Any, step: int) -> dict[str, Any]:
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise UserError(
-            f"the Trainer goes on from step {step} and {files[-1]} is not there; go on from a checkpoint that "
+            f"the Trainer goes on from step {step} and {files[-1]} is not there; take a checkpoint that "
             "was saved with this callback, in the same output_dir"
         )
     state: dict[str, Any] = torch.load(found, weights_only=True)
