@@ -3,8 +3,13 @@
     python -m benchmarks.loop --work stated --members 64 512 1024 --device cuda
     python -m benchmarks.loop --work digits --members 16 --steps 5 --device cpu
 
+Host and GPU are told apart: `host ms` is a step without the time in which the host waits for the GPU,
+`GPU ms` the time in which a kernel runs, `busy` that time over the step. `--slow-host` keeps this process to
+one core and lets another process take half of it.
+
 `stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
-three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide.
+three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide;
+seeds may be planted at any step, by the choices of an untrained policy.
 `images` is the same with a host of three times 8 channels over 8×8 images; `digits` the default image task.
 """
 
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,18 +26,20 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from benchmarks.clocks import captures, gpu_seconds, host_seconds, slowed
 from benchmarks.lines import line_of, read_results
 from benchmarks.population import machine_name, synchronise
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.stages import SEED_STAGES
 from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
-from esper.population.stepping import ReplayedStep
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.simic.learner import Learner
@@ -60,6 +68,8 @@ WORKS = {
 
 @dataclass(frozen=True)
 class Result:
+    """One line of the table; times are of one decision step."""
+
     work: str
     precision: str
     n: int
@@ -67,9 +77,14 @@ class Result:
     step_ms: float
     shares: dict[str, float]  # of the wall time of an instrumented episode
     syncs_per_step: float
-    graphs_per_step: float = float("nan")  # CUDA graphs captured; torch.compile compiles none
+    graphs_per_step: float = float("nan")  # CUDA graphs captured while it was timed
     peak_gb: float = float("nan")
     gpu_busy: float = float("nan")  # share of wall time in which a kernel ran
+    host_ms: float = float("nan")  # without waiting for the GPU
+    gpu_ms: float = float("nan")  # in which a kernel ran
+    kernels: float = float("nan")  # launched or replayed
+    seeds: float = float("nan")  # of a member, on the mean over an episode
+    slow_host: bool = False
 
 
 def random_task(work: Work) -> Task:
@@ -123,7 +138,7 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         gamma=ppo.gamma,
         device=args.device,
         episode=EpisodeConfig(steps=args.steps),
-        lifecycle=lifecycle_for(args.steps),
+        lifecycle=lifecycle_for(args.steps, LifecycleConfig(allow_unfinished=True)),
         population=population,
         make_host=lambda: make_host(work),
     )
@@ -175,54 +190,52 @@ def count_syncs(trainer: Trainer) -> int:
     return sum("synchroniz" in str(w.message) for w in caught)
 
 
-def count_graphs(trainer: Trainer) -> int:
-    """CUDA graphs that one round captures."""
-    with patch.object(ReplayedStep, "_capture", autospec=True, side_effect=ReplayedStep._capture) as capture:
-        trainer.play_round()
-    return capture.call_count
-
-
-def busy_share(trainer: Trainer) -> float:
-    from torch.profiler import ProfilerActivity, profile
-
-    with profile(activities=[ProfilerActivity.CUDA]) as prof:  # its own start and end are left out
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        trainer.play_round()
-        torch.cuda.synchronize()
-        wall = time.perf_counter() - start
-    return sum(event.self_device_time_total for event in prof.key_averages()) / 1e6 / wall
-
-
 def measure(args: argparse.Namespace, num_members: int) -> Result:
     device = torch.device(args.device)
-    if device.type == "cuda":
+    on_gpu = device.type == "cuda"
+    if on_gpu:
         gc.collect()  # the last trainer's parts refer to each other in circles
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
     trainer = make_trainer(args, num_members)
-    trainer.play_round()
+    for _ in range(args.warm):
+        trainer.play_round()
+    with slowed(args.slow_host):
+        return _timed(args, trainer, num_members, device)
+
+
+def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device: torch.device) -> Result:
+    """The figures of a trainer that is warm."""
+    on_gpu = device.type == "cuda"
     synchronise(device)
     start = time.perf_counter()
-    for _ in range(args.rounds):
-        trainer.play_round()
+    with captures() as captured:
+        rounds = [trainer.play_round() for _ in range(args.rounds)]
     synchronise(device)
     seconds = (time.perf_counter() - start) / args.rounds
+    stages = rounds[-1]["agent"].record.ticked_stage  # [T, N, S]
+    host = host_seconds(trainer.play_round) if on_gpu else seconds
     with phase_clock(trainer, device) as phases:
         trainer.play_round()
     total = sum(phases.values())
-    on_gpu = device.type == "cuda"
+    busy, kernels = gpu_seconds(trainer.play_round) if on_gpu and args.profile else (math.nan, math.nan)
+    steps = args.steps
     return Result(
         work=args.work,
         precision=args.precision,
         n=num_members,
-        member_steps_per_s=round(num_members * args.steps / seconds, 1),
-        step_ms=round(seconds / args.steps * 1e3, 2),
+        member_steps_per_s=round(num_members * steps / seconds, 1),
+        step_ms=round(seconds / steps * 1e3, 2),
         shares={name: round(value / total, 3) for name, value in phases.items()},
-        peak_gb=round(torch.cuda.max_memory_allocated() / 2**30, 2) if on_gpu else 0.0,
-        graphs_per_step=round(count_graphs(trainer) / args.steps, 1) if on_gpu else 0.0,
-        syncs_per_step=round(count_syncs(trainer) / args.steps, 1) if on_gpu else 0.0,
-        gpu_busy=round(busy_share(trainer), 3) if on_gpu and args.profile else float("nan"),
+        peak_gb=round(torch.cuda.max_memory_reserved() / 2**30, 2) if on_gpu else 0.0,
+        graphs_per_step=round(captured[0] / steps / args.rounds, 2) if on_gpu else 0.0,
+        syncs_per_step=round(count_syncs(trainer) / steps, 1) if on_gpu else 0.0,
+        gpu_busy=round(busy / seconds, 3),
+        host_ms=round(host / steps * 1e3, 2),
+        gpu_ms=round(busy / steps * 1e3, 2),
+        kernels=round(kernels / steps, 1),
+        seeds=round(float(np.isin(stages, [int(s) for s in SEED_STAGES]).sum(2).mean()), 2),
+        slow_host=args.slow_host,
     )
 
 
@@ -236,7 +249,11 @@ COLUMNS = {
     "peak_gb": "peak GB",
     "syncs_per_step": "syncs/step",
     "graphs_per_step": "graphs/step",
-    "gpu_busy": "GPU busy",
+    "host_ms": "host ms",
+    "gpu_ms": "GPU ms",
+    "gpu_busy": "busy",
+    "kernels": "kernels",
+    "seeds": "seeds",
 }
 
 
@@ -273,7 +290,11 @@ def main() -> None:
     parser.add_argument("--work", choices=WORKS, default="digits")
     parser.add_argument("--members", type=positive, nargs="+", default=[16])
     parser.add_argument("--steps", type=int, default=10, help="decision steps in an episode")
-    parser.add_argument("--rounds", type=int, default=1, help="timed episodes, after one that warms up")
+    parser.add_argument("--rounds", type=positive, default=3, help="timed episodes")
+    parser.add_argument(
+        "--warm", type=positive, default=6, help="episodes before them, until rooms have settled"
+    )
+    parser.add_argument("--slow-host", action="store_true", help="time on half of one core")
     parser.add_argument(
         "--chunk", type=positive, help="members that go through the network together; by default all"
     )

@@ -196,7 +196,14 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
 
 
 def machine_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device.startswith("cuda") else f"CPU, {platform.machine()}"
+    """The GPU, if that is the device, and the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    processor = f"{names[0]}, {platform.machine()}" if names else f"CPU, {platform.machine()}"
+    return f"{torch.cuda.get_device_name()}, {processor}" if device.startswith("cuda") else processor
 
 
 def main() -> None:

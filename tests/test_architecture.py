@@ -10,7 +10,8 @@ import torch
 from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.slot_states import SlotRecord
 from esper.lifecycle.stages import Stage
-from esper.population.plan import Plan, Rows, build_plan, measurement_rows, training_rows
+from esper.population.plan import Plan, Rows, measurement_rows, training_rows
+from esper.population.planning import build_plan
 from tests.population.test_plan import view_of
 
 PAGE = (Path(__file__).parent.parent / "docs/architecture.md").read_text(encoding="utf-8")

@@ -14,7 +14,8 @@ from esper.lifecycle.actions import Blend
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM, gradient_health, measure_seeds
-from esper.population.plan import build_plan, training_rows
+from esper.population.plan import training_rows
+from esper.population.planning import build_plan
 from esper.population.population import Population
 from tests.population.reference import ReferenceMember, ReferenceSeed, Seed
 from tests.population.worlds import every_pair, make_population, plant, record, reference_member, used_columns
@@ -57,7 +58,7 @@ def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, sp
     if spoil:
         gradient[torch.rand(gradient.shape, generator=dice) < 0.01] = spoil
     host_norm = torch.rand(population.num_members, generator=dice)
-    found = measure_seeds(bodies, plan, gradient, host_norm, view.shape)
+    found = measure_seeds(bodies, plan, gradient, host_norm)
     for k, place in enumerate(live):
         member, slot = divmod(place, population.num_slots)
         if member >= population.num_members:  # a block of the host

@@ -195,6 +195,7 @@ def grown(host: str, device: str, precision: str, batches: int) -> Grown:
         seed_weights=1,
         host_lr=1e-2,
         folds=1,
+        graphs=batches > 1,
     )
     population = Population(
         lambda: build_host(preset, shape, classes, **options), config, torch.arange(len(pairs)), device=device

@@ -126,12 +126,13 @@ def trained_rows(rows: int, width: int, seed: int) -> RowWeights:
     return made
 
 
-def test_a_slice_is_a_view_and_what_is_taken_is_a_copy_that_can_be_put_back() -> None:
+def test_a_slice_is_a_view_and_what_is_fetched_is_a_copy_that_can_be_put_back() -> None:
     rows = trained_rows(4, 3, 0)
     rows.slice(1, 3).weights.fill_(2.0)
     assert rows.weights[1:3].eq(2.0).all()
     before = {name: value.clone() for name, value in rows.tensors().items()}
-    taken = rows.take(torch.tensor([3, 1]))
+    taken = RowWeights.zeros(2, 3, rows.weights.device)
+    taken.fetch(rows, torch.tensor([3, 1]))
     for value in taken.tensors().values():
         value.add_(1.0)
     assert all(torch.equal(value, before[name]) for name, value in rows.tensors().items())

@@ -13,19 +13,18 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, SEED_STAGES, Stage
-from esper.population.forms import FormCodes
+from esper.population.forms import NO_FORM, FormCodes
 from esper.population.plan import (
     NO_BLEND,
-    NO_FORM,
     NO_ROW,
     Measurement,
     Plan,
     Rows,
     SlotView,
-    build_plan,
     measurement_rows,
     training_rows,
 )
+from esper.population.planning import build_plan
 
 CPU = torch.device("cpu")
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
@@ -230,7 +229,8 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
                     entry, part = next(met_parts)
                     assert Met(group.form, part, alpha, Blend(blend)) == met[row]
                     isolated = int(rows.shadow_slot[row])
-                    learns_here = isolated == NO_ROW or (isolated == s and place == 0)
+                    first = min(r for r, found in met.items() if found.part == part)
+                    learns_here = row == first if isolated == NO_ROW else isolated == s and place == 0
                     assert learns_here == (k < group.live)
                     if learns_here:
                         assert next(learns) == entry

@@ -21,7 +21,8 @@ from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
 from esper.population.layout import flatten, load_flat
 from esper.population.objectives import Objective, accuracy
-from esper.population.plan import build_plan, measurement_rows
+from esper.population.plan import measurement_rows
+from esper.population.planning import build_plan
 from esper.population.population import Population
 from tests.population.reference import (
     CopiedBlocks,

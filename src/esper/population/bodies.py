@@ -143,13 +143,15 @@ class Bodies:
                     f"host there are {allowed}: germinate one of them"
                 )
 
-    def _membership(self, slot: int, form: int) -> Tensor:
-        """Which of its tensors each element of a part's row belongs to.  # [part_width, most tensors]"""
+    def _membership(self, slot: int, form: int) -> tuple[Tensor, Tensor]:
+        """Which of its tensors each element of a part's row belongs to, and how many tensors and parameters
+        it has, at least 1.  # [part_width, most tensors], [2]"""
         most = max(len(s.body(f).spans()) or 1 for s in self.slots for f in s.forms)
-        table = torch.zeros(self.part_width, most)
-        for tensor, (start, stop) in enumerate(self.slots[slot].body(form).spans()):
+        table, body = torch.zeros(self.part_width, most), self.slots[slot].body(form)
+        for tensor, (start, stop) in enumerate(body.spans()):
             table[start:stop, tensor] = 1.0
-        return table.to(self.device)
+        numbers = torch.tensor([len(body.spans()) or 1.0, body.parameters or 1.0])
+        return table.to(self.device), numbers.to(self.device)
 
     def initial_host(self, seed: int) -> tuple[Tensor, Tensor]:
         """The flat weights of a newly made host, and of its blocks.  # [P], [S, part_width]"""
@@ -221,7 +223,8 @@ class Bodies:
             taken = torch.cat([taken[: wider.start], beside, taken[wider.stop :]])
         blocks = work.span(self.codes.block, self.codes.total)
         if work.place > 0 and blocks.stop > blocks.start:
-            ahead = ahead.index_copy(0, work.rows[blocks], taken[blocks])
+            met = (work.entry >= blocks.start) & (work.entry < blocks.stop)
+            ahead = torch.where(met.view(-1, *[1] * (x.ndim - 1)), x, ahead)
         delta = self._delta(forms, work, rows, taken, training)
         return self._blend(x, delta, work), ahead
 

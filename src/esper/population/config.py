@@ -41,7 +41,12 @@ class PopulationConfig(Config):
         description="of activations and products; weights, sums and the head stay in float32 (a GPU's own "
         "products of float32 are TF32)",
     )
-    graphs: bool = Field(True, description="on a GPU, replay the minibatches of an epoch as one CUDA graph")
+    graphs: bool = Field(
+        True, description="on a GPU, capture training and validation as CUDA graphs and replay them"
+    )
+    graph_memory: float = Field(
+        0.5, gt=0, le=1, description="graphs are dropped when a run holds more of the GPU's memory than this"
+    )
     compile: bool = Field(False, description="compile segments and seeds with torch.compile")
     convolution: Literal["auto", "grouped", "product", "fused"] = Field(
         "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"

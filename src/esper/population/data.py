@@ -43,6 +43,12 @@ class MemberData:
     def num_samples(self) -> int:
         return self.inputs.shape[1]
 
+    @property
+    def places(self) -> tuple[object, ...]:
+        """Where the data lie: equal for the same tensors, and for others while both live not."""
+        tensors = (self.inputs, self.targets, self.task_of)
+        return tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors)
+
     def to(self, device: torch.device | str) -> MemberData:
         return MemberData(self.inputs.to(device), self.targets.to(device), self.task_of.to(device))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from esper.population.bodies import Bodies
-from esper.population.plan import Group, Plan, ship
+from esper.population.plan import Plan
 
 VANISHING_NORM = 1e-7
 EXPLODING_NORM = 10.0
@@ -35,44 +34,33 @@ def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
     return (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(0.0, 1.0)
 
 
-def measure_seeds(
-    bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor, shape: tuple[int, int]
-) -> SeedGradients:
-    """Gradient statistics of every live seed.  # gradient [L, P], host_norm [n]"""
-    table = torch.full((4, *shape), math.nan, device=gradient.device)
-    groups = [group for group in plan.groups if group.live]
-    if any(group.place == 0 for group in groups):
-        parts = zip(groups, gradient.split([group.live for group in groups]), strict=True)
-        seeds = [(group, rows) for group, rows in parts if group.place == 0]
-        members, slots = (
-            torch.cat(
-                [
-                    index
-                    for g, index in zip(groups, field.split([g.live for g in groups]), strict=True)
-                    if g.place == 0
-                ]
-            )
-            for field in (plan.live_member, plan.live_slot)
-        )
-        table[:, members, slots] = _statistics(bodies, seeds, host_norm.index_select(0, members))
-    norm, vanishing, exploding, ratio = table
+def measure_seeds(bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor) -> SeedGradients:
+    """Gradient statistics of every live seed.  # gradient [L, P], host_norm [n] → each [n, S]"""
+    if not any(group.live and group.place == 0 for group in plan.groups):
+        return SeedGradients(*torch.full((5, *plan.seat.shape), math.nan, device=gradient.device))
+    table = _statistics(bodies, plan, gradient, host_norm.index_select(0, plan.live_member))
+    norm, vanishing, exploding, ratio = table[:, plan.seat.clamp(min=0)].masked_fill(plan.seat < 0, math.nan)
     return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
 
-def _statistics(bodies: Bodies, seeds: Sequence[tuple[Group, Tensor]], host_norm: Tensor) -> Tensor:
-    """Norm, vanishing, exploding and ratio of each live seed, group by group.  # host_norm [L] → [4, L]"""
-    live = [group.live for group, _ in seeds]
-    spans = [bodies.slots[group.slot].body(group.form) for group, _ in seeds]
-    tensors, parameters = (
-        ship(np.repeat(numbers, live), host_norm.device)  # [L]
-        for numbers in ([len(body.spans()) or 1 for body in spans], [body.parameters or 1 for body in spans])
-    )
-    sums = [
-        rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
-        @ bodies.membership(group.slot, group.form)
-        for group, rows in seeds
-    ]
-    norms = torch.cat(sums).sqrt()  # [L, most tensors], 0 where a seed has fewer
+def _statistics(bodies: Bodies, plan: Plan, gradient: Tensor, host_norm: Tensor) -> Tensor:
+    """Norm, vanishing, exploding and ratio of each live part that is a seed; of others, anything.
+
+    gradient [L, P], host_norm [L] → [4, L]
+    """
+    sums, facts, first = [], [], 0
+    for group in plan.groups:
+        rows, first = gradient[first : first + group.live], first + group.live
+        membership, numbers = bodies.membership(group.slot, group.form)
+        if group.place == 0:
+            rows = rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+            sums.append(rows @ membership)
+        else:
+            sums.append(rows.new_zeros(group.live, membership.shape[1]))
+        facts.append(numbers.expand(group.live, -1))
+    rest = gradient.shape[0] - first  # spare room
+    norms = pad(torch.cat(sums).sqrt(), (0, 0, 0, rest))  # [L, most tensors], 0 where a seed has fewer
+    tensors, parameters = pad(torch.cat(facts), (0, 0, 0, rest), value=1.0).unbind(1)
     vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
     exploding = (norms > EXPLODING_NORM).sum(1) / tensors
     total = norms.square().sum(1).sqrt()

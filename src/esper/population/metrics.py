@@ -10,7 +10,6 @@ from torch import Tensor
 
 from esper.foundation.rows import put_rows
 from esper.population.gradients import SeedGradients
-from esper.population.plan import Ints, Measurement, ship
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,24 @@ class ValidationMetrics:
         put_rows(self, members, part)
 
 
-def worth_of_seeds(wanted: Measurement, accuracy: Tensor, own: int) -> dict[str, Tensor]:
-    """Contribution, shadow gain and interaction in points, from the accuracies of the rows.  # [R]"""
+def worth_of_seeds(
+    accuracy: Tensor, own: int, without: Tensor, shadow: Tensor, without_pair: Tensor
+) -> dict[str, Tensor]:
+    """Contribution, shadow gain and interaction in points, from the accuracies of the rows.
 
-    def answer(rows: Ints) -> Tensor:
+    Of each seed, the row without it, with it if it were adopted [N, S], and without it and another [N, S, S],
+    -1 where none was asked for; accuracy [R], the members' own rows first
+    """
+
+    def answer(rows: Tensor) -> Tensor:
         """The accuracy of each asked row, NaN where none was asked for."""
-        index = ship(rows, accuracy.device)
-        return accuracy[index.clamp(min=0)].masked_fill(index < 0, math.nan)
+        return accuracy[rows.clamp(min=0)].masked_fill(rows < 0, math.nan)
 
     alone = accuracy[:own].unsqueeze(1)  # [N, 1]
-    without = answer(wanted.without)  # [N, S]
-    pair = answer(wanted.without_pair)  # [N, S, S]
-    synergy = (alone.unsqueeze(2) - without.unsqueeze(2)) - (without.unsqueeze(1) - pair)
+    lacking, pair = answer(without), answer(without_pair)
+    synergy = (alone.unsqueeze(2) - lacking.unsqueeze(2)) - (lacking.unsqueeze(1) - pair)
     return {
-        "contribution": 100.0 * (alone - without),
-        "shadow_gain": 100.0 * (answer(wanted.shadow) - alone),
+        "contribution": 100.0 * (alone - lacking),
+        "shadow_gain": 100.0 * (answer(shadow) - alone),
         "interaction": 100.0 * synergy.nanmean(dim=2),
     }

@@ -57,9 +57,10 @@ class RowWeights:
         """Rows start..stop as views: what is written there is written here."""
         return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
 
-    def take(self, index: Tensor) -> RowWeights:
-        """Some rows as copies.  # index [n]"""
-        return RowWeights(**{name: value.index_select(0, index) for name, value in self.tensors().items()})
+    def fetch(self, source: RowWeights, index: Tensor) -> None:
+        """Copy some rows of others here, all that there is room for.  # index [M]"""
+        for name, value in self.tensors().items():
+            torch.index_select(getattr(source, name), 0, index, out=value)
 
     def put(self, index: Tensor, rows: RowWeights) -> None:
         """Write rows that were taken back to their places.  # index [n]"""

@@ -12,8 +12,7 @@ then the seed. Every part adds something to the rows that meet it; a seed does s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from torch import Tensor
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.forms import NO_FORM
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -49,6 +47,7 @@ class SlotView:
     part: Ints  # [N, S, places] the row of weights that stands there
     fold: Ints  # [N, S] how a fossil blends that is to become part of the host, NO_BLEND elsewhere
     active: Bools  # [N] not finished
+    member: Ints  # [N] positions in all rows
 
     @staticmethod
     def read(states: SlotStates, form: Tensor, folded_blend: Tensor, flags: Tensor) -> tuple[SlotView, Ints]:
@@ -77,12 +76,15 @@ class SlotView:
             part=np.moveaxis(np.arange(forms.size).reshape(places, *stage.shape), 0, 2),
             fold=folds.astype(np.int64),
             active=finished[:, 0] == 0,
+            member=np.arange(len(stage)),
         )
         return view, births.astype(np.int64)
 
     def of(self, members: Ints) -> SlotView:
-        """Some of the members.  # members [n]"""
-        return SlotView(**{name: value[members] for name, value in vars(self).items()})
+        """Some of the members; the finished among them show no seed.  # members [n]"""
+        some = SlotView(**{name: value[members] for name, value in vars(self).items()})
+        seen = some.active[:, None]
+        return replace(some, alpha=np.where(seen, some.alpha, 0.0), training=some.training & seen)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -141,13 +143,18 @@ class Station:
 class Plan:
     """Index tensors for `forward`, on the device."""
 
-    members: Tensor  # [R]
+    members: Tensor  # [R] the own row that each row belongs to
+    ids: Tensor  # [own] the members of the own rows, as positions in all rows
+    active: Tensor  # [own] who of them learns
     own: int  # rows 0..own are the members themselves
     live: Tensor  # [L] the parts that learn, as rows of all parts, in the order of the groups
     live_member: Tensor  # [L] whose they are
     live_slot: Tensor  # [L] the slot of a seed, -1 of what was folded in
     seed: Tensor  # [entries of all stations] which live part each entry meets
     learns: Tensor  # [L] the entry where each live part learns; elsewhere it is held fixed
+    learning: Tensor  # [L] bool: a seed that is fading out keeps its weights, and so does spare room
+    seat: Tensor  # [N, S] which live part is the seed of that slot, or -1
+    tables: tuple[Tensor, ...]  # row numbers that were asked for, -1 where none was
     stations: tuple[tuple[Station, ...], ...]  # of each slot, in the order in which they are met
 
     @property
@@ -165,6 +172,13 @@ class Plan:
         works = [work for slot in self.stations for work in slot]
         blends = {(w.slot, w.place, w.whole, blend) for w in works for blend in w.blends}
         return frozenset({*bodies, *blends, (self.num_rows > self.own,)})
+
+
+def shadow_table(rows: Rows, shape: tuple[int, int]) -> Ints:
+    """The row in which the seed of each slot trains in isolation, or -1.  # shape [N, S]"""
+    table, alone = np.full(shape, NO_ROW), np.flatnonzero(rows.shadow_slot != NO_ROW)
+    table[rows.member[alone], rows.shadow_slot[alone]] = alone
+    return table
 
 
 def training_rows(view: SlotView) -> Rows:
@@ -241,147 +255,6 @@ def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, l
         for key, asked in keyed
     ]
     return keys, position
-
-
-def build_plan(rows: Rows, view: SlotView, device: torch.device) -> Plan:
-    """Group the (row, station) pairs that meet a part by station and form, live ones first."""
-    met = _Stations.of(view)
-    e = _Entries.of(rows, met)
-    live = e.part[~e.held]
-    live_place = np.zeros(int(view.part.max(initial=0)) + 1, dtype=np.int64)
-    live_place[live] = np.arange(len(live))
-    slot = np.where(np.isin(e.at, met.seeds), e.at // met.places, NO_ROW)[~e.held]
-
-    starts = np.searchsorted(e.at, np.arange(met.count + 1))  # of each station's entries
-    used = np.flatnonzero(np.diff(starts))
-    entry = np.full((len(used), len(rows.member)), NO_ROW)
-    entry[np.searchsorted(used, e.at), e.row] = np.arange(len(e.row)) - starts[e.at]
-    base = np.where(e.fork == used[:, None], rows.member, np.arange(len(rows.member)))
-    sent = _ship(
-        [
-            *(rows.member, live, e.member[~e.held], slot, live_place[e.part], np.flatnonzero(~e.held)),
-            *(e.row, e.source, e.blend, entry.ravel(), base.ravel()),
-        ],
-        torch.long,
-        device,
-    )
-    members, live_of, owner, slot_of, seed_of, learns, row_of, source_of, blend_of, entries, bases = sent
-    alphas = _ship([e.alpha], torch.float32, device)[0]
-
-    joined = np.searchsorted(e.fork, np.arange(-1, met.count), side="right").tolist()  # rows so far
-    stations: list[list[Station]] = [[] for _ in range(view.shape[1])]
-    for u, v in enumerate(used.tolist()):  # as the forward pass goes from station to station
-        span, after = slice(int(starts[v]), int(starts[v + 1])), joined[v + 1]
-        groups, blends = e.groups(met, v, span), np.unique(e.blend[span]).tolist()
-        alike = met.place(v) > 0 and len(groups) == 1 and blends == [int(Blend.ADD)]
-        stations[v // met.places].append(
-            Station(
-                slot=v // met.places,
-                place=met.place(v),
-                groups=groups,
-                before=joined[v],
-                after=after,
-                base=bases.view(len(used), -1)[u, :after],
-                rows=row_of[span],
-                source=source_of[span],
-                alpha=alphas[span],
-                blend=blend_of[span],
-                blends=frozenset(Blend(k) for k in blends),
-                entry=entries.view(len(used), -1)[u, :after],
-                whole=alike and np.array_equal(e.row[span], np.arange(after)),
-            )
-        )
-    chains = tuple(tuple(works) for works in stations)
-    return Plan(members, view.shape[0], live_of, owner, slot_of, seed_of, learns, chains)
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """The (row, station) pairs that meet a part, by station, then form, those that learn first."""
-
-    row: Ints  # [E]
-    at: Ints  # [E] the station
-    member: Ints  # [E]
-    form: Ints  # [E]
-    held: Bools  # [E] the weights are held fixed there
-    part: Ints  # [E]
-    alpha: Floats  # [E]
-    blend: Ints  # [E]
-    source: Ints  # [E] the incoming row
-    fork: Ints  # [R] the station where a row joins, -1 for own rows
-
-    @staticmethod
-    def of(rows: Rows, met: _Stations) -> _Entries:
-        alpha_at = met.alpha[rows.member]  # [R, V]
-        alpha_at[:, met.seeds] = rows.alpha
-        fork, shadow_at = (
-            np.where(slot < 0, NO_ROW, (slot + 1) * met.places - 1) for slot in (rows.fork, rows.shadow_slot)
-        )
-        row, at = np.nonzero((alpha_at > 0) & (np.arange(met.count) >= fork[:, None]))
-        form = met.form[rows.member[row], at]
-        held = (shadow_at[row] != NO_ROW) & (shadow_at[row] != at)
-        order = np.lexsort((held, form, at))
-        row, at = row[order], at[order]
-        member = rows.member[row]
-        return _Entries(
-            row=row,
-            at=at,
-            member=member,
-            form=form[order],
-            held=held[order],
-            part=met.part[member, at],
-            alpha=alpha_at[row, at],
-            blend=met.blend[member, at],
-            source=np.where(fork[row] == at, member, row),
-            fork=fork,
-        )
-
-    def groups(self, met: _Stations, station: int, span: slice) -> tuple[Group, ...]:
-        """The entries of one station, form by form."""
-        names, first = np.unique(self.form[span], return_index=True)
-        bounds = [*(first + span.start).tolist(), span.stop]
-        slot, place = station // met.places, met.place(station)
-        return tuple(
-            Group(slot=slot, place=place, form=name, size=b - a, live=int((~self.held[a:b]).sum()))
-            for name, (a, b) in zip(names.tolist(), pairwise(bounds), strict=True)
-        )
-
-
-@dataclass(frozen=True)
-class _Stations:
-    """The places of all slots in the order in which rows meet them: folded parts first, the seed last."""
-
-    alpha: Floats  # [N, V] of what was folded in: 1, or 0 where nothing was
-    form: Ints  # [N, V]
-    blend: Ints  # [N, V]
-    part: Ints  # [N, V]
-    seeds: Ints  # [S] the stations of the seeds
-    places: int  # of a slot
-
-    @staticmethod
-    def of(view: SlotView) -> _Stations:
-        num_members, num_slots, places = view.form.shape
-        form, blend, part = (
-            np.roll(field, -1, axis=2).reshape(num_members, -1)
-            for field in (view.form, view.blend, view.part)
-        )
-        seeds = np.arange(1, num_slots + 1) * places - 1
-        alpha = (form != NO_FORM).astype(np.float64)
-        alpha[:, seeds] = 0.0
-        return _Stations(alpha, form, blend, part, seeds, places)
-
-    @property
-    def count(self) -> int:
-        return int(self.form.shape[1])
-
-    def place(self, station: int) -> int:
-        """The place of a slot that a station stands for: 1 and up, then 0, the seed."""
-        return (station % self.places + 1) % self.places
-
-
-def _ship(arrays: list[Ints] | list[Floats], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
-    """Send several arrays to the device in one copy."""
-    return list(ship(np.concatenate(arrays), device, dtype).split([len(a) for a in arrays]))
 
 
 def ship(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

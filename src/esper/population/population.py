@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import fit
+from esper.foundation.rows import fit, map_tensors, put_rows
 from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.bodies import Bodies, part_rows
+from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, lead_classes
-from esper.population.gradients import measure_seeds
 from esper.population.hosts import Host
-from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_seeds
+from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import OBJECTIVES, Objective
 from esper.population.optimiser import RowWeights, moment_decays
 from esper.population.plan import (
@@ -29,14 +26,15 @@ from esper.population.plan import (
     Ints,
     Plan,
     SlotView,
-    build_plan,
     measurement_rows,
+    shadow_table,
     ship,
     training_rows,
 )
-from esper.population.row_module import Buffers
+from esper.population.planning import Sketch
+from esper.population.replays import Epoch, Replays
 from esper.population.schedule import rate_share
-from esper.population.stepping import Learners, Replays, TrainStep
+from esper.population.stepping import Crew
 from esper.population.surgery import Events, SeedBank, Surgeon
 
 
@@ -71,7 +69,8 @@ class Population:
         self.places = 1 + self.bodies.has_blocks + config.folds * most
         shape = (self.num_members, self.num_slots)
         rows = self.places * self.num_members * self.num_slots
-        self.parts = RowWeights.zeros(rows, self.bodies.part_width, self.device)  # seeds first: see `Surgeon`
+        # Seeds first, see `Surgeon`; the last row is nobody's and stays 0.
+        self.parts, self._blank = RowWeights.zeros(rows + 1, self.bodies.part_width, self.device), rows
         self.forms = torch.full((*shape, self.places), NO_FORM, device=self.device)  # [N, S, places] int64
         self.folded_blends = torch.zeros(*shape, self.places - 1, dtype=torch.long, device=self.device)
         self._born = torch.full(shape, NO_FORM, device=self.device)  # [N, S] blueprints without weights yet
@@ -91,7 +90,11 @@ class Population:
         self._host_bank: dict[int, tuple[Tensor, Tensor]] = {}
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
-        self._replays = Replays(self.bodies, config)
+        crew = Crew(
+            self.bodies, self.objective, config, seed, self.members, self.hosts, self.parts, self.buffers
+        )
+        self._replays = Replays(crew)
+        self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
         self.begin_episode(0)
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -113,7 +116,9 @@ class Population:
             first = self.num_members * self.num_slots  # of the rows at place 1
             rows = torch.stack(blocks).to(self.device).flatten(0, 1)  # [N · S, part_width]
             self.parts.weights[first : first + len(rows)] = rows
-        self.buffers = self.bodies.initial_buffers(self.num_members)
+        for part, fresh in zip(self.buffers, self.bodies.initial_buffers(self.num_members), strict=True):
+            for name, value in part.items():
+                value.copy_(fresh[name])
         self.births = torch.full_like(self.births, episode << 16)
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)
@@ -171,12 +176,26 @@ class Population:
 
         Raises ValueError for a seed that has no body at its slot.
         """
+        if self._latest is not None and self._latest[0] == self._shown(states):
+            return self._latest[1]
         view, born = SlotView.read(states, self.forms, self.folded_blends, self._flags())
         self.bodies.check_forms(view, born)
         births, folds = Events(*np.nonzero(born != NO_FORM)), Events(*np.nonzero(view.fold != NO_BLEND))
         self.idle = not view.active.any()
-        if len(births.member) + len(folds.member) == 0:
-            return view
+        if len(births.member) + len(folds.member):
+            self._operate(view, births, born, folds)
+        self._latest = self._shown(states), view
+        return view
+
+    def _shown(self, states: SlotStates) -> list[tuple[int, int]]:
+        """What a look would look at, as tensors and how often they were written."""
+        own = (self.forms, self.folded_blends, self._folding, self._born, self.finished)
+        asked = (states.stage, states.style, states.alpha_mode, states.alpha)
+        self._kept = (*own, *asked)  # so that no other tensor can stand in their places
+        return [(id(tensor), tensor._version) for tensor in self._kept]
+
+    def _operate(self, view: SlotView, births: Events, born: Ints, folds: Events) -> None:
+        """Carry out births and folds; forms and blends of the view are changed in place by folds."""
         surgeon = Surgeon(self.parts, self.bodies, view.form, view.blend[:, :, 1:])
         if len(births.member):
             picks = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
@@ -188,9 +207,8 @@ class Population:
             self._folding = torch.full_like(self._folding, NO_BLEND)
             self.forms.copy_(ship(view.form, self.device))
             self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
-        return view
 
-    # ---- training --------------------------------------------------------------------------------------
+    # ---- training and validation -----------------------------------------------------------------------
 
     def train_epoch(self, states: SlotStates, data: MemberData, clock: Clock) -> TrainMetrics:
         """One epoch for every member that is not finished: hosts and heard seeds together, isolated seeds in
@@ -198,70 +216,25 @@ class Population:
         view = self._view(states, data)
         order = self._data_order(data.num_samples)
         metrics = TrainMetrics.unmeasured(*view.shape, self.device)
-        for ids in self._chunks(view):
-            metrics.put(ship(ids, self.device), self._train_chunk(view.of(ids), data, order, clock, ids))
+        for some in self._chunks(view):
+            rows = training_rows(some)
+            sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
+            epoch = self._replays.training(sketch)
+            self._train(epoch, data, order, clock)
+            _put(metrics, epoch.plan, some, epoch.finish())
         return metrics
 
-    def _train_chunk(
-        self, view: SlotView, data: MemberData, order: DataOrder, clock: Clock, ids: Ints
-    ) -> TrainMetrics:
-        chosen = ship(ids, self.device)
-        rows = training_rows(view)
-        plan = build_plan(rows, view, self.device)
-        with self._borrowed(ids) as (hosts, buffers):
-            step = TrainStep(
-                self.bodies,
-                self.objective,
-                self.config,
-                plan,
-                self._learners(plan, view, hosts, buffers, chosen),
-            )
-            run, data = self._replays.runner(step), data.members(chosen)
-            scale = self.rate_scale.index_select(0, chosen)
-            for b in range(self.config.batches_per_epoch):
-                index = clock.epoch * self.config.batches_per_epoch + b
-                samples = order.batch(clock.episode, index).index_select(0, chosen)
-                done = clock.done(b, self.config.batches_per_epoch, self.members).index_select(0, chosen)
-                count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
-                run(*data.take(samples), rate_share(done, self.config) * scale, count)
-            self.parts.put(plan.live, step.learners.parts)
-        mean = step.total_loss / self.config.batches_per_epoch
-        shadow = torch.full(view.shape, math.nan, device=self.device)
-        if plan.num_rows > plan.own:
-            slot = ship(rows.shadow_slot[plan.own :], self.device)
-            shadow.index_put_((plan.members[plan.own :], slot), mean[plan.own :])
-        measured = measure_seeds(self.bodies, plan, step.part_gradient, step.host_norm, view.shape)
-        return TrainMetrics(mean[: plan.own], shadow, step.host_norm, measured)
-
-    def _learners(
-        self, plan: Plan, view: SlotView, hosts: RowWeights, buffers: list[Buffers], ids: Tensor
-    ) -> Learners:
-        """These members, and the parts that live in a row; seeds that fade out do not learn."""
-        frozen = ship(view.frozen, self.device)  # [n, S]
-        fading = frozen[plan.live_member, plan.live_slot.clamp(min=0)] & (plan.live_slot >= 0)
-        members = self.members.index_select(0, ids)
-        return Learners(hosts, self.parts.take(plan.live), buffers, ~fading, members, self.seed)
-
-    @contextmanager
-    def _borrowed(self, ids: Ints) -> Iterator[tuple[RowWeights, list[Buffers]]]:
-        """Host rows and buffers of some members: views where they lie side by side, else copies put back."""
-        if np.array_equal(ids, np.arange(ids[0], ids[0] + len(ids))):
-            here = slice(int(ids[0]), int(ids[0]) + len(ids))
-            views = [{name: value[here] for name, value in part.items()} for part in self.buffers]
-            yield self.hosts.slice(here.start, here.stop), views
-            return
-        index = ship(ids, self.device)
-        rows = self.hosts.take(index)
-        copies = [
-            {name: value.index_select(0, index) for name, value in part.items()} for part in self.buffers
-        ]
-        yield rows, copies
-        self.hosts.put(index, rows)
-        for part, used in zip(self.buffers, copies, strict=True):
-            for name, value in part.items():
-                value.index_copy_(0, index, used[name])
-
-    # ---- validation ------------------------------------------------------------------------------------
+    def _train(self, epoch: Epoch, data: MemberData, order: DataOrder, clock: Clock) -> None:
+        """The minibatches of an epoch."""
+        ids, batches = epoch.plan.ids, self.config.batches_per_epoch
+        epoch.begin()
+        data, scale = data.members(ids), self.rate_scale.index_select(0, ids)
+        for b in range(batches):
+            index = clock.epoch * batches + b
+            samples = order.batch(clock.episode, index).index_select(0, ids)
+            done = clock.done(b, batches, self.members).index_select(0, ids)
+            count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
+            epoch(*data.take(samples), rate_share(done, self.config) * scale, count)
 
     @torch.no_grad()
     def validate(
@@ -272,45 +245,12 @@ class Population:
         if not unfinished:
             view = replace(view, active=np.ones_like(view.active))
         metrics = ValidationMetrics.unmeasured(*view.shape, self.device)
-        for ids in self._chunks(view):
-            metrics.put(ship(ids, self.device), self._validate_chunk(view.of(ids), data, ablate, ids))
+        for some in self._chunks(view):
+            wanted = measurement_rows(some, ablate, self.config.measure_pairs)
+            tables = (wanted.without, wanted.shadow, wanted.without_pair)
+            validation = self._replays.validation(Sketch(wanted.rows, some, tables, self._blank), data)
+            _put(metrics, validation.plan, some, validation())
         return metrics
-
-    def _validate_chunk(self, view: SlotView, data: MemberData, ablate: bool, ids: Ints) -> ValidationMetrics:
-        wanted = measurement_rows(view, ablate, self.config.measure_pairs)
-        plan = build_plan(wanted.rows, view, self.device)
-        chosen = ship(ids, self.device)
-        with self._borrowed(ids) as (hosts, buffers):
-            loss, accuracy = self._evaluate(plan, data.members(chosen), hosts, buffers)
-        return ValidationMetrics(
-            loss=loss[: plan.own], accuracy=accuracy[: plan.own], **worth_of_seeds(wanted, accuracy, plan.own)
-        )
-
-    def _evaluate(
-        self, plan: Plan, data: MemberData, hosts: RowWeights, buffers: list[Buffers]
-    ) -> tuple[Tensor, Tensor]:
-        """Mean loss and score of each row over the validation samples.  # [R], [R]"""
-        rows = hosts.weights.index_select(0, plan.members)
-        parts = part_rows(plan, self.parts.weights.index_select(0, plan.live))
-        buffers = [{n: value.index_select(0, plan.members) for n, value in part.items()} for part in buffers]
-        samples = min(data.num_samples, self.config.validation_samples)
-        loss = torch.zeros(plan.num_rows, device=self.device)
-        score = torch.zeros(plan.num_rows, device=self.device)
-        kept: list[Tensor] = []
-        for first in range(0, samples, self.config.validation_batch):
-            last = min(first + self.config.validation_batch, samples)
-            inputs, _ = data.span(plan.members[: plan.own], first, last)
-            _, targets = data.span(plan.members, first, last)
-            outputs = self.bodies.forward(plan, rows, parts, inputs, buffers, training=False)
-            loss += self.objective.loss(outputs, targets) * (last - first)
-            if self.objective.pooled:
-                kept.append(outputs)
-            else:
-                score += self.objective.score(outputs, targets) * (last - first)
-        if kept:
-            _, targets = data.span(plan.members, 0, samples)
-            return loss / samples, self.objective.score(torch.cat(kept, dim=1), targets)
-        return loss / samples, score / samples
 
     # ---- counting, saving ------------------------------------------------------------------------------
 
@@ -385,13 +325,34 @@ class Population:
             )
         return self.look(states)
 
-    def _chunks(self, view: SlotView) -> Iterator[Ints]:
-        """The members that are not finished, some at a time, as positions in all rows."""
-        active = np.flatnonzero(view.active)
-        for start in range(0, len(active), self.config.rows_per_chunk):
-            yield active[start : start + self.config.rows_per_chunk]
+    def _chunks(self, view: SlotView) -> Iterator[SlotView]:
+        """The members that are not finished, some at a time.
+
+        Where steps are captured, as many finished ones stand among them as make up one of few numbers.
+        """
+        active, finished = np.flatnonzero(view.active), np.flatnonzero(~view.active)
+        most = min(self.config.rows_per_chunk, len(view.active))
+        for start in range(0, len(active), most):
+            ids = active[start : start + most]
+            if self._replays.possible and not any(self.buffers):
+                ids = np.concatenate([ids, finished[: _up_to(len(ids), most) - len(ids)]])
+            yield view.of(ids)
 
     def _data_order(self, num_samples: int) -> DataOrder:
         if self._order is None or self._order.num_samples != num_samples:
             self._order = DataOrder(self.seed, self.members, num_samples, self.config.batch_size)
         return self._order
+
+
+def _up_to(count: int, most: int) -> int:
+    """The least number that is not below `count` of most, 3/4, 1/2, 3/8, 1/4 of it and so on."""
+    size = most
+    while size // 2 >= count:
+        size //= 2
+    return size * 3 // 4 if size * 3 // 4 >= count else size
+
+
+def _put(metrics: TrainMetrics | ValidationMetrics, plan: Plan, view: SlotView, part: object) -> None:
+    """Write what was measured of the members of a view that are not finished; they come first."""
+    count = int(view.active.sum())
+    put_rows(metrics, plan.ids[:count], map_tensors(lambda tensor: tensor[:count], part))

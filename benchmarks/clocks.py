@@ -1,0 +1,95 @@
+"""Clocks that tell the host's time and the GPU's time apart, and a way to make the host slower."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from esper.population.replays import Replayed
+
+
+@contextmanager
+def captures() -> Iterator[list[int]]:
+    """Counts the CUDA graphs that are captured meanwhile."""
+    count = [0]
+    capture = Replayed._capture
+
+    def counted(replayed: Replayed) -> torch.cuda.CUDAGraph:
+        count[0] += 1
+        return capture(replayed)
+
+    with patch.object(Replayed, "_capture", counted):
+        yield count
+
+
+def host_seconds(call: Callable[[], object]) -> float:
+    """Wall seconds of a call without those in which the host waits for the GPU."""
+    waited = 0.0
+
+    def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
+        def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            nonlocal waited
+            begun = time.perf_counter()
+            torch.cuda.synchronize()
+            waited += time.perf_counter() - begun
+            return read(tensor, *args, **kwargs)
+
+        return run
+
+    reads = {name: waiting(getattr(torch.Tensor, name)) for name in ("cpu", "tolist", "item")}
+    torch.cuda.synchronize()
+    with patch.multiple(torch.Tensor, **reads):
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun - waited
+
+
+def gpu_seconds(call: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of a call in which a kernel ran, and how many ran."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        call()
+        torch.cuda.synchronize()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in prof.events() or ()
+        if event.device_type == DeviceType.CUDA
+    )
+    total, until = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total / 1e6, len(spans)
+
+
+@contextmanager
+def slowed(wanted: bool) -> Iterator[None]:
+    """Meanwhile this process has one core, and another one takes half of it."""
+    if not wanted:
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    core = max(cores)
+    threads = [int(name) for name in os.listdir("/proc/self/task")]
+    for thread in threads:
+        os.sched_setaffinity(thread, {core})
+    other = subprocess.Popen([sys.executable, "-c", "while True: pass"])  # inherits the core
+    try:
+        yield
+    finally:
+        other.kill()
+        other.wait()
+        for thread in threads:
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, cores)

@@ -1,0 +1,211 @@
+"""Captured steps that serve many plans: a CUDA graph is made for a room and replayed for all that fits it.
+
+A new plan is laid out in the room of a program that exists, where one holds it and wastes little. Else a
+program is made in a roomier room than is needed, joined with that of the nearest program, which it replaces:
+so rooms settle at what a run needs. All programs share one pool of memory and one set of rows, and take what
+the largest of them needs; they are dropped when this process holds more of the device's memory than it may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.population.data import MemberData
+from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.plan import Kind, Plan, ship
+from esper.population.planning import Draft, Room, Sketch
+from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
+
+MOST = 24  # programs that are kept
+WASTE = 1.25  # a room may cost this many times what a roomy new one would,
+FREE = 512  # and where rows are light this many more: a new one costs a capture
+LIGHT = 1 << 16  # parameters of a host: below it, spare rows cost less than a capture
+
+Run = TypeVar("Run")
+
+
+class Epoch(Protocol):
+    """Anything that trains some members for an epoch: see `TrainEpoch`."""
+
+    plan: Plan
+
+    def begin(self) -> None: ...
+    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None: ...
+    def finish(self) -> TrainMetrics: ...
+
+
+class Studio:
+    """Where programs are captured: one pool of memory and one stream, so that each reuses what is there."""
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+
+
+class Replayed:
+    """A function over tensors that is captured and replayed.
+
+    It reads its arguments from places of its own, and what it returns is overwritten by the next call. Of an
+    unknown kind it runs once as it is, since nothing may be compiled or loaded while it is captured.
+    """
+
+    def __init__(self, function: Callable[..., Any], studio: Studio, known: bool) -> None:
+        self.function, self.studio, self.known = function, studio, known
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._places: tuple[Tensor, ...] = ()
+        self._result: Any = None
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        if not self.known:
+            self.known = True
+            return self.function(*arguments)
+        if self.graph is None:
+            self._places = tuple(value.clone() for value in arguments)
+            self.graph = self._capture()
+        for place, value in zip(self._places, arguments, strict=True):
+            place.copy_(value)
+        self.graph.replay()
+        return self._result
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        graph, stream, current = torch.cuda.CUDAGraph(), self.studio.stream, torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            graph.capture_begin(pool=self.studio.pool, capture_error_mode="relaxed")
+            self._result = self.function(*self._places)
+            graph.capture_end()
+        current.wait_stream(stream)
+        return graph
+
+
+class Measure(Protocol):
+    """Anything that measures some members: see `Validation`."""
+
+    plan: Plan
+
+    def __call__(self) -> ValidationMetrics: ...
+
+
+class ReplayedEpoch:
+    """An epoch of training as three captured functions."""
+
+    def __init__(self, epoch: TrainEpoch, studio: Studio, known: bool) -> None:
+        self.plan = epoch.plan
+        self.begin = Replayed(epoch.begin, studio, known)
+        self.step = Replayed(epoch, studio, known)
+        self.finish = Replayed(epoch.finish, studio, known)
+
+    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
+        self.step(inputs, targets, rate, count)
+
+
+class ReplayedValidation(Replayed):
+    """A validation as a captured function."""
+
+    def __init__(self, validation: Validation, studio: Studio, known: bool) -> None:
+        super().__init__(validation, studio, known)
+        self.plan = validation.plan
+
+
+@dataclass
+class Program(Generic[Run]):
+    """Something captured, in a room, whose plan can be exchanged for another one that fits."""
+
+    kind: Hashable  # what it computes
+    room: Room
+    ints: Tensor
+    alphas: Tensor
+    run: Run
+
+    def load(self, draft: Draft) -> None:
+        """Go on with another plan."""
+        self.ints.copy_(ship(draft.ints, self.ints.device))
+        self.alphas.copy_(ship(draft.alphas, self.alphas.device, torch.float32))
+
+
+class Replays:
+    """What trains and validates the members of one population: captured where device and bodies allow it."""
+
+    def __init__(self, crew: Crew) -> None:
+        bodies, config = crew.bodies, crew.config
+        self.crew, self.device = crew, bodies.device
+        self.possible = config.graphs and self.device.type == "cuda" and bodies.in_row_form
+        self._light = bodies.host_parameters < LIGHT
+        self._programs: list[Program[Any]] = []  # the latest used comes last
+        self._known: frozenset[Kind] = frozenset()
+        self._looked_at: Hashable = None  # the data of the latest validation
+        self._studio: Studio | None = None
+        self._scratch = Scratch()
+
+    def training(self, sketch: Sketch) -> Epoch:
+        """What trains the members of a sketch for one epoch."""
+        if not self.possible:
+            return TrainEpoch(self.crew, sketch.draft().on(self.device), Scratch())
+
+        def make(plan: Plan, studio: Studio, known: bool) -> ReplayedEpoch:
+            return ReplayedEpoch(TrainEpoch(self.crew, plan, self._scratch), studio, known)
+
+        return self._fitting("train", sketch, make)
+
+    def validation(self, sketch: Sketch, data: MemberData) -> Measure:
+        """What measures the members of a sketch; captured from the second look at the same data on."""
+        seen, self._looked_at = self._looked_at, data.places
+        if not self.possible or seen != data.places:
+            return Validation(self.crew, sketch.draft().on(self.device), data)
+
+        def make(plan: Plan, studio: Studio, known: bool) -> ReplayedValidation:
+            return ReplayedValidation(Validation(self.crew, plan, data), studio, known)
+
+        return self._fitting(("validate", data.places), sketch, make)
+
+    def _fitting(self, kind: Hashable, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run]) -> Run:
+        """The program that a sketch goes into, with the sketch in it."""
+        roomy = sketch.need.roomier(self._light)
+        limit = WASTE * roomy.cost + FREE * self._light
+        same = [program for program in self._programs if program.kind == kind]
+        held = [p for p in same if p.room.cost <= limit and p.room.holds(sketch.need)]
+        program: Program[Run]
+        if held:
+            program = min(held, key=lambda p: p.room.cost)
+            program.load(sketch.draft(program.room))
+            self._programs.remove(program)
+        else:
+            room = self._room_beside(roomy, same, limit)
+            program = self._new(kind, room, sketch.draft(room), make)
+        self._programs = [*self._programs[1 - MOST :], program]
+        return program.run
+
+    def _room_beside(self, roomy: Room, same: list[Program[Any]], limit: float) -> Room:
+        """A new room, joined with that of the program nearest to it, which goes, if that is not too large."""
+        joined = [(room, p) for p in same if (room := p.room.joined(roomy)) and room.cost <= limit]
+        if not joined:
+            return roomy
+        room, nearest = min(joined, key=lambda pair: pair[0].cost)
+        self._programs.remove(nearest)
+        return room
+
+    def _new(
+        self, kind: Hashable, room: Room, draft: Draft, make: Callable[[Plan, Studio, bool], Run]
+    ) -> Program[Run]:
+        if self._studio is None:
+            self._studio = Studio()
+        ints, alphas = ship(draft.ints, self.device), ship(draft.alphas, self.device, torch.float32)
+        plan = draft.cut(ints, alphas)
+        needed = {(kind if isinstance(kind, str) else "validate", *one) for one in plan.kinds}
+        run = make(plan, self._studio, needed <= self._known)
+        self._known |= needed
+        return Program(kind, room, ints, alphas, run)
+
+    def release(self) -> None:
+        """Drop all programs once this process holds more of the device's memory than it may."""
+        if self._studio is None:
+            return
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if torch.cuda.memory_reserved(self.device) > self.crew.config.graph_memory * total:
+            self._programs, self._studio, self._scratch = [], None, Scratch()
+            torch.cuda.empty_cache()

@@ -1,0 +1,119 @@
+"""Programs that serve many plans: spare room changes nothing, and what was captured is used again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esper.foundation.rows import tensors_of
+from esper.lifecycle.stages import Stage
+from esper.population.data import Clock
+from esper.population.hosts import HOST_PRESETS
+from esper.population.planning import LAUNCHES, Room
+from esper.population.replays import MOST, Replayed, Replays, Studio
+from tests.population.lives import Life, doubles
+from tests.population.test_independence import mixed_states
+from tests.population.worlds import make_data, make_population, plant
+
+
+@pytest.fixture(scope="module")
+def captures() -> list[Replayed]:
+    """Programs on a CPU: a replay runs the same function again over the same places."""
+    made: list[Replayed] = []
+
+    def capture(replayed: Replayed) -> SimpleNamespace:
+        made.append(replayed)
+
+        def replay() -> None:
+            replayed._result = replayed.function(*replayed._places)
+
+        return SimpleNamespace(replay=replay)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Studio, "__init__", lambda self: None)
+        patch.setattr(Replayed, "_capture", capture)
+        patch.setattr(Replays, "release", lambda self: None)
+        yield made
+
+
+def assert_alike(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor], tolerance: float) -> None:
+    for name, value in there.items():
+        torch.testing.assert_close(here[name], value, atol=tolerance, rtol=tolerance, equal_nan=True)
+
+
+@pytest.mark.parametrize("preset", HOST_PRESETS)
+@settings(max_examples=4, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[Replayed]) -> None:
+    """Random lives with every kind of seed, folds and members that finish, to rounding of float64."""
+    with doubles():
+        lives = [Life(preset, seed, members=4, mirrored=False) for _ in range(2)]
+        lives[1].population._replays.possible = True
+        for life in lives:
+            life.population.finished[int(life.rng.integers(4))] = True
+        for step in range(3):
+            found = []
+            for life in lives:
+                if step:
+                    life.sow(stages=(Stage.TRAINING, Stage.BLENDING, Stage.HOLDING))
+                trained = life.population.train_epoch(life.states, life.data, Clock(0, step, 10))
+                judged = [life.population.validate(life.states, life.data, unfinished=True) for _ in range(2)]
+                found.append({**tensors_of(trained), **tensors_of(judged[1])})
+                if step:
+                    life.fold_some()
+                    life.population.look(life.states)
+            assert_alike(found[1], found[0], 1e-9)
+            assert_alike(lives[1].population.tensors(), lives[0].population.tensors(), 1e-9)
+        assert not lives[1].population.parts.weights[-1].any()  # nobody's row
+
+
+def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: list[Replayed]) -> None:
+    """Member 0, which spare rows repeat, is the sick one."""
+    results = []
+    for sick in (True, False):
+        states, population = mixed_states("residual images", 5), make_population("residual images", 5)
+        population._replays.possible = True
+        plant(population, states)
+        if sick:
+            population.hosts.weights[0] = float("nan")
+            population.seeds.weights[:2] = float("nan")
+        data = make_data("residual images", 5)
+        population.train_epoch(states, data, Clock(0, 0, 3))
+        results.append(population.tensors())
+    for name, value in results[1].items():
+        rows = value.shape[0] // 5  # of each member
+        assert torch.equal(results[0][name][rows:], value[rows:]), name
+
+
+def test_programs_are_used_again_and_are_few(captures: list[Replayed]) -> None:
+    """A crowd that changes from step to step settles in rooms that hold it."""
+    life = Life("cnn", 3, members=12, mirrored=False)
+    life.population._replays.possible = True
+    made = []
+    for step in range(40):
+        captures.clear()
+        life.sow(share=0.5)
+        life.population.train_epoch(life.states, life.data, Clock(0, step, 40))
+        life.population.validate(life.states, life.data)
+        life.population.prune(torch.ones_like(life.states.enabled))
+        made.append(len(captures))
+    assert len(life.population._replays._programs) <= MOST
+    assert sum(made[:10]) > 0
+    assert sum(made[30:]) <= sum(made[:10]) / 3
+
+
+def test_a_room_holds_what_is_no_larger_in_anything() -> None:
+    small = Room(4, (), (1, 0), {(0, 3): (2, 1)}, frozenset({(0, 0)}))
+    other = Room(4, (), (0, 2), {(0, 3): (1, 1), (1, 5): (3, 3)}, frozenset({(1, 2)}))
+    both = small.joined(other)
+    assert both is not None
+    assert all(both.holds(part) for part in (small, other))
+    assert not any((small.holds(other), other.holds(small)))
+    assert both.cost == 4 + 3 + 5 + 2 * LAUNCHES
+    for light in (True, False):
+        assert small.roomier(light).holds(small)
+    assert small.joined(Room(5, (), (1, 0), {}, frozenset())) is None
