@@ -14,20 +14,19 @@ from unittest.mock import patch
 
 import torch
 
-from esper.population.replays import Replayed
+from esper.population.replays import Studio
 
 
 @contextmanager
 def captures() -> Iterator[list[int]]:
     """Counts the CUDA graphs that are captured meanwhile."""
-    count = [0]
-    capture = Replayed._capture
+    count, capture = [0], Studio.capture
 
-    def counted(replayed: Replayed) -> torch.cuda.CUDAGraph:
+    def counted(studio: Studio, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         count[0] += 1
-        return capture(replayed)
+        return capture(studio, function)
 
-    with patch.object(Replayed, "_capture", counted):
+    with patch.object(Studio, "capture", counted):
         yield count
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -21,21 +22,21 @@ from tests.population.worlds import make_data, make_population, plant
 
 
 @pytest.fixture(scope="module")
-def captures() -> list[Replayed]:
+def captures() -> Iterator[list[Replayed]]:
     """Programs on a CPU: a replay runs the same function again over the same places."""
     made: list[Replayed] = []
 
-    def capture(replayed: Replayed) -> SimpleNamespace:
-        made.append(replayed)
-
-        def replay() -> None:
-            replayed._result = replayed.function(*replayed._places)
-
-        return SimpleNamespace(replay=replay)
+    def call(replayed: Replayed, *arguments: torch.Tensor) -> Any:
+        if not replayed.graph:
+            made.append(replayed)
+            replayed.graph, replayed._places = True, tuple(value.clone() for value in arguments)  # type: ignore[assignment]
+        for place, value in zip(replayed._places, arguments, strict=True):
+            place.copy_(value)
+        return replayed.function(*replayed._places)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Studio, "__init__", lambda self: None)
-        patch.setattr(Replayed, "_capture", capture)
+        patch.setattr(Replayed, "__call__", call)
         patch.setattr(Replays, "release", lambda self: None)
         yield made
 

@@ -40,11 +40,26 @@ class Epoch(Protocol):
 
 
 class Studio:
-    """Where programs are captured: one pool of memory and one stream, so that each reuses what is there."""
+    """Where programs are captured: one pool of memory and one stream, so that each reuses what is there.
+
+    A pool ends with the last graph in it, so one graph that does next to nothing stays.
+    """
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream()
+        self._anchor, _ = self.capture(lambda: torch.zeros(1, device="cuda"))
+
+    def capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """A graph of what a function does, and what it returned."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
+            result = function()
+            graph.capture_end()
+        current.wait_stream(self.stream)
+        return graph, result
 
 
 class Replayed:
@@ -66,21 +81,11 @@ class Replayed:
             return self.function(*arguments)
         if self.graph is None:
             self._places = tuple(value.clone() for value in arguments)
-            self.graph = self._capture()
+            self.graph, self._result = self.studio.capture(lambda: self.function(*self._places))
         for place, value in zip(self._places, arguments, strict=True):
             place.copy_(value)
         self.graph.replay()
         return self._result
-
-    def _capture(self) -> torch.cuda.CUDAGraph:
-        graph, stream, current = torch.cuda.CUDAGraph(), self.studio.stream, torch.cuda.current_stream()
-        stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            graph.capture_begin(pool=self.studio.pool, capture_error_mode="relaxed")
-            self._result = self.function(*self._places)
-            graph.capture_end()
-        current.wait_stream(stream)
-        return graph
 
 
 class Measure(Protocol):
