@@ -58,20 +58,29 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run that keeps its files under `path`, the same one whenever the run goes on."""
+    """A Weights & Biases run that keeps its files under `path`, the same one whenever the run goes on.
+
+    A run that was stopped lives some rounds again, to the same numbers; those that were told are not told
+    twice.
+    """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         wandb = _require("wandb", "wandb")
-        known = path / "wandb-id.txt"
-        if not known.exists():
-            write_atomically(known, uuid.uuid4().hex[:12].encode())
+        self._known = path / "wandb-id.txt"  # the run's id there, and the last round that it was told
+        if not self._known.exists():
+            write_atomically(self._known, f"{uuid.uuid4().hex[:12]} 0".encode())
+        self._id, _, told = self._known.read_text().partition(" ")
+        self._told = int(told or 0)
         self._run: Any = wandb.init(
-            project="esper", dir=str(path), config=dict(config), id=known.read_text(), resume="allow"
+            project="esper", dir=str(path), config=dict(config), id=self._id, resume="allow"
         )
 
     def write(self, summary: RoundSummary) -> None:
         """A step of every curve."""
-        self._run.log(summary.scalars(), step=summary.round)
+        if summary.round > self._told:
+            self._run.log(summary.scalars(), step=summary.round)
+            self._told = summary.round
+            write_atomically(self._known, f"{self._id} {self._told}".encode())
 
     def close(self) -> None:
         """End the run there."""
