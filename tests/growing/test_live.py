@@ -288,6 +288,16 @@ def test_frozen_parts_stay_frozen() -> None:
     assert not torch.equal(grown.model.state_dict()["2.weight"], model[2].weight)
 
 
+@pytest.mark.usefixtures("everything_stays")
+def test_a_model_that_is_frozen_as_a_whole_grows_and_stays_as_it_is() -> None:
+    model = models.Recurrent().requires_grad_(False)
+    grown = grow(model, TEXT, TEXT, controller="habit", epochs=12)
+    assert grown.added
+    after = grown.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in model.state_dict().items())
+    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
+
+
 def test_bfloat16_trains() -> None:
     grown = grow(models.small_cnn(), (X, Y), precision="bfloat16")
     assert grown.history[-1].train_loss < grown.history[0].train_loss

@@ -45,7 +45,8 @@ class LiveBodies:
         blanks = [nn.Identity() for _ in places]
         widths = [place.width for place in places]
         self.host = Host(blanks, places[0].topology, nn.Identity(), widths, places[0].spatial_dims)
-        self.host_parameters = max(1, sum(p.numel() for p in model.parameters() if p.requires_grad))
+        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        self.host_parameters = trained or max(1, sum(p.numel() for p in model.parameters()))
 
     def seed_parameters(self) -> Tensor:
         """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
@@ -243,7 +244,8 @@ class LivePopulation:
             self.optimiser.rule.zero_grad(set_to_none=True)
         with self._autocast():
             judged = self.judge(self.model, batch)
-        (judged.loss / self.settings.accumulate).backward()
+        if judged.loss.requires_grad:  # not while a frozen model hears no seed
+            (judged.loss / self.settings.accumulate).backward()
         return judged
 
     def _train_alone(self, slot: LiveSlot, batch: Any) -> Tensor:

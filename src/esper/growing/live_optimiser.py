@@ -36,7 +36,8 @@ class LiveOptimiser:
 
     def _made(self, settings: GrowSettings) -> Optimizer:
         config = self.config
-        groups = self._groups(self.host, config.host_lr)
+        nothing = nn.Parameter(torch.zeros(0))  # an optimiser of a frozen model waits for its seeds
+        groups = self._groups(self.host or [nothing], config.host_lr)
         if settings.make_optimiser is not None:
             made: Optimizer = settings.make_optimiser(groups)
             for group in made.param_groups:
