@@ -153,7 +153,8 @@ def test_blueprints_and_tasks_are_listed(
 def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["doctor"]) == 0
     shown = capsys.readouterr().out
-    for subject in ("python", "torch", "device", "extra gym", "extra sinks", "disk", "terminal"):
+    subjects = ("python", "torch", "device", "processes", "extra gym", "extra sinks", "disk", "terminal")
+    for subject in subjects:
         assert subject in shown
 
 

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from esper.commands.options import console
+from esper.foundation.launch import Launch
 
 # What each extra adds, by the modules that it brings.
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -39,10 +40,16 @@ class Finding(NamedTuple):
 
 
 def doctor() -> None:
-    """Look at device, torch, extras, disk and terminal. Exit code 2 if something needed is missing."""
+    """Look at device, torch, extras, disk and terminal. Exit code 2 if something needed is missing.
+
+    Under torchrun the processes meet, and each says where it is and what it would compute on.
+    """
     import typer
 
-    findings = [*_python(), *_torch(), *_extras(), *_disk(), *_terminal()]
+    shared = [*_processes()]
+    if Launch.of().rank > 0:
+        return
+    findings = [*_python(), *_torch(), *shared, *_extras(), *_disk(), *_terminal()]
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.told))
@@ -68,6 +75,33 @@ def _torch() -> Iterator[Finding]:
     for index in range(torch.cuda.device_count()):
         about = torch.cuda.get_device_properties(index)
         yield Finding("ok", "device", f"cuda:{index} {about.name}, {about.total_memory / 2**30:.0f} GiB")
+
+
+def _processes() -> Iterator[Finding]:
+    """What torchrun finds here; under torchrun, who takes part."""
+    try:
+        from torch import distributed
+    except ImportError:  # `_torch` tells
+        return
+
+    if not (distributed.is_available() and distributed.is_gloo_available()):
+        yield Finding("note", "processes", "this torch has no gloo: runs cannot be shared with torchrun")
+        return
+    from esper.foundation.devices import choose_device
+    from esper.foundation.gather import exchange_values
+    from esper.foundation.processes import BACKEND, processes
+
+    launch = Launch.of()
+    if launch.size == 1:
+        told = (
+            f"1; more with torchrun --nproc-per-node=N -m esper train ..., over {BACKEND} (NCCL is not used)"
+        )
+        yield Finding("ok", "processes", told)
+        return
+    with processes(launch) as gather:
+        mine = f"{launch}: {choose_device('auto', launch.local_rank)}"
+        for told in exchange_values(gather, mine):
+            yield Finding("ok", "processes", f"{told}, over {BACKEND}")
 
 
 def _extras() -> Iterator[Finding]:

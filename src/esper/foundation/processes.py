@@ -13,6 +13,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
 
 from esper.foundation.errors import LostProcessError
 from esper.foundation.gather import Alone, Gather
@@ -29,7 +30,11 @@ class Processes:
         """Meet the others; patience: seconds that each is waited for, in every exchange."""
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
-        dist.init_process_group(BACKEND, timeout=timedelta(seconds=patience))
+        wait = timedelta(seconds=patience)
+        store, rank, size = next(rendezvous("env://", timeout=wait))
+        # The store of torchrun outlives a restart, and in it the addresses of processes that are gone.
+        store = dist.PrefixStore(f"start-{launch.restarts}", store)  # type: ignore[attr-defined]
+        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=wait)
 
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""

@@ -1,0 +1,231 @@
+"""Runs that several processes share: the same bits on any number of them, whatever happens to one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper import cli
+from esper.config import load_config
+from esper.foundation.errors import LostProcessError, ToldElsewhereError, UserError
+from esper.foundation.gather import Gather, all_or_none
+from esper.foundation.launch import Launch
+from esper.telemetry.live import QuietView
+from esper.training import TrainingRun
+from tests.shards import on_processes
+from tests.test_resume import PATIENCE, ROUNDS, SETTINGS, assert_same_run, metrics, play_out, wait_for_round
+from tests.tiny import TINY, sets
+
+SHARDED = (*SETTINGS, "members=5", "shards=4", "reward.control_variate=true")
+
+
+GOES_ON = """
+import sys
+import time
+from pathlib import Path
+from esper.foundation.interrupts import StopRequest
+from esper.foundation.launch import Launch
+from esper.foundation.processes import processes
+from esper.telemetry.live import QuietView
+from esper.training import TrainingRun
+with processes(Launch.of()) as gather:
+    run = TrainingRun.resume(Path(sys.argv[1]), checkpoint=Path(sys.argv[2]), gather=gather)
+    assert run.trainer.rounds_done == 2
+    run.run(QuietView(), StopRequest())
+    gather.patience = 0.5
+    if gather.rank == 3:  # never comes
+        time.sleep(5)
+        sys.exit()
+    try:
+        gather.exchange(b"")
+    except RuntimeError as error:
+        print(type(error).__name__, error, flush=True)
+"""
+
+
+def torchrun(size: int, *arguments: str | Path, restarts: int = 0) -> subprocess.Popen[str]:
+    """The command in `size` processes, and whoever started them."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    return subprocess.Popen(
+        [*launcher, f"--max-restarts={restarts}", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def finish(launcher: subprocess.Popen[str]) -> tuple[str, str]:
+    """What was said until the end; nothing outlives a test that waits too long."""
+    try:
+        return launcher.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        launcher.terminate()  # which ends its processes too
+        launcher.communicate()
+        raise
+
+
+def workers(launcher: subprocess.Popen[str]) -> list[int]:
+    return [int(n) for n in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(tmp_path: Path) -> None:
+    """Two processes, one killed, both started again; then four, from a checkpoint of the two.
+
+    In the end one of the four hangs, which the others tell as a sentence.
+    """
+    alone, run = tmp_path / "alone", tmp_path / "shared"
+    play_out(TrainingRun.start(load_config(overrides=[*TINY, *SHARDED]), alone))
+
+    launcher = torchrun(2, "-m", "esper", "train", "--quiet", "--out", run, *sets(*SHARDED), restarts=1)
+    wait_for_round(run, 1, launcher)
+    victim = workers(launcher)[-1]
+    os.kill(victim, signal.SIGKILL)
+    _, err = finish(launcher)
+    assert launcher.returncode == 0, err
+    assert f"pid: {victim}" in err, "it was to be killed before its end"
+    assert len(metrics(run)) == ROUNDS
+    assert_same_run(run, alone)
+    assert (run / "report.html").is_file()
+    assert not list(run.rglob("*.tmp")), "nothing is half-written"
+
+    older = run / "checkpoints" / "round-000002.safetensors"
+    script = tmp_path / "goes_on.py"
+    script.write_text(GOES_ON)
+    launcher = torchrun(4, script, run, older)
+    out, err = finish(launcher)
+    assert launcher.returncode == 0, err
+    assert_same_run(run, alone)
+    told = "LostProcessError another process ended, or did not come within 0.5 s: look for what it said"
+    assert out.count(told) == 3, out
+
+
+def test_bad_input_is_told_once() -> None:
+    launcher = torchrun(2, "-m", "esper", "train", "--set", "members=0", restarts=0)
+    out, err = finish(launcher)
+    assert launcher.returncode != 0
+    assert err.count("esper: members is 0") == 1, err
+    assert "exitcode  : 2" in err
+    assert out == ""
+
+
+# ---- the same without processes --------------------------------------------------------------------------
+
+
+def test_what_fails_in_one_process_fails_in_all_and_the_first_tells() -> None:
+    def work(gather: Gather) -> str:
+        def fail() -> None:
+            if gather.rank == 1:
+                raise OSError("no disk")
+
+        with pytest.raises(UserError, match=r"process 1 on .*: no disk") as told:
+            all_or_none(gather, fail)
+        return type(told.value).__name__
+
+    assert on_processes(3, work) == ["UserError", "ToldElsewhereError", "ToldElsewhereError"]
+
+
+def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) -> None:
+    class Asked:
+        """A stop that comes to one process, after its first look."""
+
+        def __init__(self, rank: int) -> None:
+            self.rank, self.looks = rank, 0
+
+        @property
+        def requested(self) -> bool:
+            self.looks += 1
+            return self.rank == 1 and self.looks > 1
+
+    settings = load_config(overrides=[*TINY, "task=spirals", "rounds=3", "members=4"])
+    path = tmp_path / "run"
+
+    def work(gather: Gather) -> tuple[int, bool, int | None]:
+        run = TrainingRun.start(settings, path, gather=gather)
+        run.run(QuietView(), Asked(gather.rank))  # type: ignore[arg-type]
+        if run.writes:
+            run.folder.close()
+        return run.trainer.rounds_done, run.writes, run.config.shards
+
+    assert on_processes(2, work) == [(1, True, 2), (1, False, 2)]
+    assert len(metrics(path)) == 1
+    with pytest.raises(UserError, match="shards is 2 and there are 3 processes"):
+        on_processes(3, lambda gather: TrainingRun.resume(path, gather=gather))
+    assert TrainingRun.resume(path).trainer.rounds_done == 1
+
+
+def test_settings_are_those_of_the_first_process(tmp_path: Path) -> None:
+    def work(gather: Gather) -> int:
+        mine = load_config(overrides=[*TINY, "task=spirals", f"seed={gather.rank + 5}"])
+        run = TrainingRun.start(mine, tmp_path / "run", gather=gather)
+        return run.config.seed
+
+    assert on_processes(2, work) == [5, 5]
+
+
+@pytest.mark.parametrize(
+    ("error", "notes", "rank", "code", "told"),
+    [
+        (UserError("bad"), [], 0, 2, "esper: bad"),
+        (UserError("bad"), [], 1, 2, ""),
+        (ToldElsewhereError("bad"), [], 0, 2, ""),
+        (
+            TypeError("odd\nthing"),
+            ["members 2 to 3, round 1, step 4"],
+            1,
+            1,
+            "members 2 to 3, round 1, step 4: ",
+        ),
+        (ValueError("odd"), ["round 1"], 1, 1, "round 1: odd"),
+        (LostProcessError("gone"), [], 1, 1, ": gone"),
+    ],
+)
+def test_a_process_that_fails_says_where_in_one_line(
+    error: Exception,
+    notes: list[str],
+    rank: int,
+    code: int,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for note in notes:
+        error.add_note(note)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr("esper.commands.train.resolve_settings", fail)
+    assert cli.run(["train"]) == code
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == (told != "")
+    if code == 1:
+        assert said.startswith(f"esper: process {rank} of 2 on ")
+
+
+def test_a_command_for_one_process_is_refused_in_several(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.run(["tasks"]) == 2
+    assert "torchrun started 2 processes, and 'esper tasks' is for one" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "many")
+    with pytest.raises(UserError, match="WORLD_SIZE is 'many'"):
+        Launch.of()
+
+
+def test_a_run_that_may_be_started_again_needs_a_folder_with_a_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
+    assert cli.run(["train", "--task", "spirals"]) == 2
+    assert "give --out FOLDER" in capsys.readouterr().err
