@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+import esper
 from esper.telemetry.run_folder import RunFolder
+from tests.growing import models
 from tests.telemetry.made_up_lanes import made_up_lanes
 from tests.telemetry.made_up_run import made_up_run
 from tests.watch.browser import Visit, opened_browser
@@ -45,6 +47,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grown.lanes.write(made_up_lanes(0, members=8))
     (grown.path / "network.md").write_text("# A network grown on digits\n")
     grown.close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+        settings = {"epochs": 5, "engine": "live", "progress": False, "baseline": True}
+        esper.grow(models.small_mlp(), models.table(), controller="habit", out=folder / "mine", **settings)
     return folder
 
 
@@ -66,6 +72,7 @@ def live(tmp_path: Path) -> Iterator[RunFolder]:
         ("first&runs=second", 1440, "dark"),
         ("contest", 1440, "light"),
         ("growth", 900, "dark"),
+        ("mine", 1440, "light"),
         ("first", 600, "light"),
     ],
 )
@@ -81,6 +88,22 @@ def test_every_view_shows_without_an_error_and_fits(
         assert visit.ask(f"() => {boxes}.filter({wide}).map((e) => e.className)") == [], view
     assert visit.errors == []
     assert all(url.startswith(served.address) for url in visit.requests)
+    visit.close()
+
+
+def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: Any, served: Served) -> None:
+    visit = Visit(browser, served.address, "runs=mine")
+    visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 5'")
+    names = "() => [...document.querySelectorAll('.chart:not([hidden]) .value em')].map((e) => e.textContent)"
+    assert visit.ask(names)[:2] == ["grown", "static"]
+    assert visit.page.locator(".chart:visible", has_text="Return").count() == 0
+    visit.page.keyboard.press("ArrowLeft")
+    visit.wait("() => document.querySelector('#rounds-done').textContent === '4 / 5'")
+    visit.go("runs=mine&view=members")
+    visit.wait("() => document.querySelector('.network')?.textContent.includes('the rest')")
+    visit.go("runs=mine&view=compare")
+    assert visit.page.locator("main", has_text="the same model without growth").count() == 1
+    assert visit.errors == []
     visit.close()
 
 

@@ -21,6 +21,7 @@ from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import Episode, EpisodeRecord
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
+from esper.telemetry.lanes import Part
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Prepared:
     score_name: str
     topology: str
     example: tuple[Any, ...]  # what the model is called with, two samples or more
+    parts: tuple[Part, ...] = ()  # what the network is drawn from, if that is not the host of rows
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
 
 

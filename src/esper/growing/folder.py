@@ -94,7 +94,7 @@ class GrowFolder:
         """Events, film and lanes of the epochs so far."""
         self.folder.replace_events(episode_events(record, 0))
         self.folder.write_film(film_reel(record, 3))
-        self.folder.lanes.write(lanes_of(record, prepared.environment, 0))
+        self.folder.lanes.write(lanes_of(record, prepared.environment, 0, parts=prepared.parts))
 
     def growth_of(self, record: EpisodeRecord) -> Growth:
         """The record for growth.json while the growth goes on."""

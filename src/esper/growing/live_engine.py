@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
 from esper.growing.budget import Limited, Prices
@@ -12,9 +14,14 @@ from esper.growing.controllers import make_controller
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
 from esper.growing.live_slots import installed_name
+from esper.growing.places import Place
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, settings_of
+from esper.simic.lanes import layers_of
+from esper.telemetry.lanes import Part
+
+_SAMPLES = 4  # of an example
 
 
 def prepare_live(request: Request) -> Prepared:
@@ -39,8 +46,21 @@ def prepare_live(request: Request) -> Prepared:
         score_name=live.judge.score_name,
         topology=live.places[0].topology,
         example=_example(first_batch("val", loaders[1])),
+        parts=_parts(model, live.places),
         broken_off=lambda: bodies.interrupted,
     )
+
+
+def _parts(model: nn.Module, places: Sequence[Place]) -> tuple[Part, ...]:
+    """The submodules behind which seeds may grow, and what else there is, for a drawing."""
+    modules = [(place, model.get_submodule(place.name)) for place in places]
+    shown = [
+        Part(place.name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(place.shape))
+        for place, module in modules
+    ]
+    inside = {id(p) for _, module in modules for p in module.parameters()}
+    rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
+    return (*shown, Part("the rest", (), rest, ()))
 
 
 def _example(batch: Any) -> tuple[Any, ...]:
@@ -48,4 +68,5 @@ def _example(batch: Any) -> tuple[Any, ...]:
     if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
         return ()
     inputs = batch[:-1]
-    return tuple(inputs[0]) if len(inputs) == 1 and isinstance(inputs[0], tuple | list) else tuple(inputs)
+    inputs = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], tuple | list) else inputs
+    return tuple(x[:_SAMPLES] if isinstance(x, Tensor) else x for x in inputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,17 @@ from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
-def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int, title: str = "") -> Lanes:
-    """The whole episode of every member, in few bytes, with the names of its numbers."""
+def lanes_of(
+    record: EpisodeRecord,
+    environment: GrowthEnvironment,
+    round: int,
+    title: str = "",
+    parts: Sequence[Part] = (),
+) -> Lanes:
+    """The whole episode of every member, in few bytes, with the names of its numbers.
+
+    `parts`: what the network is drawn from, one behind each slot and the rest; the host's own if left out.
+    """
     columns: dict[str, NDArray[Any]] = {
         "members": record.members,
         "returns": record.returns,
@@ -39,7 +49,7 @@ def lanes_of(record: EpisodeRecord, environment: GrowthEnvironment, round: int, 
     return Lanes(
         round=round,
         slots=record.slot_ids,
-        parts=host_parts(environment.population.bodies.host),
+        parts=parts or host_parts(environment.population.bodies.host),
         stage_names={int(s): s.name for s in Stage},
         op_names={int(op): op.name for op in Op},
         blueprint_names={int(b): b.name for b in Blueprint},
@@ -54,12 +64,13 @@ def host_parts(host: Host) -> list[Part]:
     names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
     modules = [*host.segments, host.head]
     return [
-        Part(name, _layers(module), sum(p.numel() for p in module.parameters()), tuple(shape))
+        Part(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape))
         for name, module, shape in zip(names, modules, shapes, strict=True)
     ]
 
 
-def _layers(module: nn.Module) -> list[str]:
+def layers_of(module: nn.Module) -> list[str]:
+    """The layers of a module, a short line each; of a deep one the first and how many more."""
     leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
     rest = len(leaves) - _SHOWN
     return leaves[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])

@@ -25,14 +25,16 @@ function cardsOf({ focus, record, runs }) {
     );
   const { rate, left } = pace(focus);
   const twin = record.extra.above_twin;
+  const { growth } = focus;
   return [
     progress(focus, record, left),
-    card(
-      "return",
-      interval(record.return_mean, record.return_ci, (v) => fixed(v, 3, true)),
-      (r) => r.return_mean,
-      "mean over members",
-    ),
+    !growth &&
+      card(
+        "return",
+        interval(record.return_mean, record.return_ci, (v) => fixed(v, 3, true)),
+        (r) => r.return_mean,
+        "mean over members",
+      ),
     finite(twin) &&
       card(
         "above ungrown twins",
@@ -41,10 +43,10 @@ function cardsOf({ focus, record, runs }) {
         "what growing was worth",
       ),
     card(
-      "accuracy",
+      growth?.score_name ?? "accuracy",
       interval(100 * record.accuracy_mean, 100 * record.accuracy_ci, (v) => fixed(v, 1)) + " %",
       (r) => r.accuracy_mean,
-      "validation, end of episode",
+      growth ? "validation, before seeds are decided" : "validation, end of episode",
     ),
     card(
       "parameters",
@@ -52,8 +54,21 @@ function cardsOf({ focus, record, runs }) {
       (r) => r.parameter_ratio_mean,
       "times the host's own",
     ),
+    growth?.finished && outcome(growth),
     card("throughput", short(rate), (r) => r.member_epochs / r.seconds, "member-epochs per second"),
   ];
+}
+
+// What a growth came to, beside what it is measured against.
+function outcome({ curves, score_name }) {
+  const told = curves.map(({ name, score }) => `${name} ${fixed(score.at(-1), 3)}`);
+  return h(
+    "div",
+    { class: "card", "data-card": "outcome" },
+    h("span", {}, `${score_name} in the end`),
+    h("b", {}, fixed(curves[0]?.score.at(-1), 3)),
+    h("small", {}, told.slice(1).join(", ") || "seeds decided"),
+  );
 }
 
 function progress(focus, record, left) {
@@ -73,7 +88,7 @@ function progress(focus, record, left) {
     h(
       "div",
       {},
-      h("span", {}, `${focus.state || "run"}, rounds`),
+      h("span", {}, `${focus.state || "run"}, ${focus.unit}s`),
       h(
         "b",
         { id: "rounds-done" },

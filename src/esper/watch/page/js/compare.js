@@ -22,17 +22,19 @@ export function makeCompare() {
   const finals = panel("Final figures", "mean over members, 95 % interval");
   const gaps = panel("Differences from the first run", "");
   const results = h("div", { class: "results" });
+  const growths = h("div", { class: "results" });
   const root = h(
     "div",
     { class: "view comparing" },
     h("div", { class: "pair" }, finals.root, gaps.root),
+    growths,
     results,
   );
   const held = { key: "", found: null, drawn: "" };
   return {
     root,
     update(moment) {
-      const trained = moment.runs.filter((run) => run.rounds.length);
+      const trained = moment.runs.filter((run) => run.rounds.length && !run.growth);
       finals.root.hidden = gaps.root.hidden = !trained.length;
       const key = trained.map((run) => `${run.name}\n${run.last.round}`).join("\n");
       if (key !== held.key && trained.length) {
@@ -50,6 +52,10 @@ export function makeCompare() {
           folders.map((run) => drawResults(run)),
         );
       held.drawn = now;
+      fill(
+        growths,
+        moment.runs.filter((run) => run.growth?.curves.length).map((run) => drawGrowth(run)),
+      );
     },
   };
 }
@@ -102,6 +108,26 @@ function verdict({ mean, ci, quantity }) {
   const clear = finite(ci) && Math.abs(mean) > ci;
   const text = interval(scale * mean, scale * ci, form);
   return h("b", { class: !clear ? "level" : COSTS.has(quantity) ? "" : mean > 0 ? "above" : "below" }, text);
+}
+
+// A growing model beside the same one without growth and a wider one, at equal compute.
+function drawGrowth(run) {
+  const { curves, model, controller, score_name, verdicts } = run.growth;
+  const shown = panel(`${model} in ${run.name}`, `grown by ${controller}; validation ${score_name}`);
+  shown.body.append(
+    table(
+      ["model", score_name, "parameters", "training FLOPs", "epochs"],
+      curves.map(({ name, score, parameters, flops }, i) => [
+        h("span", {}, swatch(seriesColour(i)), name),
+        fixed(score.at(-1), 3),
+        short(parameters.at(-1)),
+        short(flops.at(-1)),
+        score.length - 1,
+      ]),
+    ),
+    ...verdicts.map((text) => h("p", { class: "hint" }, text)),
+  );
+  return shown.root;
 }
 
 function drawResults(run) {

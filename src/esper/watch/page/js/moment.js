@@ -7,10 +7,14 @@ import { runOf } from "./store.js";
 export function momentOf(arrived, between = null) {
   const runs = state.runs.map(runOf);
   const focus = focusRun() ? runOf(focusRun()) : null;
-  const record = focus?.at_round(state.round) ?? null;
   const shown = focus?.nearest(state.round) ?? null;
   const lanes = lanesOf(focus, shown, arrived);
   const last = (lanes?.T ?? 1) - 1;
   const step = between ?? Math.min(state.step ?? last, last);
-  return { runs, focus, record, shown, lanes, step, t: Math.floor(step), live: state.round === null };
+  const t = Math.floor(step);
+  const growing = Boolean(focus?.growth); // then the slider over steps is the one over epochs
+  const number = growing ? state.step && t + 1 : state.round;
+  const record = focus?.at_round(number) ?? null;
+  const live = growing ? state.step === null : state.round === null;
+  return { runs, focus, record, shown, lanes, step, t, live };
 }

@@ -46,6 +46,7 @@ export function makeOverview() {
       filling: true,
     }),
   }));
+  const score = new Chart("Score", { hint: "of validation", form: (v) => fixed(v, 3), filling: true });
   const wall = makeWallPanel({ compact: true });
   const results = makeResults();
   const root = h(
@@ -59,27 +60,63 @@ export function makeOverview() {
         "div",
         { class: "curves" },
         charts[0].chart.root,
+        score.root,
         h("div", { class: "pair" }, charts[1].chart.root, charts[2].chart.root),
       ),
       results.root,
       wall.root,
     ),
   );
-  return {
+  const view = {
     root,
     frame: wall.frame,
-    step: wall.update,
+    step: (moment) => (moment.focus?.growth ? view.update(moment) : wall.update(moment)),
     update(moment) {
       cards.update(moment);
       const mark = moment.record && !moment.live ? moment.record.round : null;
       const runs = moment.runs.filter((run) => run.rounds.length);
       root.classList.toggle("quiet", !runs.length);
       results.update(moment.focus);
-      for (const { chart, pick, twin } of charts)
+      const growing = moment.runs.filter((run) => run.growth);
+      score.root.hidden = !moment.focus?.growth;
+      charts[0].chart.root.hidden = !score.root.hidden;
+      if (!score.root.hidden) drawScores(score, growing, moment);
+      for (const { chart, pick, twin } of charts) {
+        chart.xName = moment.focus?.unit ?? "round";
         chart.update({ ...curves(runs, moment.runs, pick, twin), mark });
+      }
       wall.update(moment);
     },
   };
+  return view;
+}
+
+// The scores of growing models: over the epochs, or over the compute where there is something to compare.
+function drawScores(chart, growing, moment) {
+  const all = growing.flatMap((run) =>
+    run.growth.curves.map((curve, i) => ({
+      name: growing.length > 1 ? `${run.name} ${curve.name}` : curve.name,
+      colour: seriesColour(growing.length > 1 ? moment.runs.indexOf(run) : i),
+      dash: i ? [6, 3 * i] : undefined,
+      curve,
+    })),
+  );
+  const several = all.length > 1;
+  const whole = moment.focus.growth.curves[0]?.flops.at(-1) || 1;
+  const placeOf = ({ flops }, i) => (several ? (100 * flops[i]) / whole : i);
+  const x = [...new Set(all.flatMap(({ curve }) => curve.score.map((_, i) => placeOf(curve, i))))];
+  x.sort((a, b) => a - b);
+  const index = new Map(x.map((place, i) => [place, i]));
+  const lines = all.map(({ curve, ...line }) => {
+    const y = new Array(x.length).fill(null);
+    curve.score.forEach((value, i) => (y[index.get(placeOf(curve, i))] = value));
+    return { ...line, y };
+  });
+  chart.xName = several ? "compute, %" : "epoch";
+  chart.xForm = (value) => (several ? fixed(value, 0) : value.toLocaleString("en"));
+  const first = moment.focus.growth.curves[0];
+  const mark = moment.live || !first ? null : placeOf(first, moment.t + 1);
+  chart.update({ x, lines, mark });
 }
 
 // A folder without rounds has results instead of curves.

@@ -56,6 +56,15 @@ export class Run {
     return this.rounds.at(-1) ?? null;
   }
 
+  // What `esper.grow` wrote: there is one episode, and what is elsewhere a round is an epoch of it.
+  get growth() {
+    return this.facts?.growth ?? null;
+  }
+
+  get unit() {
+    return this.growth ? "epoch" : "round";
+  }
+
   // The record of a round, or of the nearest one before it.
   at_round(number) {
     if (number === null) return this.last;

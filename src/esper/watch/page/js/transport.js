@@ -33,6 +33,7 @@ export class Transport {
     this.step = h("input", { type: "range", id: "step", "aria-label": "step", min: 0, step: 1 });
     this.marks = h("div", { class: "marks" });
     this.roundName = h("span");
+    this.stepName = h("span");
     this.roundText = h("output", { for: "round" });
     this.stepText = h("output", { for: "step" });
     this.round.addEventListener("input", () => this.toRound(Number(this.round.value)));
@@ -44,7 +45,7 @@ export class Transport {
       button(icon(ICONS.on), "round after (.)", () => this.nextRound(1)),
       this.speedButton,
       h("label", {}, this.roundName, h("div", { class: "track" }, this.round, this.marks), this.roundText),
-      h("label", {}, "step", h("div", { class: "track" }, this.step), this.stepText),
+      h("label", {}, this.stepName, h("div", { class: "track" }, this.step), this.stepText),
       this.liveButton,
     );
   }
@@ -53,18 +54,19 @@ export class Transport {
     this.moment = moment;
     const { focus, lanes, record, shown } = moment;
     const kept = focus?.shown ?? [];
-    const newest = Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
+    const newest = focus?.growth ? 0 : Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
     const first = Math.min(focus?.rounds[0]?.round ?? Infinity, kept[0] ?? Infinity, newest);
+    const at = focus?.growth ? shown : (record?.round ?? shown);
     Object.assign(this.round, { min: first, max: newest });
     this.round.value = state.round ?? newest;
     this.round.disabled = newest <= Number(this.round.min);
-    const at = record?.round ?? shown;
     const of = focus?.last?.rounds ?? newest;
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
     const named = lanes?.label || (newest === 0 && "one episode");
     this.roundText.textContent =
       named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
     this.roundName.textContent = lanes?.label ? "controller" : "round";
+    this.stepName.textContent = focus?.growth ? "epoch" : "step";
     const span = Math.max(newest - this.round.min, 1);
     fill(
       this.marks,
