@@ -11,11 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.comparing import (
-    Arm,
     Contest,
     ControllerRun,
-    Fixed,
-    LineUp,
     Schedule,
     as_comparison,
     best_of,
@@ -29,11 +26,15 @@ from esper.comparing import (
 from esper.config import load_config
 from esper.controllers import CONTROLLER_NAMES, describe, load_controller
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Gather
 from esper.lifecycle.stages import Stage
+from esper.line_up import Arm, Fixed, LineUp
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.telemetry.schema import plain
+from tests.shards import on_processes
 from tests.simic.worlds import QUICK, make_agent, make_environment
 from tests.tiny import TINY
 
@@ -241,3 +242,18 @@ def test_a_contest_counts_its_steps_and_pairs_its_seeds() -> None:
     assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
     assert comparison.controllers[2].members == [0, 1, 2, 3]
     assert [film.title for film in reel.films] == ["static", "habit", "best-of:2"]
+
+
+def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
+    """Budgets of fixed arms follow from what all members spent, wherever they were."""
+    settings = ("task=spirals", "members=5", "shards=3", "episode.clock=compute")
+    config = load_config(overrides=[*TINY, *settings])
+
+    def work(gather: Gather | None) -> object:
+        arms = LineUp.parse("random,static,final:random,best-of:2").load(config)
+        contest = Contest(config, arms, gather=gather)
+        comparison, reel = contest.run()
+        return plain(comparison), plain(reel), [lanes.columns["spent"].tolist() for lanes in contest.lanes]
+
+    alone = work(None)
+    assert on_processes(2, work) == [alone, alone]

@@ -179,7 +179,7 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     ("override", "says"),
     [
         ("rounds=1", "rounds is 1, and 2 are done; give at least that"),
-        ("members=5", "a run that has begun keeps its members; what may change is rounds, device, telemetry"),
+        ("members=5", "a run that has begun keeps its members; what may change is rounds, device, patience"),
         ("ppo.gamma=0.5", "a run that has begun keeps its ppo"),
         ("round=9", "round is not a setting; did you mean 'rounds'?"),
     ],

@@ -102,9 +102,14 @@ def _with_host(task: Task, config: RunConfig) -> Task:
     return replace(task, host=HostSpec(preset, inherited | config.host.options()))
 
 
-def make_environment(config: RunConfig, device: torch.device | None = None) -> GrowthEnvironment:
-    """The environment of a run with one task; raises UserError where there are several."""
-    specs = make_specs(config, device)
+def make_environment(
+    config: RunConfig, device: torch.device | None = None, members: Tensor | None = None
+) -> GrowthEnvironment:
+    """The environment of a run with one task, with other members where they are given.  # members [N]
+
+    Raises UserError where there are several tasks.
+    """
+    specs = make_specs(config, device, members)
     if len(specs) > 1:
         raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
     return GrowthEnvironment(specs[0])

@@ -51,7 +51,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (machine.doctor, "esper doctor"),
 )
 
-_SHARED = ("train", "resume", "doctor")  # commands that several processes can do together
+_SHARED = ("train", "resume", "compare", "doctor")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",

@@ -14,18 +14,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
-from pathlib import Path
+from typing import Self
 
 import numpy as np
 import torch
 
 from esper.builders import make_environment
 from esper.config import RunConfig
-from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller, restarts_of
 from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone, Gather, gather_pieces, held_shards
+from esper.foundation.launch import Launch
+from esper.foundation.rows import named, part
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
+from esper.line_up import Arm, Fixed
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
@@ -37,23 +40,12 @@ from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
-from esper.telemetry.differences import FINAL_OF, paired_differences
+from esper.telemetry.differences import paired_differences
 from esper.telemetry.lanes import Lanes
 from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
-
-
-@dataclass(frozen=True)
-class Fixed:
-    """An arm of networks that never change."""
-
-    of: str = ""  # the controller whose final networks they are; by default the task's own host
-    restarts: int = 1  # hosts that share the compute of a member, 0 for as many as it pays for
-
-
-Arm = Controller | Fixed
 
 
 @dataclass(frozen=True)
@@ -79,8 +71,66 @@ class ControllerRun:
         )
 
 
+class Shards:
+    """The members of a comparison, in the environments that this process holds and in those of others.
+
+    What is measured comes from all of them, in the order of the members. One environment is one shard.
+    """
+
+    def __init__(
+        self, held: Sequence[GrowthEnvironment], ranges: Sequence[range], members: int, gather: Gather
+    ) -> None:
+        """ranges: which of the `members` each environment has, by their place among all."""
+        self.held, self.ranges, self.members, self.gather = held, ranges, members, gather
+
+    @classmethod
+    def of(cls, environment: GrowthEnvironment | Self) -> Self:
+        """The environment alone, or the shards as they are."""
+        if not isinstance(environment, GrowthEnvironment):
+            return environment
+        members = environment.num_members
+        return cls([environment], [range(members)], members, Alone())
+
+    @classmethod
+    def made(cls, config: RunConfig, gather: Gather) -> Self:
+        """Those that this process holds; raises UserError where there are too few members or shards."""
+        shards, device = config.shards or 1, choose_device(config.device, Launch.of().local_rank)
+        ranges = held_shards(config.members, shards, gather)
+        held = [make_environment(config, device, torch.arange(r.start, r.stop)) for r in ranges]
+        return cls(held, ranges, config.members, gather)
+
+    @property
+    def first(self) -> GrowthEnvironment:
+        """One of them, for all that they have in common."""
+        return self.held[0]
+
+    def remade(self, **changes: object) -> Self:
+        """Fresh environments of the same members with other settings."""
+        held = [type(e)(replace(e.spec, **changes)) for e in self.held]  # type: ignore[arg-type]
+        return type(self)(held, self.ranges, self.members, self.gather)
+
+    def slots(self, slots: SlotStates | None) -> list[SlotStates | None]:
+        """The slots of each environment, of those of all members."""
+        return [None if slots is None else slots[slice(r.start, r.stop)] for r in self.ranges]
+
+    def joined(self, played: Sequence[tuple[EpisodeRecord, TestResult]]) -> tuple[EpisodeRecord, TestResult]:
+        """What all members did and reached, from what each environment of this process had."""
+        record, test = played[0]
+        if record.num_members == self.members:
+            return record, test
+        pieces = [
+            named("record", record.tensors())
+            | named("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
+            for record, test in played
+        ]
+        everyone = gather_pieces(self.gather, pieces)
+        reached = [part("test", piece) for piece in everyone]
+        whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
+        return record.side_by_side([part("record", piece) for piece in everyone]), TestResult(**whole)
+
+
 def run_controller(
-    environment: GrowthEnvironment,
+    environment: GrowthEnvironment | Shards,
     name: str,
     controller: Controller,
     initial_slots: SlotStates | None = None,
@@ -92,15 +142,18 @@ def run_controller(
 
     decided: end as a growth does: the best epoch comes back, and every seed is kept or taken out.
     """
-    if decided:
-        record = Ending(environment).play(controller, episode, initial_slots, on_step)
-    else:
-        record = play(environment, controller, episode, initial_slots, on_step)
-    test = evaluate_test(environment)
+    shards, played = Shards.of(environment), []
+    for each, slots in zip(shards.held, shards.slots(initial_slots), strict=True):
+        if decided:
+            record = Ending(each).play(controller, episode, slots, on_step)
+        else:
+            record = play(each, controller, episode, slots, on_step)
+        played.append((record, evaluate_test(each)))
+    record, test = shards.joined(played)
     worth = potential(
         torch.from_numpy(test.accuracy),
         torch.from_numpy(record.parameter_ratio[-1]).float(),
-        environment.spec.reward,
+        shards.first.spec.reward,
     )
     return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
 
@@ -128,7 +181,7 @@ def schedule_for(minibatches: float, like: Schedule) -> Schedule:
 
 
 def run_fixed(
-    environment: GrowthEnvironment,
+    environment: GrowthEnvironment | Shards,
     name: str,
     budget: float,
     slots: SlotStates | None = None,
@@ -142,8 +195,8 @@ def run_fixed(
     validation data counts; with 0 restarts there are as many as can train for an episode each. Only that
     choice is charged a validation; curves show others, which are free.
     """
-    spec = environment.spec
-    prices = prices_of(environment, slots)
+    shards = Shards.of(environment)
+    spec, prices = shards.first.spec, prices_of(shards, slots)
     if not restarts:
         batches = spec.episode.steps * spec.population.batches_per_epoch
         restarts = max(1, round(budget / float((batches * prices.batch + prices.validation).mean())))
@@ -154,14 +207,11 @@ def run_fixed(
     recipe = {"batches_per_epoch": schedule.batches}
     if slots is None:
         recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough
-    world = type(environment)(
-        replace(
-            spec,
-            episode=spec.episode.model_copy(update=episode),
-            population=spec.population.model_copy(update=recipe),
-        )
+    world = shards.remade(
+        episode=spec.episode.model_copy(update=episode), population=spec.population.model_copy(update=recipe)
     )
-    paced = _paced(on_step, restarts * schedule.steps, spec.episode.steps)
+    held = len(shards.held)
+    paced = _paced(on_step, restarts * schedule.steps * held, spec.episode.steps * held)
     runs = [
         run_controller(world, name, Static(), slots, paced, EVALUATION_EPISODE + k) for k in range(restarts)
     ]
@@ -172,12 +222,14 @@ def run_fixed(
     return replace(best, record=replace(best.record, spent=restarts * share), epochs=epochs)
 
 
-def prices_of(environment: GrowthEnvironment, slots: SlotStates | None = None) -> Prices:
+def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None = None) -> Prices:
     """What a minibatch and a validation of networks with these seeds cost; of bare hosts by default."""
-    task, config = environment.spec.task, environment.spec.population
-    held = slots or SlotStates.empty(environment.num_members, environment.num_slots)
+    shards = Shards.of(environment)
+    one = shards.first
+    task, config = one.spec.task, one.spec.population
+    held = slots or SlotStates.empty(shards.members, one.num_slots)
     samples = min(len(task.validation), config.validation_samples)
-    return environment.costs.prices(held.to(environment.device), config.batch_size, samples)
+    return one.costs.prices(held.to(one.device), config.batch_size, samples)
 
 
 def _paced(on_step: OnStep | None, steps: int, ticks: int) -> OnStep:
@@ -219,7 +271,7 @@ def from_the_start(slots: SlotStates) -> SlotStates:
 
 
 def compare(
-    environment: GrowthEnvironment,
+    environment: GrowthEnvironment | Shards,
     arms: Mapping[str, Arm],
     on_step: OnStep | None = None,
     decided: bool = False,
@@ -232,6 +284,7 @@ def compare(
     change get what the controller spent that spent most, or, without one, what an episode of the host costs.
     Raises ValueError where the networks of an arm that does not run are asked for.
     """
+    one = Shards.of(environment).first
     fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
     unknown = sorted({arm.of for arm in fixed.values()} - {"", *(set(arms) - set(fixed))})
     if unknown:
@@ -245,10 +298,10 @@ def compare(
         if not isinstance(arm, Fixed)
     }
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
-    episode = environment.steps * environment.spec.population.batches_per_epoch
+    episode = one.steps * one.spec.population.batches_per_epoch
     usual = max(spent.values(), default=episode * float(prices_of(environment).batch.mean()))
     for name, arm in fixed.items():
-        if arm.of and (runs[arm.of].record.final_slots.room < environment.spec.population.folds).any():
+        if arm.of and (runs[arm.of].record.final_slots.room < one.spec.population.folds).any():
             raise UserError(
                 f"{name} asks for the network that {arm.of} ended with, and parts of it were folded into the "
                 "host; compare with a host of that size instead: --set host.depth=..., --set host.hidden=..."
@@ -272,63 +325,6 @@ def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun])
     )
 
 
-@dataclass(frozen=True)
-class LineUp:
-    """Who is compared, in the order of the table; the first one is the baseline."""
-
-    arms: Mapping[str, str]  # shown name → as it was asked for
-    controllers: Mapping[str, str]  # of these, shown name → name or path of a controller
-
-    @staticmethod
-    def parse(text: str) -> LineUp:
-        """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms.
-
-        Raises UserError where nothing is named or something is named twice. A controller whose final networks
-        are asked for takes part too.
-        """
-        asked = [part.strip() for part in text.split(",") if part.strip()]
-        if not asked:
-            raise UserError(
-                f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
-                f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
-            )
-        twice = sorted({part for part in asked if asked.count(part) > 1})
-        if twice:
-            raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
-        named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
-        controllers = [name for name in named if not name.startswith((FINAL, BEST_OF))]
-        shown = {name: _shown(name) for name in controllers}
-        if len(set(shown.values())) < len(shown):
-            shown = {name: name for name in controllers}
-        labels = {
-            part: f"{FINAL_OF}{shown[part.removeprefix(FINAL)]}" if part.startswith(FINAL) else part
-            for part in named
-        } | shown
-        back = {label: name for name, label in shown.items()}
-        return LineUp({labels[part]: part for part in named}, back)
-
-    def load(self, config: RunConfig) -> dict[str, Arm]:
-        """The arms themselves; raises UserError where a controller cannot be loaded."""
-        return {label: self._arm(asked, config) for label, asked in self.arms.items()}
-
-    def _arm(self, asked: str, config: RunConfig) -> Arm:
-        if asked.startswith(FINAL):
-            name = asked.removeprefix(FINAL)
-            return Fixed(of=next(label for label, known in self.controllers.items() if known == name))
-        if asked.startswith(BEST_OF):
-            return Fixed(restarts=restarts_of(asked))
-        loaded = load_controller(asked, config.lifecycle.gates, choose_device(config.device))
-        return Fixed() if isinstance(loaded, Static) else loaded
-
-
-def _shown(name: str) -> str:
-    """A path is shown by its last part; a checkpoint inside a run by the run's."""
-    if name.partition(":")[0] in CONTROLLER_NAMES:
-        return name
-    parts = Path(name).parts
-    return parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else Path(name).name
-
-
 class Contest:
     """Every arm with the same `config.members` members under each of `seeds` seeds.
 
@@ -336,18 +332,21 @@ class Contest:
     can be refused is refused when the contest is made, before anything has run.
     """
 
-    def __init__(self, config: RunConfig, arms: Mapping[str, Arm], seeds: int = 1) -> None:
+    def __init__(
+        self, config: RunConfig, arms: Mapping[str, Arm], seeds: int = 1, gather: Gather | None = None
+    ) -> None:
+        """gather: the processes that share the members, each of which runs the contest."""
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
         self.config, self.arms, self.seeds = config, arms, seeds
-        self._device = choose_device(config.device)
-        self._first = make_environment(config, self._device)
+        self.gather = gather or Alone()
+        self._first = Shards.made(config, self.gather)
         self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 
     @property
     def steps(self) -> int:
         """How often `on_step` is called in the whole contest."""
-        return self.seeds * len(self.arms) * self.config.episode.steps
+        return self.seeds * len(self.arms) * self.config.episode.steps * len(self._first.held)
 
     def run(self, on_step: OnStep | None = None) -> tuple[Comparison, FilmReel]:
         """What every arm reached, and the same member filmed under each of them."""
@@ -355,20 +354,22 @@ class Contest:
         filmed: list[ControllerRun] = []
         for k in range(self.seeds):
             with cpu_threads(self.config.threads):
-                runs = compare(self._environment(k), self.arms, on_step)
+                runs = compare(self._shards(k), self.arms, on_step)
             filmed = filmed or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
         joined = [_joined(parts) for parts in results.values()]
-        self.lanes = [lanes_of(run.record, self._first, i, run.name) for i, run in enumerate(filmed, start=1)]
-        comparison = as_comparison(self._first, filmed)
+        self.lanes = [
+            lanes_of(run.record, self._first.first, i, run.name) for i, run in enumerate(filmed, start=1)
+        ]
+        comparison = as_comparison(self._first.first, filmed)
         return replace(comparison, controllers=joined, differences=paired_differences(joined)), _films(filmed)
 
-    def _environment(self, k: int) -> GrowthEnvironment:
+    def _shards(self, k: int) -> Shards:
         if not k:
             return self._first
-        return make_environment(self.config.model_copy(update={"seed": self.config.seed + k}), self._device)
+        return Shards.made(self.config.model_copy(update={"seed": self.config.seed + k}), self.gather)
 
 
 def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:

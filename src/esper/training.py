@@ -91,9 +91,7 @@ class TrainingRun:
         Without a number of shards there is one for each process.
         """
         gather = gather or Alone()
-        config = shared_config(config, gather)
-        if config.shards is None and gather.size > 1:
-            config = config.model_copy(update={"shards": gather.size})
+        config = with_shards(shared_config(config, gather), gather)
 
         def prepare() -> TrainingRun:
             trainer = make_trainer(config, _device(config.device), gather)
@@ -236,6 +234,13 @@ def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
     told = from_first(gather, config.model_dump(mode="json"))
     gather.patience = float(told["patience"])
     return config if gather.size == 1 else saved_config(told)
+
+
+def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
+    """The settings with one shard for each process, unless they say how many; alone they stay as they are."""
+    if config.shards is not None or gather.size == 1:
+        return config
+    return config.model_copy(update={"shards": gather.size})
 
 
 def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:

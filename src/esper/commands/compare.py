@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,10 +22,12 @@ from esper.commands.options import (
     print_line,
 )
 from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
+from esper.foundation.launch import Launch
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
     from esper.config import RunConfig
+    from esper.foundation.gather import Gather
     from esper.telemetry.run_folder import RunFolder
     from esper.telemetry.schema import Comparison, FilmReel
 
@@ -74,49 +77,77 @@ def compare(
     check_range("--seeds", seeds, 1, 10_000)
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
     settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
+    from esper.foundation.gather import all_or_none
+    from esper.foundation.processes import processes
+    from esper.training import shared_config, with_shards
+
+    with processes(Launch.of()) as gather:
+        shared = with_shards(shared_config(settings, gather), gather)
+        contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather))
+        folder = all_or_none(
+            gather, lambda: None if gather.rank else _folder(shared, out, controllers, seeds)
+        )
+        _finish(contest, folder, quiet, as_json)
+
+
+def _folder(settings: RunConfig, out: Path | None, controllers: str, seeds: int) -> RunFolder:
+    """A new folder for a comparison."""
     from esper.foundation.config_files import dump
     from esper.telemetry.run_folder import RunFolder
 
-    contest = _contest(settings, controllers, seeds)
-    with RunFolder.create(
+    return RunFolder.create(
         out or new_folder("compare", settings.task),
         kind="compare",
         request={"controllers": controllers, "seeds": seeds},
         config=dump(settings),
         seed=settings.seed,
-    ) as folder:
-        _finish(contest, folder, quiet, as_json)
+    )
 
 
-def compare_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
-    """Do an interrupted comparison again in its folder, as it was asked for."""
+def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
+    """Do an interrupted comparison again in its folder, as it was asked for; None in other processes."""
+    from esper.config import RunConfig
+    from esper.foundation.gather import all_or_none, from_first
     from esper.telemetry.run_folder import RunFolder
-    from esper.training import read_config
+    from esper.training import read_config, shared_config
 
-    contest = _contest(read_config(folder), requested(folder, "controllers"), requested(folder, "seeds"))
-    with RunFolder.open(folder.path) as opened:
-        _finish(contest, opened, quiet, as_json)
+    def ask() -> tuple[RunConfig, str, int]:
+        if folder is None:
+            return RunConfig(), "", 0
+        return read_config(folder), requested(folder, "controllers"), requested(folder, "seeds")
+
+    settings, controllers, seeds = all_or_none(gather, ask)
+    shared = shared_config(settings, gather)
+    controllers, seeds = from_first(gather, [controllers, seeds])
+    contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather))
+    opened = all_or_none(gather, lambda: None if folder is None else RunFolder.open(folder.path))
+    _finish(contest, opened, quiet, as_json)
 
 
-def _contest(settings: RunConfig, controllers: str, seeds: int) -> Contest:
-    from esper.comparing import Contest, LineUp
+def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather) -> Contest:
+    from esper.comparing import Contest
+    from esper.line_up import LineUp
 
     line_up = LineUp.parse(controllers)
-    return Contest(settings, line_up.load(settings), seeds)
+    return Contest(settings, line_up.load(settings), seeds, gather)
 
 
-def _finish(contest: Contest, folder: RunFolder, quiet: bool, as_json: bool) -> None:
-    """Run a contest, and leave its results in a folder and on the screen."""
+def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bool) -> None:
+    """Run a contest; the process with the folder leaves the results there and on the screen."""
+    if folder is None:
+        contest.run()
+        return
     from esper.telemetry.report import write_report
     from esper.telemetry.schema import plain, to_json
 
-    with interruption_told(folder):
-        comparison, reel = run_contest(contest, quiet)
-    folder.write_film(reel)
-    for lanes in contest.lanes:
-        folder.lanes.write(lanes, len(contest.lanes))
-    folder.write_results(comparison)
-    page = write_report(folder)
+    with folder:
+        with interruption_told(folder):
+            comparison, reel = run_contest(contest, quiet)
+        folder.write_film(reel)
+        for lanes in contest.lanes:
+            folder.lanes.write(lanes, len(contest.lanes))
+        folder.write_results(comparison)
+        page = write_report(folder)
     if as_json:
         print(to_json({"folder": str(folder.path), "report": str(page), **plain(comparison)}))
     else:

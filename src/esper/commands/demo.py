@@ -60,7 +60,8 @@ def complete(run: TrainingRun, members: int) -> None:
 def _contest(run: TrainingRun, members: int) -> Contest:
     """The trained controller, itself before training, and the controls, on fresh networks."""
     from esper.builders import LEARNER, make_agent
-    from esper.comparing import Contest, LineUp
+    from esper.comparing import Contest
+    from esper.line_up import LineUp
     from esper.simic.learner import LearnedController
 
     agent = run.trainer.learners[LEARNER].agent

@@ -23,8 +23,8 @@ from esper.commands.options import (
 from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
 
 if TYPE_CHECKING:
-    from esper.comparing import Arm
     from esper.config import RunConfig
+    from esper.line_up import Arm
     from esper.simic.environment import GrowthEnvironment
     from esper.telemetry.run_folder import RunFolder
 
@@ -93,9 +93,9 @@ class _Growth:
 
 def _prepare(settings: RunConfig, controller: str) -> _Growth:
     from esper.builders import make_environment
-    from esper.comparing import Fixed
     from esper.controllers import load_controller
     from esper.foundation.devices import choose_device
+    from esper.line_up import Fixed
 
     loaded = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
     return _Growth(settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings))

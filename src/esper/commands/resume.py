@@ -14,10 +14,11 @@ from esper.foundation.errors import UserError
 from esper.foundation.launch import Launch
 
 if TYPE_CHECKING:
+    from esper.foundation.gather import Gather
     from esper.telemetry.run_folder import RunFolder
     from esper.training import TrainingRun
 
-SHARED = ("train",)  # kinds that several processes can go on with
+SHARED = ("train", "compare")  # kinds that several processes can go on with
 FROM_THE_START = ("compare", "grow")  # kinds that keep nothing until they are done
 
 
@@ -57,9 +58,11 @@ def resume(
                 f"{run} holds a growth of a model and data that are in your own program; call esper.grow "
                 f"there again, with the same arguments and out={str(run)!r}, resume=True"
             )
-        if folder is not None and kind in FROM_THE_START:
-            _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
-            _again(folder, quiet, json_lines)
+        if kind in FROM_THE_START:
+            options: dict[str, object] = {"--checkpoint": checkpoint, "--set": overrides, "--device": device}
+            all_or_none(gather, lambda: _refuse_options(folder, options) if folder else None)
+            if not from_first(gather, folder is not None and _is_finished(folder, json_lines)):
+                _again(kind, folder, gather, quiet, json_lines)
             return
         from esper.training import TrainingRun
 
@@ -91,17 +94,22 @@ def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> 
     return code
 
 
-def _again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
-    """Do a comparison or a growth again in its own folder, unless it is finished."""
+def _is_finished(folder: RunFolder, as_json: bool) -> bool:
+    """Whether a comparison or a growth has its results, which is then said."""
+    if folder.results() is None:
+        return False
+    print_line(f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json)
+    return True
+
+
+def _again(kind: str, folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
+    """Do a comparison or a growth again in its own folder, which the first process has."""
     from esper.commands import compare, grow
 
-    if folder.results() is not None:
-        print_line(
-            f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json
-        )
-        return
-    again = compare.compare_again if folder.kind == "compare" else grow.grow_again
-    again(folder, quiet, as_json)
+    if kind == "compare":
+        compare.compare_again(folder, gather, quiet, as_json)
+    elif folder is not None:
+        grow.grow_again(folder, quiet, as_json)
 
 
 def _refuse_options(folder: RunFolder, given: dict[str, object]) -> None:
