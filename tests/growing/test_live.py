@@ -298,6 +298,44 @@ def test_a_model_that_is_frozen_as_a_whole_grows_and_stays_as_it_is() -> None:
     assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
 
 
+def test_targets_that_do_not_count_weigh_nothing_whatever_the_batches() -> None:
+    """Loss and score are those over all of val at once; a batch in which nothing counts is none."""
+    masks = MASKS.clone()
+    masks[20:40, :, 2:] = -100
+    masks[40:50] = -100
+    batches = [(X[k : k + 10], masks[k : k + 10]) for k in range(0, 60, 10)]
+    grown = grow(models.UNet(), batches, batches, controller="static", epochs=2)
+    outputs, known = grown.model(X), masks != -100
+    hits = (outputs.argmax(1) == masks)[known].float().mean().item()
+    assert grown.record.accuracy[-1, 0] == pytest.approx(hits, abs=1e-6)
+    whole = F.cross_entropy(outputs, masks).item()
+    assert grown.record.loss[-1, 0] == pytest.approx(whole, rel=1e-4)
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_given() -> None:
+    model = models.small_mlp()
+    batches = [models.table(16)]
+    settings = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "lr": 1.0}
+    moved = grow(model, batches, batches, controller="static", epochs=1, clip_norm=1e-3, **settings).model
+    steps = [after - before for after, before in zip(moved.parameters(), model.parameters(), strict=True)]
+    assert torch.cat([step.flatten() for step in steps]).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_the_weights_of_the_best_epoch_come_back() -> None:
+    scores, seen, epoch = [0.1, 0.3, 0.9, 0.2, 0.4], dict[int, Tensor](), 0
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        nonlocal epoch
+        epoch += model.training
+        seen[epoch] = model[0].weight.detach().clone()
+        return F.cross_entropy(model(batch[0]), batch[1]), scores[epoch]
+
+    grown = grow(models.small_cnn(), [(X, Y)], [(X, Y)], step=step, controller="static", epochs=4)
+    assert grown.epochs == (2,)
+    assert torch.equal(grown.model[0].weight, seen[2])  # as validated after the second epoch
+    assert not torch.equal(seen[2], seen[4])
+
+
 def test_bfloat16_trains() -> None:
     grown = grow(models.small_cnn(), (X, Y), precision="bfloat16")
     assert grown.history[-1].train_loss < grown.history[0].train_loss

@@ -9,9 +9,12 @@ import torch
 
 from esper.foundation.errors import UserError
 
+ROWS = ("cpu", "cuda")  # the kinds of device that a population runs on
+ANY = (*ROWS, "mps")  # and those that one living model does
 
-def choose_device(name: str, local_rank: int = 0) -> torch.device:
-    """The device of that name; 'auto' is the first GPU where there is one.
+
+def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
+    """The device of that name, one of these kinds; 'auto' is the first CUDA device where there is one.
 
     Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
     'cuda' are the GPU with the number of the process there, `local_rank`.
@@ -24,8 +27,10 @@ def choose_device(name: str, local_rank: int = 0) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device is {name!r}; allowed are auto, cpu, cuda, cuda:1, ...") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UserError(f"device is {name!r}; esper runs on cpu and cuda")
+    if device.type not in kinds:
+        raise UserError(f"device is {name!r}; this runs on {' and '.join(kinds)}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device is {name!r}, and this torch sees no such device; choose cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "

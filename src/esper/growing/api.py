@@ -16,6 +16,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from esper.foundation.devices import ROWS
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.arms import Arms, folder_of
@@ -115,6 +116,8 @@ def why_live(request: Request) -> str | None:
     asked = sorted(set(request.given) & set(LIVE_ONLY))
     if request.step is not None or asked:
         return f"{'step' if request.step is not None else asked[0]} was given"
+    if request.device.type not in ROWS:
+        return f"the device is {request.device.type}"
     train, data = request.train, getattr(request.train, "dataset", request.train)
     in_memory = isinstance(data, TensorDataset) and getattr(train, "num_workers", 0) == 0
     if isinstance(train, DataLoader | Dataset) and not in_memory and request.settings.members == 1:

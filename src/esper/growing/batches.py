@@ -249,7 +249,16 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
             f"the model gives shape {list(outputs.shape)} and the targets have {list(targets.shape)}; end "
             "the model with one output for each class, or give loss= and metric=, or step="
         )
-    return F.cross_entropy(outputs.movedim(axis, 1).float(), targets.long(), ignore_index=IGNORED)
+    logits, classes = outputs.movedim(axis, 1).float(), targets.long()
+    total = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="sum")
+    return total / counted(targets).clamp(min=1)  # 0 where nothing counts
+
+
+def counted(targets: Tensor) -> Tensor:
+    """How many targets are not −100; how many samples there are, where the targets are decimals.  # → []"""
+    if targets.is_floating_point():
+        return torch.tensor(len(targets), device=targets.device)
+    return (targets != IGNORED).sum()
 
 
 def check_targets(outputs: Tensor, targets: Tensor) -> int:
@@ -272,4 +281,4 @@ def hits(outputs: Tensor, targets: Tensor) -> Tensor:
     axis = class_axis(outputs, targets)
     assert axis is not None
     known = targets != IGNORED
-    return ((outputs.argmax(axis) == targets) & known).sum() / known.sum().clamp(min=1)
+    return ((outputs.argmax(axis) == targets) & known).sum() / counted(targets).clamp(min=1)

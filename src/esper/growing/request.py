@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.foundation.devices import choose_device
+from esper.foundation.devices import ANY, ROWS, choose_device
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
@@ -54,7 +54,7 @@ class Request:
     @cached_property
     def device(self) -> torch.device:
         """Where to train."""
-        return choose_device(self.settings.device)
+        return choose_device(self.settings.device, kinds=ROWS if self.engine == "rows" else ANY)
 
     def ungrown(self, model: ModelOrMaker, epochs: int, engine: str) -> Request:
         """The same for a model that never grows, of which nobody is told on the way."""

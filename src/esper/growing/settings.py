@@ -37,7 +37,9 @@ class GrowSettings(Config):
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model and of seeds")
     members: int = Field(default=1, ge=1, description="copies that grow side by side; the best one is kept")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same network")
-    device: str = Field(default="cpu", description="where to train: auto, cpu, cuda, cuda:1 ...")
+    device: str = Field(
+        default="cpu", description="where to train: auto, cpu, cuda, cuda:1 ...; live: mps too"
+    )
     topology: Literal["cnn", "mlp", "transformer"] | None = Field(
         default=None, description="what the activations are; found out if left out"
     )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.growing.batches import Judge, Judged
+from esper.growing.batches import Judge, Judged, counted
 
 
 @dataclass(frozen=True)
@@ -26,17 +27,17 @@ class Tally:
         self.judge, self.blocks = judge, blocks
         self.samples = self.batches = 0
         self._losses: list[Tensor] = []
-        self._sizes: list[int] = []
-        self._scores: list[tuple[int, int, Tensor]] = []  # block, weight, score
+        self._sizes: list[Tensor] = []  # how much each batch counts in the loss
+        self._scores: list[tuple[int, Tensor, Tensor]] = []  # block, weight, score
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     def add(self, judged: Judged) -> None:
         """Another batch."""
         self._losses.append(judged.loss.detach().float())
-        self._sizes.append(judged.samples)
+        self._sizes.append(self._weight(judged.targets, judged.samples, self.judge.settings.loss))
         if judged.outputs is None or judged.targets is None:
             assert judged.score is not None, "what has no outputs has a score"
-            self._scores.append((self.batches % self.blocks, judged.samples, judged.score))
+            self._scores.append((self.batches % self.blocks, self._sizes[-1], judged.score))
         elif self.judge.pooled:
             self._kept.append((judged.outputs.cpu(), judged.targets.cpu()))
         else:
@@ -47,7 +48,13 @@ class Tally:
         """Samples are dealt to the blocks in turn."""
         for k in range(min(self.blocks, len(outputs))):
             part, own = targets[k :: self.blocks], outputs[k :: self.blocks]
-            self._scores.append(((first + k) % self.blocks, len(part), self.judge.score(own, part)))
+            weight = self._weight(part, len(part), self.judge.settings.metric)
+            self._scores.append(((first + k) % self.blocks, weight, self.judge.score(own, part)))
+
+    def _weight(self, targets: Tensor | None, samples: int, function: Any) -> Tensor:
+        """How much a mean counts among others: by the targets that count, or by samples where it is taken by
+        a function of the user's.  # → []"""
+        return torch.tensor(samples) if targets is None or function is not None else counted(targets)
 
     def result(self) -> Evaluation:
         """What all batches together gave."""
@@ -56,12 +63,13 @@ class Tally:
             outputs, targets = (torch.cat(parts) for parts in zip(*self._kept, strict=True))
             whole = float(self.judge.score(outputs, targets))
             self._score_parts(outputs, targets, 0)
-        sizes = torch.tensor(self._sizes, dtype=torch.float64)
+        sizes = torch.stack([size.cpu() for size in self._sizes]).double()
         loss = float((torch.stack(self._losses).cpu().double() * sizes).sum() / sizes.sum())
-        block, weight = (torch.tensor(column) for column in list(zip(*self._scores, strict=True))[:2])
+        block = torch.tensor([block for block, _, _ in self._scores])
+        weight = torch.stack([weight.cpu() for _, weight, _ in self._scores]).double()
         scores = torch.stack([score.detach() for _, _, score in self._scores]).cpu().double()
         sums = torch.zeros(self.blocks).double().index_add(0, block, scores * weight)
-        weights = torch.zeros(self.blocks).double().index_add(0, block, weight.double())
+        weights = torch.zeros(self.blocks).double().index_add(0, block, weight)
         filled = weights > 0
         score = float(sums.sum() / weights.sum()) if whole is None else whole
         return Evaluation(loss, score, (sums[filled] / weights[filled]).float())
