@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,7 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: An
     names = "() => [...document.querySelectorAll('.chart:not([hidden]) .value em')].map((e) => e.textContent)"
     assert visit.ask(names)[:2] == ["grown", "static"]
     assert visit.page.locator(".chart:visible", has_text="Return").count() == 0
+    visit.wait("() => document.querySelector('.wall .hint').textContent.includes('step 5')")
     visit.page.keyboard.press("ArrowLeft")
     visit.wait("() => document.querySelector('#rounds-done').textContent === '4 / 5'")
     visit.go("runs=mine&view=members")
@@ -406,6 +408,27 @@ def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, serve
     }""")
     assert wrong == [0]
     visit.close()
+
+
+def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser: Any, tmp_path: Path) -> None:
+    lanes = made_up_lanes(1, members=1, steps=8, slots=1)
+    lanes = replace(lanes, parts=[replace(lanes.parts[0], units=8), *lanes.parts[1:]])
+    names = {name: number for number, name in lanes.blueprint_names.items()}
+    clone, widen = names.get("CLONE", 13), names.get("WIDEN_FULL", 15)
+    lanes = replace(lanes, blueprint_names={**lanes.blueprint_names, clone: "CLONE", widen: "WIDEN_FULL"})
+    lanes.columns["stage"][:, 0, 0] = [2, 4, 7, 1, 2, 4, 7, 1]
+    lanes.columns["blueprint"][:, 0, 0] = [clone, clone, clone, 255, widen, widen, widen, 255]
+    lanes.columns["rolled_back"][:] = 0
+    with trained(tmp_path / "run", rounds=1, members=1) as folder:
+        folder.lanes.write(lanes)
+    with serving(tmp_path) as served:
+        visit = Visit(browser, served.address, "runs=run&view=members&member=0")
+        visit.wait("() => document.querySelectorAll('.network .part .copy').length === 1")
+        drawn = visit.page.locator(".network .part").first.text_content()
+        assert "× 2" in drawn
+        assert "hidden 8 → 16" in drawn
+        assert visit.errors == []
+        visit.close()
 
 
 def test_a_seed_that_was_folded_into_the_host_is_drawn_there(browser: Any, tmp_path: Path) -> None:

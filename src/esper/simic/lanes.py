@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
-from esper.population.hosts import Host
+from esper.population.bodies import Bodies
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord
 from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
@@ -49,7 +49,7 @@ def lanes_of(
     return Lanes(
         round=round,
         slots=record.slot_ids,
-        parts=parts or host_parts(environment.population.bodies.host),
+        parts=parts or host_parts(environment.population.bodies),
         stage_names={int(s): s.name for s in Stage},
         op_names={int(op): op.name for op in Op},
         blueprint_names={int(b): b.name for b in Blueprint},
@@ -58,14 +58,16 @@ def lanes_of(
     )
 
 
-def host_parts(host: Host) -> list[Part]:
-    """The host's segments and its head, in words and numbers."""
+def host_parts(bodies: Bodies) -> list[Part]:
+    """The segments of the bodies' host and its head, in words and numbers."""
+    host = bodies.host
     shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
     names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
     modules = [*host.segments, host.head]
+    units = [0 if slot.branch is None else slot.branch.units for slot in bodies.slots]
     return [
-        Part(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape))
-        for name, module, shape in zip(names, modules, shapes, strict=True)
+        Part(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
+        for name, module, shape, hidden in zip(names, modules, shapes, [*units, 0], strict=True)
     ]
 
 

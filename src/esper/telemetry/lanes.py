@@ -56,6 +56,7 @@ class Part:
     layers: Sequence[str]  # one short line for each
     parameters: int
     shape: Sequence[int]  # of what one sample is after it; empty where that is not known
+    units: int = 0  # hidden units of a block that can be widened, 0 for any other part
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     rounds    one row per round, every number under one name: `return_mean`, `op_shares/WAIT`, ...
     events    one row per event, its numbers as `numbers/contribution`, ...
     results   one row per controller and member
+    curves    one row per epoch of an `esper.grow` and of what it is measured against
 
 What was never measured is empty.
 """
@@ -32,6 +33,7 @@ def export_run(folder: RunFolder, kind: str, out: Path) -> list[Path]:
     """
     encode = _ENCODERS[kind]
     tables = {"rounds": _rounds(folder), "events": _events(folder), "results": _results(folder)}
+    tables["curves"] = _curves(folder)
     files = {out / f"{name}.{kind}": encode(rows) for name, rows in tables.items() if rows}
     with disk_errors("create", out):
         out.mkdir(parents=True, exist_ok=True)
@@ -61,6 +63,17 @@ def _results(folder: RunFolder) -> list[Row]:
         | {name: plain(values[i]) for name in columns if (values := getattr(controller, name))}
         for controller in (results.controllers if results is not None else ())
         for i, member in enumerate(controller.members)
+    ]
+
+
+def _curves(folder: RunFolder) -> list[Row]:
+    growth = folder.growth()
+    return [
+        {"name": curve.name, "epoch": epoch, "score": plain(score), "parameters": size, "flops": plain(flops)}
+        for curve in (growth.curves if growth is not None else ())
+        for epoch, (score, size, flops) in enumerate(
+            zip(curve.score, curve.parameters, curve.flops, strict=True)
+        )
     ]
 
 

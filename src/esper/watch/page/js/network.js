@@ -10,6 +10,8 @@ const SEED = { width: 142, height: 78, top: 12 };
 const LINE = 190; // height of the line that the parts sit on
 const GROWN = LINE + 80; // what a slot gave to the host is listed from here on
 const ROW = 19;
+const MOST_COPIES = 4; // that are drawn; the name says how many there are
+const HALVES = { WIDEN_HALF: 1, WIDEN_FULL: 2 }; // of a block's first units that are added
 const HEARD = new Set(["BLENDING", "HOLDING", "FOSSILIZED"]);
 
 export function drawNetwork(lanes, n, t) {
@@ -21,7 +23,7 @@ export function drawNetwork(lanes, n, t) {
   const nodes = [h("line", { class: "wire", x1: 8, y1: LINE, x2: width - 8, y2: LINE })];
   parts.forEach((part, i) => {
     const x = 26 + i * pitch;
-    nodes.push(drawPart(part, x));
+    nodes.push(drawPart(part, x, i < lanes.S ? changed(part, lanes.chain(t, n, i)) : { copies: 0 }));
     if (i < lanes.S) nodes.push(drawSlot(lanes, n, t, i, x + PART + gap / 2));
   });
   nodes.push(h("path", { class: "arrow", d: `M${width - 14} ${LINE - 5}l8 5l-8 5` }));
@@ -47,8 +49,16 @@ function unnamed(S) {
   }));
 }
 
-// Taller parts are wider in the network's own sense: more channels or features.
-function drawPart(part, x) {
+// How often a block is there besides the first, and its hidden units now, by what its slot gave to the host.
+function changed({ units }, chain) {
+  const names = chain.map(({ blueprint }) => blueprint);
+  const halves = names.reduce((sum, name) => sum + (HALVES[name] ?? 0), 0);
+  const wider = units && halves ? units + halves * Math.max(1, Math.floor(units / 2)) : null;
+  return { copies: names.filter((name) => name === "CLONE").length, wider };
+}
+
+// Taller parts are wider in the network's own sense: more channels or features. Copies lie behind their block.
+function drawPart(part, x, { copies, wider }) {
   const lines = part.layers.map(abbreviated).filter(Boolean);
   const shown = lines.length > 4 ? [...lines.slice(0, 3), `+ ${lines.length - 3} more`] : lines;
   const channels = part.shape[0] ?? 1;
@@ -58,8 +68,19 @@ function drawPart(part, x) {
     "g",
     { class: "part" },
     h("title", {}, [part.name, ...part.layers, `${part.parameters} parameters`].join("\n")),
+    [...Array(Math.min(copies, MOST_COPIES)).keys()]
+      .reverse()
+      .map((k) =>
+        h("rect", { class: "copy", x: x + 5 * (k + 1), y: top - 5 * (k + 1), width: PART, height, rx: 9 }),
+      ),
     h("rect", { x, y: top, width: PART, height, rx: 9 }),
-    h("text", { x: x + PART / 2, y: top + 17, class: "name" }, part.name),
+    h(
+      "text",
+      { x: x + PART / 2, y: top + 17, class: "name" },
+      copies ? `${part.name} × ${copies + 1}` : part.name,
+    ),
+    wider &&
+      h("text", { x: x + PART / 2, y: LINE + 45, class: "layer strong" }, `hidden ${part.units} → ${wider}`),
     shown.map((line, i) => h("text", { x: x + PART / 2, y: top + 31 + 13 * i, class: "layer" }, line)),
     h("text", { x: x + PART / 2, y: LINE + 58, class: "size" }, part.shape.join(" × ")),
     h("text", { x: x + PART / 2, y: LINE + 71, class: "size" }, counted(part.parameters)),
