@@ -29,6 +29,7 @@ from tests.growing import models
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 ENGINES = ("rows", "live")
 EPOCHS = 6
+ROOT = Path(__file__).parents[2]
 STORY = ("events.jsonl", "growth.json", "film.json")
 
 
@@ -173,3 +174,14 @@ def test_nothing_is_erased_and_nothing_goes_on_with_other_arguments(tmp_path: Pa
     RunFolder.create(tmp_path / "other", config="rounds: 3", seed=0, kind="train").close()
     with pytest.raises(UserError, match=r"holds a run of .esper train., not of esper.grow"):
         grow(tmp_path / "other", "rows", resume=True)
+
+
+@pytest.mark.usefixtures("no_report")
+def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs/grow_your_own.md").read_text(encoding="utf-8")
+    for section in ("## A folder, and going on", "## Was it worth it?"):
+        code = page.split(section)[1].split("```python\n")[1].split("```")[0]
+        names = dict(zip(("x", "y", "x_val", "y_val"), (*models.table(), *models.table(30)), strict=True))
+        exec(code.replace("epochs=30", "epochs=2"), {"esper": esper, "model": models.small_mlp(), **names})
+    assert describe(tmp_path / "runs/mine").state == "finished"
