@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import esper
 from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, RowPrices
 from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
@@ -25,7 +25,7 @@ from tests.growing import models
 
 WIDTHS = (4, 9)
 HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
-PRICES = Prices.of(HOST, torch.device("cpu"))
+PRICES = RowPrices.of(HOST, torch.device("cpu"))
 RULES = LifecycleConfig()
 
 
@@ -107,7 +107,7 @@ def test_a_budget_below_the_smallest_seed_is_refused() -> None:
         UserError, match=r"budget is 8 parameters and the smallest seed .* has 9; give a budget of"
     ):
         Limited(Static(), PRICES, 8)
-    only_lora = Prices.of(HOST, torch.device("cpu"), ["CONV_LIGHT"])
+    only_lora = RowPrices.of(HOST, torch.device("cpu"), ["CONV_LIGHT"])
     with pytest.raises(UserError, match="has 152"):
         Limited(Static(), only_lora, 100)
 

@@ -148,7 +148,7 @@ def test_the_seed_decides_what_grows_and_the_callers_randomness_is_left() -> Non
 def test_a_metric_that_raises_leaves_every_strength_as_it_was() -> None:
     grower, _ = made(models.small_cnn())
     slot = slot_of(grower)
-    slot.plant(1, torch.device("cpu"), 0)
+    slot.plant(1, torch.device("cpu"))
     slot.strength = 0.5
     with pytest.raises(ZeroDivisionError), slot.at(0.0):
         raise ZeroDivisionError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.budget import Prices
+from esper.growing.budget import RowPrices
 from esper.growing.cutting import cut
 from esper.lifecycle.actions import Blueprint
 from tests.growing import models
@@ -145,7 +145,8 @@ def test_attention_to_the_past_is_offered_only_where_the_model_is_causal() -> No
     assert cut(models.LanguageModel(), tokens).causal
     encoder = cut(Encoder(), tokens)
     assert not encoder.causal
-    offered = Prices.of(encoder.host, torch.device("cpu"), None, encoder.causal).choosable
+    cpu = torch.device("cpu")
+    offered = RowPrices.of(encoder.host, cpu, None, encoder.causal).choosable[0]
     assert not offered[[Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION]].any()
     assert offered[Blueprint.MLP]
-    assert Prices.of(encoder.host, torch.device("cpu"), ["ATTENTION"], False).choosable[Blueprint.ATTENTION]
+    assert RowPrices.of(encoder.host, cpu, ["ATTENTION"], False).choosable[0, Blueprint.ATTENTION]

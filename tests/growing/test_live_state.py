@@ -21,6 +21,7 @@ from tests.growing import models
 
 CPU = torch.device("cpu")
 X, Y = models.images(32)
+TABLE = models.table(32)
 
 
 def living(model: nn.Module, own: bool = True, **settings: Any) -> LivePopulation:
@@ -49,7 +50,7 @@ def train(live: LivePopulation, states: SlotStates, epoch: int) -> None:
         return
     live.follow(states)
     live.optimiser.rule.zero_grad()
-    live.judge(live.model, (X, Y)).loss.backward()
+    live.judge(live.model, next(iter(live.train_loader))).loss.backward()
     live.optimiser.rule.step()
     live.train_isolated(states)
 
@@ -103,3 +104,75 @@ def test_new_parameters_join_the_users_group_of_their_kind() -> None:
     assert {p.ndim for p in rule.param_groups[0]["params"]} == {1}
     assert min(p.ndim for p in rule.param_groups[1]["params"]) > 1
     assert sum(len(group["params"]) for group in rule.param_groups) > len(flat) + len(thick)
+
+
+def grown_mlp(own: bool = True) -> tuple[LivePopulation, SlotStates]:
+    """A perceptron that learns with a repeated and a widened layer."""
+    torch.manual_seed(0)
+    model = models.small_mlp().double()
+    chosen = settings_of({"batch_size": 16, "lr": 1e-2})
+    data = [(TABLE[0].double(), TABLE[1])]
+    rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
+    live = LiveEnvironment(LiveModel(model, loaders_of(data, data, chosen), chosen, CPU), 8, rule).bodies
+    return live, states_of(
+        live, (Stage.HOLDING, Blueprint.WIDEN_HALF, 1.0), (Stage.BLENDING, Blueprint.CLONE, 0.5)
+    )
+
+
+def fold(live: LivePopulation, *slots: int) -> SlotStates:
+    """Make seeds part of the model; what the slots are then."""
+    where = torch.tensor([[k in slots for k in range(live.num_slots)]])
+    live.fold(where, torch.zeros(1, live.num_slots, dtype=torch.long))
+    return SlotStates.empty(1, live.num_slots)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["rolled back", "in another process"])
+def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits(elsewhere: bool) -> None:
+    live, states = grown_mlp()
+    live.germinate(states.stage > Stage.DORMANT, states.blueprint)
+    train(live, states, 0)
+    early = live.snapshot()
+    states = fold(live, 0, 1)
+    train(live, states, 1)
+    late = live.snapshot()
+    train(live, states, 2)
+    wanted = {name: value.clone() for name, value in live.tensors().items()}
+    if elsewhere:
+        live = grown_mlp()[0]
+    else:
+        live.restore(early)
+        assert_same(live.tensors(), early)
+        assert not live.hooks.folds
+    live.restore(late)
+    assert_same(live.tensors(), late)
+    train(live, states, 2)
+    assert_same(live.tensors(), wanted)
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["ours", "the user's"])
+def test_a_fold_keeps_outputs_moments_and_groups(own: bool) -> None:
+    live, states = grown_mlp(own)
+    live.germinate(states.stage > Stage.DORMANT, states.blueprint)
+    if own:
+        train(live, states, 0)
+    live.follow(states)
+    for slot in live.slots:
+        slot.strength = 1.0
+    model, rule = live.model.eval(), live.optimiser.rule
+    x = TABLE[0].double()
+    said, weight = model(x), model[0].weight
+    seed = live.slots[0].seed
+    assert seed is not None
+    beside = seed.beside[-1].weight
+    before = [rule.state[p]["exp_avg"].clone() for p in (weight, beside)] if own else []
+    fold(live, 0, 1)
+    torch.testing.assert_close(model(x), said, rtol=1e-12, atol=1e-12)
+    assert [tuple(p.shape) for p in model.parameters()][:2] == [(9, 5), (9,)]
+    held = [p for group in rule.param_groups for p in group["params"]]
+    assert {id(p) for p in held} == {id(p) for p in model.parameters()}
+    assert len(held) == len(list(model.parameters()))
+    if own:
+        torch.testing.assert_close(rule.state[model[0].weight]["exp_avg"], torch.cat(before), rtol=0, atol=0)
+        decayed = {id(p) for group in rule.param_groups if group["weight_decay"] for p in group["params"]}
+        assert decayed == {id(p) for p in model.parameters() if p.ndim > 1}
+    train(live, SlotStates.empty(1, live.num_slots), 1)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -18,35 +19,57 @@ from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 
+if TYPE_CHECKING:
+    from esper.growing.live import LivePopulation
+
 PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer these hear no later position
 _NO_LIMIT = 1 << 60
 
 
+class Prices(Protocol):
+    """What a seed costs in parameters, now."""
+
+    @property
+    def seeds(self) -> Tensor:
+        """By slot and blueprint.  # [S, blueprints] int64"""
+
+    @property
+    def gates(self) -> Tensor:
+        """Of the gate, for the style that has one.  # [S] int64"""
+
+    @property
+    def choosable(self) -> Tensor:
+        """The blueprints that may be planted in each slot.  # [S, blueprints] bool"""
+
+    def spent(self, slots: SlotStates) -> Tensor:
+        """The parameters that growth has added.  # [N]"""
+
+
 @dataclass(frozen=True)
-class Prices:
-    """What a seed costs in parameters."""
+class RowPrices:
+    """Prices by the formulas of the blueprints, which never change."""
 
     seeds: Tensor  # [S, blueprints] int64
-    gates: Tensor  # [S] int64: of the gate, for the style that has one
-    choosable: Tensor  # [blueprints] bool
+    gates: Tensor  # [S] int64
+    choosable: Tensor  # [S, blueprints] bool
 
     @staticmethod
     def of(
         host: Host, device: torch.device, allowed: Sequence[str] | None = None, causal: bool = True
-    ) -> Prices:
-        """By the formulas of the blueprints at the widths of a host's joints.
+    ) -> RowPrices:
+        """At the widths of a host's joints.
 
         allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that look
         only at the past are not among them.
         """
-        choosable = torch.zeros(len(Blueprint), dtype=torch.bool)
+        choosable = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.bool)
         seeds = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
         for b in _allowed_blueprints(host.topology, allowed, causal):
-            choosable[b] = True
+            choosable[:, b] = True
             for s, width in enumerate(host.widths):
                 seeds[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
         gates = torch.tensor([gate_parameter_count(width) for width in host.widths])
-        return Prices(seeds.to(device), gates.to(device), choosable.to(device))
+        return RowPrices(seeds.to(device), gates.to(device), choosable.to(device))
 
     def spent(self, slots: SlotStates) -> Tensor:
         """The parameters of all living seeds.  # [N]"""
@@ -55,8 +78,39 @@ class Prices:
         return (each * holds_seed(slots)).sum(dim=1)
 
 
-def _allowed_blueprints(topology: str, names: Sequence[str] | None, causal: bool) -> list[Blueprint]:
-    fitting = {b.name: b for b in sorted(selectable_blueprints(topology))}
+class LivePrices:
+    """Prices in a living model, whose layers and lists may grow, and with them what a seed costs."""
+
+    def __init__(self, live: LivePopulation, allowed: Sequence[str] | None = None):
+        """allowed: blueprints by name; if left out, all that fit and do not look at the past alone."""
+        offered = {b for offer in live.hooks.offers for b in offer.parameters}
+        self._live, self._allowed = live, torch.zeros(len(Blueprint), dtype=torch.bool)
+        self._allowed[_allowed_blueprints(live.hooks.topology, allowed, causal=False, also=offered)] = True
+
+    @property
+    def seeds(self) -> Tensor:
+        """By slot and blueprint.  # [S, blueprints] int64"""
+        return self._live.bodies.seed_parameters()
+
+    @property
+    def gates(self) -> Tensor:
+        """Of the gate, for the style that has one.  # [S] int64"""
+        return self._live.bodies.gate_parameters()
+
+    @property
+    def choosable(self) -> Tensor:
+        """What is allowed and fits each slot now.  # [S, blueprints] bool"""
+        return self._live.growable()[0] & self._allowed
+
+    def spent(self, slots: SlotStates) -> Tensor:
+        """What the model has grown by, seeds included.  # [1]"""
+        return self._live.parameter_counts(slots) - self._live.bodies.host_parameters
+
+
+def _allowed_blueprints(
+    topology: str, names: Sequence[str] | None, causal: bool, also: Collection[Blueprint] = ()
+) -> list[Blueprint]:
+    fitting = {b.name: b for b in sorted({*selectable_blueprints(topology), *also})}
     if names is None:
         shut = set() if causal or topology != "transformer" else PAST_ONLY
         return [b for b in fitting.values() if b not in shut]
@@ -79,7 +133,7 @@ class Limited:
 
     def __init__(self, controller: Controller, prices: Prices, budget: int | None = None):
         budget = _NO_LIMIT if budget is None else budget
-        cheapest = int(prices.seeds[:, prices.choosable].min())
+        cheapest = int(prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT).min())
         if budget < cheapest:
             raise UserError(
                 f"budget is {budget} parameters and the smallest seed that fits this model has "
@@ -98,18 +152,20 @@ class Limited:
     def limited(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
         """The masks without what the budget does not allow."""
         prices, left = self.prices, self.budget - self.prices.spent(slots)  # [N]
-        seeds = prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT)
+        choosable, gates = prices.choosable, prices.gates
+        seeds = prices.seeds.masked_fill(~choosable, 2 * _NO_LIMIT)
         room = left.view(-1, 1, 1)
         fits = seeds.unsqueeze(0) <= room  # [N, S, blueprints]
         open_slots = masks.slot_by_op[:, Op.GERMINATE] & fits.any(dim=2)  # [N, S]
         shut = ~open_slots.unsqueeze(2)
-        blueprints = masks.blueprint & (fits | shut).all(dim=1)
-        open_slots = open_slots & blueprints.any(dim=1, keepdim=True)
+        absent = shut | ~choosable
+        blueprints = masks.blueprint & (fits | absent).all(dim=1) & (~absent).any(dim=1)
+        open_slots = open_slots & (blueprints.unsqueeze(1) & choosable).any(dim=2)
         any_open = open_slots.any(dim=1, keepdim=True)
-        blueprints = torch.where(any_open, blueprints, masks.blueprint & prices.choosable)
-        with_gate = (seeds + prices.gates.unsqueeze(1)).unsqueeze(0) <= room
-        gate_fits = (with_gate | shut | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
-        restyled = prices.gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate
+        blueprints = torch.where(any_open, blueprints, masks.blueprint & choosable.any(dim=0))
+        with_gate = (seeds + gates.unsqueeze(1)).unsqueeze(0) <= room
+        gate_fits = (with_gate | absent | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
+        restyled = gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate
         gate_fits = gate_fits & (restyled | ~masks.slot_by_op[:, Op.SET_ALPHA_TARGET]).all(
             dim=1, keepdim=True
         )

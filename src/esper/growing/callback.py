@@ -27,7 +27,7 @@ from torch.optim import Optimizer
 from esper.foundation.errors import UserError
 from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
 from esper.growing.batches import UserStep, loaders_of
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, LivePrices
 from esper.growing.controllers import make_controller
 from esper.growing.hidden_seeds import hide_seeds
 from esper.growing.live_environment import LiveEnvironment, LiveModel
@@ -76,7 +76,7 @@ class Grower:
             self._environment = LiveEnvironment(live, epochs, optimiser)
             self._environment.reset(0)
         self.slot_names = tuple(place.name for place in live.places)
-        prices = Prices.of(self._environment.bodies.bodies.host, cpu, chosen.blueprints, causal=False)
+        prices = LivePrices(self._environment.bodies, chosen.blueprints)
         decider = make_controller(controller, self._environment.spec.lifecycle.gates, cpu)
         self._controller = Limited(decider, prices, budget)
         self._scene = Scene(self._environment.members, len(live.places), chosen.seed, cpu)

@@ -38,6 +38,8 @@ class Prepared:
     topology: str
     example: tuple[Any, ...]  # what the model is called with, two samples or more
     parts: tuple[Part, ...] = ()  # what the network is drawn from, if that is not the host of rows
+    folded: Callable[[], tuple[str, ...]] = lambda: ()  # what became part of the model on the way, in words
+    widened: Callable[[], Mapping[int, str]] = dict  # by slot, how a seed there changes its own layers
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
 
 
@@ -79,6 +81,8 @@ class Course:
             topology=prepared.topology,
             epochs=tuple(self.ending.epoch.tolist()),
             asked=self.environment.steps,
+            folded=prepared.folded(),
+            widened=prepared.widened(),
             engine=engine,
             reason=reason,
         )

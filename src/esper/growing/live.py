@@ -8,7 +8,7 @@ are those of every other growth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
@@ -16,50 +16,32 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import Judge, moved, read_until
+from esper.growing.live_bodies import LiveBodies, trained
+from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
-from esper.growing.live_slots import Hooks, LiveSlot
+from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import put_back, tensors_of
-from esper.growing.places import Place
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
-from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, has_gate, selectable_blueprints
+from esper.growing.widening import Widening
+from esper.lifecycle.actions import (
+    GROWTH_BLUEPRINTS,
+    STYLE_BLEND,
+    Blend,
+    Style,
+    has_gate,
+)
 from esper.lifecycle.gates import blueprint_table
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
-from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, accuracy, cross_entropy
 from esper.population.schedule import rate_share
 
 _DRAW = 0x7FFFFFFF
-
-
-class LiveBodies:
-    """The sizes of what lives in a model, and of what could."""
-
-    def __init__(self, model: nn.Module, places: Sequence[Place]):
-        blanks = [nn.Identity() for _ in places]
-        widths = [place.width for place in places]
-        self.host = Host(blanks, places[0].topology, nn.Identity(), widths, places[0].spatial_dims)
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        self.host_parameters = trained or max(1, sum(p.numel() for p in model.parameters()))
-
-    def seed_parameters(self) -> Tensor:
-        """Parameters of a seed by slot and blueprint.  # [S, blueprints]"""
-        host = self.host
-        table = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
-        for b in selectable_blueprints(host.topology):
-            for s, width in enumerate(host.widths):
-                table[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
-        return table
-
-    def gate_parameters(self) -> Tensor:
-        """Parameters of a gate by slot.  # [S]"""
-        return torch.tensor([gate_parameter_count(width) for width in self.host.widths])
 
 
 class LivePopulation:
@@ -71,7 +53,7 @@ class LivePopulation:
     def __init__(
         self,
         model: nn.Module,
-        places: Sequence[Place],
+        hooks: Hooks,
         loaders: tuple[Iterable[Any], Iterable[Any]],
         judge: Judge,
         settings: GrowSettings,
@@ -83,9 +65,9 @@ class LivePopulation:
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
         )
-        self.hooks = Hooks(model, places)
-        self.bodies = LiveBodies(model, places)
-        self.num_slots = len(places)
+        self.hooks = hooks
+        self.bodies = LiveBodies(model, hooks)
+        self.num_slots = len(hooks.slots)
         self.objective = Objective(cross_entropy, accuracy)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
@@ -114,15 +96,39 @@ class LivePopulation:
 
     def gated(self, states: SlotStates) -> Tensor:
         """Where a seed blends through a gate.  # [1, S, 1] bool"""
-        return has_gate(states.style).unsqueeze(2) & (self.forms >= 0)
+        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
+        return has_gate(states.style).unsqueeze(2) & plain
 
     def growable(self) -> Tensor:
-        """The blueprints that fit each slot.  # [1, S, blueprints] bool"""
-        fits = blueprint_table(torch.device("cpu"), self.bodies.host.topology)
-        return fits.expand(1, self.num_slots, -1)
+        """The blueprints that fit each slot now.  # [1, S, blueprints] bool"""
+        kind = blueprint_table(torch.device("cpu"), self.hooks.topology)
+        fits = kind.repeat(1, self.num_slots, 1)
+        for k in range(self.num_slots):
+            fits[0, k] &= not self.hooks.disturbed(k)
+            for b in GROWTH_BLUEPRINTS:
+                fits[0, k, b] = self.hooks.fits(k, b)
+        return fits
 
     def fold(self, where: Tensor, style: Tensor) -> None:
-        """Nothing: a slot of a living model has no room, so that its fossils keep their places."""
+        """The fossils where True become part of the model, and their slots are empty.  # [1, S] each"""
+        for k in where[0].nonzero().flatten().tolist():
+            self.fold_seed(k, STYLE_BLEND[Style(int(style[0, k]))])
+
+    def fold_seed(self, k: int, blend: Blend) -> None:
+        """Make the seed of slot k part of the model, at full strength; the optimiser goes on with it."""
+        slot = self.slots[k]
+        slot.blend, slot.strength = Blend.ADD if slot.blueprint in GROWTH_BLUEPRINTS else blend, 1.0
+        slot.requires_grad_(True)
+        self.train_seed(k)
+        self.optimiser.fold(k, self.hooks.fold(k))
+        self.optimiser.host = trained(self.model)
+        self.changed()
+
+    def unfold_seed(self) -> None:
+        """Take the latest fold back; the weights of before are the caller's to restore."""
+        self.optimiser.unfold(self.hooks.unfold())
+        self.optimiser.host = trained(self.model)
+        self.changed()
 
     # ---- birth and death -------------------------------------------------------------------------------
 
@@ -133,7 +139,7 @@ class LivePopulation:
         """Plant seeds in the slots where True.  # where, blueprint [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
             draw = hash((self.settings.seed, int(self.births), k)) & _DRAW
-            self.slots[k].plant(int(blueprint[0, k]), self.place, draw)
+            self.hooks.plant(k, int(blueprint[0, k]), self.place, draw)
         self.births = self.births + where.any(dim=1).cpu()
         self._latest = None
 
@@ -146,19 +152,26 @@ class LivePopulation:
         """Strengths and ways of blending as the states say; what is being raised or heard is trained."""
         for k, slot in enumerate(self.slots):
             stage = Stage(int(states.stage[0, k]))
-            slot.blend = STYLE_BLEND[Style(int(states.style[0, k]))]
+            grows = slot.blueprint in GROWTH_BLUEPRINTS
+            slot.blend = Blend.ADD if grows else STYLE_BLEND[Style(int(states.style[0, k]))]
             slot.strength = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
             if stage in HEARD_STAGES or (self.optimiser.owned and stage is Stage.TRAINING):
                 self._latest = self._latest if k in self.optimiser.seeds else None
-                self.optimiser.take_in(k, slot.parameters())
+                self.train_seed(k)
+
+    def train_seed(self, k: int) -> None:
+        """Let the optimiser train the seed of slot k from now on."""
+        slot = self.slots[k]
+        beside = slot.seed.neighbours() if isinstance(slot.seed, Widening) else None
+        self.optimiser.take_in(k, slot.parameters(), beside)
 
     def end_seed(self, k: int) -> None:
         """Slot k is empty, and the optimiser forgets what was in it."""
         self.optimiser.let_go(k)
-        self.slots[k].clear()
+        self.hooks.clear(k)
         self._latest = None
 
     # ---- training --------------------------------------------------------------------------------------
@@ -252,7 +265,7 @@ class LivePopulation:
         """Gradients of the loss that the model would have with this seed, for the seed alone.  # → []"""
         own = [p for p in slot.parameters() if p.requires_grad]
         self.model.eval()  # running statistics and dropout belong to the model's own pass
-        with slot.at(1.0), self._autocast():
+        with slot.at(1.0, alone=True), self._autocast():
             loss = self.judge(self.model, batch).loss
         self.model.train()
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
@@ -342,12 +355,7 @@ class LivePopulation:
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
         """Trained parameters of the model and of the seeds that it holds.  # [1]"""
-        seeds = 0
-        for slot in self.slots:
-            if slot.seed is not None:
-                parts = [slot.seed, slot.gate] if slot.blend.name == "GATE" else [slot.seed]
-                seeds += sum(p.numel() for part in parts if part is not None for p in part.parameters())
-        return torch.tensor([self.bodies.host_parameters + seeds])
+        return torch.tensor([self.bodies.model_parameters() + self.hooks.parameters()])
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the bodies are, as plain tensors: see `live_memory`. Views, not copies."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, LivePrices
 from esper.growing.controllers import make_controller
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
@@ -35,7 +35,7 @@ def prepare_live(request: Request) -> Prepared:
     bodies, device = environment.bodies, environment.device
     bodies.stop = lambda: request.stop.requested
     decider = make_controller(request.controller, environment.spec.lifecycle.gates, device)
-    prices = Prices.of(bodies.bodies.host, device, settings.blueprints, causal=False)
+    prices = LivePrices(bodies, settings.blueprints)
     return Prepared(
         environment=environment,
         controller=Limited(decider, prices, request.budget),
@@ -47,6 +47,8 @@ def prepare_live(request: Request) -> Prepared:
         topology=live.places[0].topology,
         example=_example(first_batch("val", loaders[1])),
         parts=_parts(model, live.places),
+        folded=bodies.hooks.folded,
+        widened=bodies.hooks.widened,
         broken_off=lambda: bodies.interrupted,
     )
 

@@ -12,15 +12,18 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.foundation.errors import UserError
 from esper.foundation.rows import check_like, named, part
-from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved, samples_in
+from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved
 from esper.growing.data import GivenSplit, GivenTask
+from esper.growing.ground import Ground
 from esper.growing.live import LivePopulation
+from esper.growing.live_hooks import Hooks
 from esper.growing.live_state import progress_of, put_progress
-from esper.growing.places import Place, find_places
+from esper.growing.places import find_places
 from esper.growing.settings import GrowSettings
 from esper.lifecycle.actions import NUM_BLUEPRINTS, selectable_blueprints
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import Gate, build_blueprint
+from esper.population.config import PopulationConfig
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.environment import GrowthEnvironment
@@ -49,10 +52,9 @@ class LiveModel:
         first_batch("train", loaders[0])
         batch = moved(first_batch("val", loaders[1]), device)
         seen: list[Judged] = []
-        with FlopCounterMode(display=False) as counter:
-            self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
-        self.flops = counter.get_total_flops() / max(1, samples_in(batch))
+        self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
         self.judge.checks = False
+        self.hooks = Hooks(model, self.places, Ground(model, self.judge, batch))
 
     def _try(self, batch: Any) -> Judged:
         """The first pass of all, in which what does not fit shows itself."""
@@ -86,6 +88,7 @@ class LiveEnvironment(GrowthEnvironment):
                 seed=settings.seed,
                 episode=settings.episode(epochs),
                 lifecycle=settings.rules(epochs),
+                population=PopulationConfig(folds=settings.training.get("folds", 0)),
             )
         )
 
@@ -97,14 +100,22 @@ class LiveEnvironment(GrowthEnvironment):
     def _make_population(self) -> Population:
         live = self._live_model
         made = LivePopulation(
-            live.model, live.places, live.loaders, live.judge, live.settings, live.device, self._optimiser
+            live.model, live.hooks, live.loaders, live.judge, live.settings, live.device, self._optimiser
         )
         return cast(Population, made)
 
     def _prepare(self) -> None:
-        live = self._live_model
         self._train = self.validation = cast(Any, None)
-        self.costs = live_costs(live.places, live.flops)
+        self._counted: tuple[int, ForwardCosts] | None = None
+
+    @property
+    def costs(self) -> ForwardCosts:  # type: ignore[override]
+        """Operations of one sample through the model as it is now, and through every seed that fits it."""
+        hooks = self._live_model.hooks
+        if self._counted is None or self._counted[0] != hooks.version:
+            bare = hooks.flops if self._counted is None else self._counted[1].host
+            self._counted = (hooks.version, live_costs(hooks, bare))
+        return self._counted[1]
 
     def _work(self, measure: bool) -> Work:
         training, validation = self.bodies.samples
@@ -146,6 +157,8 @@ class LiveEnvironment(GrowthEnvironment):
         def always(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {name: value for name, value in named.items() if name.startswith("population.model.")}
 
+        if len(tensors["population.folds"]) or self.bodies.hooks.folds:
+            return  # layers have grown: they are made again before weights are put back
         check_like(always(self.state_dict()), always(tensors), "the saved model", "give the same model")
 
     def end(self, training: Any) -> StepResult:
@@ -167,15 +180,17 @@ class LiveEnvironment(GrowthEnvironment):
         return result
 
 
-def live_costs(places: list[Place], host_flops: float) -> ForwardCosts:
+def live_costs(hooks: Hooks, bare_flops: float) -> ForwardCosts:
     """Operations of one sample: of the whole model, and of every seed at every place, counted without data.
 
     A row of the model with another strength is a whole pass, so the model's cost lies behind the last slot.
+    bare_flops: of the model as it was given.
     """
+    places = [hooks.place(k) for k in range(len(hooks.slots))]
     seeds = torch.zeros(len(places), NUM_BLUEPRINTS, dtype=torch.float64)
     gates = torch.zeros(len(places), dtype=torch.float64)
     segments = torch.zeros(len(places) + 1, dtype=torch.float64)
-    segments[-1] = host_flops
+    segments[-1] = hooks.flops
     with torch.device("meta"), torch.no_grad():
         for s, place in enumerate(places):
             h = torch.zeros(1, *place.shape)
@@ -183,7 +198,10 @@ def live_costs(places: list[Place], host_flops: float) -> ForwardCosts:
                 body = build_blueprint(b, place.topology, place.width, place.spatial_dims)
                 seeds[s, b] = _flops(body, h)
             gates[s] = _flops(Gate(place.width, place.topology), h)
-    return ForwardCosts(segments, seeds, gates, host_flops)
+    for s, offer in enumerate(hooks.offers):
+        for grown, flops in offer.flops.items():
+            seeds[s, grown] = flops
+    return ForwardCosts(segments, seeds, gates, bare_flops)
 
 
 def _flops(module: nn.Module, h: Tensor) -> float:

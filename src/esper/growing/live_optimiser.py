@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,10 @@ from torch.optim import Optimizer
 from esper.foundation.errors import UserError
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
+
+if TYPE_CHECKING:
+    from esper.growing.live_hooks import Fold
+    from esper.growing.widening import Joined
 
 NUMBER = "number:"  # before the name of a state that is a number and no tensor
 
@@ -110,6 +114,36 @@ class LiveOptimiser:
         if self.owned:
             self.rule.param_groups = [group for group in self.rule.param_groups if group["params"]]
 
+    def fold(self, k: int, fold: Fold) -> None:
+        """The seed of slot k has become part of the model: wider parameters stand where the old ones stood.
+
+        Moments come along; those of new units are brought to the step count of the old ones.
+        """
+        for joined in fold.joined:
+            group = next(g for g in self.rule.param_groups if any(p is joined.old for p in g["params"]))
+            old, beside = (self.rule.state.pop(p, {}) for p in (joined.old, joined.beside))
+            self.rule.state[joined.new] = _joined_state(joined, old, beside, group.get("betas", (0.0, 0.0)))
+            self._replace({joined.old: joined.new})
+        for before, after in fold.moved:
+            if before in self.rule.state:
+                self.rule.state[after] = self.rule.state.pop(before)
+        self._replace(dict(fold.moved))
+        stays = {after for _, after in fold.moved}
+        self.seeds[k] = [p for p in self.seeds[k] if p not in stays]
+        self.let_go(k)
+
+    def unfold(self, fold: Fold) -> None:
+        """A fold was taken back: the parameters of before stand in their places, with no state yet."""
+        for joined in reversed(fold.joined):
+            self.rule.state.pop(joined.new, None)
+            self._replace({joined.new: joined.old})
+        self.seeds[fold.about.slot] = [after for _, after in fold.moved]
+        self.let_go(fold.about.slot)
+
+    def _replace(self, others: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        for group in self.rule.param_groups:
+            group["params"] = [others.get(p, p) for p in group["params"]]
+
     def clip(self) -> Tensor:
         """Bound the gradients of the model and of each seed; the norm of the model's before.  # → []"""
         for parameters in self.seeds.values():
@@ -155,6 +189,36 @@ class LiveOptimiser:
                 rule.state.pop(parameter, None)
                 if names[parameter] in states:
                     rule.state[parameter] = _at_home(states[names[parameter]], parameter)
+
+
+def _joined_state(
+    joined: Joined, old: dict[str, Any], beside: dict[str, Any], betas: tuple[float, float]
+) -> dict[str, Any]:
+    """What an optimiser remembers of a parameter that got wider.
+
+    A moment that decays by b is the larger by 1 − b^n the more steps n it has seen. New entries that have
+    seen none get the mean second moment of the others: with 0 their first step would be far too large.
+    """
+    decays = dict(zip(("exp_avg", "exp_avg_sq"), betas, strict=True))
+    state = dict(old or beside)
+    for key in {*old, *beside}:
+        first, second = (
+            value if isinstance(value := held.get(key), Tensor) and value.shape == parameter.shape else None
+            for held, parameter in ((old, joined.old), (beside, joined.beside))
+        )
+        if first is None and second is None:
+            continue
+        if first is None:
+            first = torch.zeros_like(joined.old)
+        if second is None:
+            second = torch.zeros_like(joined.beside)
+            if key == "exp_avg_sq":
+                second += first.mean()
+        elif key in decays and old and "step" in old and "step" in beside:
+            seen = [1.0 - decays[key] ** float(held["step"]) for held in (old, beside)]
+            second = second * (seen[0] / max(seen[1], 1e-12))
+        state[key] = joined.joint.join(first, second)
+    return state
 
 
 def _at_home(state: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:

@@ -1,20 +1,20 @@
-"""Seeds on the submodules of a living model: they come, are heard by degrees, and go; and the way out."""
+"""A seed on a submodule of a living model, heard by degrees; and a plain graft in its place."""
 
 from __future__ import annotations
 
-import copy
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils.hooks import RemovableHandle
 
 from esper.growing.places import Place
-from esper.growing.plain import grown_name, plain_graft
+from esper.growing.plain import grown_name
+from esper.growing.repeating import Repeat
 from esper.growing.tracing import is_sequence
+from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blend
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
@@ -32,20 +32,32 @@ class LiveSlot(nn.Module):
         self.gate: nn.Module | None = None
         self.blend = Blend.ADD
         self.strength = 0.0
+        self.born = 0  # folds that the model had when the seed was planted
+        self.alone = False  # whether the seed learns while the model does not
+        self.touched: frozenset[int] = frozenset()  # slots whose activations it makes wider
 
-    def plant(self, blueprint: int, device: torch.device, draw: int) -> None:
-        """Begin a seed; its first weights belong to `draw`, and the caller's generator is left as it was."""
+    def plant(self, blueprint: int, device: torch.device) -> None:
+        """Begin a seed with a body of its own; its first weights come from torch's generator."""
         place = self.place
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(draw)
-            self.seed = build_blueprint(blueprint, place.topology, place.width, place.spatial_dims).to(device)
-            self.gate = Gate(place.width, place.topology).to(device)
-        self.blueprint, self.strength = blueprint, 0.0
+        seed = build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
+        self.put(blueprint, seed.to(device), Gate(place.width, place.topology).to(device))
+
+    def put(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
+        """Begin a seed that is already made."""
+        self.seed, self.gate, self.blueprint, self.strength = seed, gate, blueprint, 0.0
 
     def clear(self) -> None:
         """End the seed."""
         self.seed = self.gate = None
-        self.blueprint, self.strength = -1, 0.0
+        self.blueprint, self.strength, self.touched = -1, 0.0, frozenset()
+
+    def now(self) -> float:
+        """The strength at this moment."""
+        return self.strength
+
+    def is_alone(self) -> bool:
+        """Whether the seed learns while the model does not, at this moment."""
+        return self.alone
 
     def graft(self) -> Grafted:
         """What the slot does to an activation now."""
@@ -62,20 +74,26 @@ class LiveSlot(nn.Module):
         result: Tensor = self.graft()(h)
         return result
 
-    def hook(self, module: nn.Module, inputs: Any, output: Any) -> Any:
+    def hook(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
         """The forward hook: another output where the seed is heard, else None, which changes nothing."""
-        if self.seed is None or self.strength == 0.0:
+        if self.seed is None or self.strength == 0.0 or isinstance(self.seed, Widening):
             return None
-        return (self(output[0]), *output[1:]) if self.place.in_tuple else self(output)
+        h = output[0] if self.place.in_tuple else output
+        if isinstance(self.seed, Repeat):
+            self.seed.train(module.training or self.alone)
+            result = h + self.strength * self.seed.said(h, inputs, named)
+        else:
+            result = self(h)
+        return (result, *output[1:]) if self.place.in_tuple else result
 
     @contextmanager
-    def at(self, strength: float) -> Iterator[None]:
-        """For a while, another strength: 0 leaves the seed out, 1 adopts it."""
-        before, self.strength = self.strength, strength
+    def at(self, strength: float, alone: bool = False) -> Iterator[None]:
+        """For a while, another strength: 0 leaves the seed out, 1 adopts it. alone: nothing else learns."""
+        before, self.strength, self.alone = self.strength, strength, alone
         try:
             yield
         finally:
-            self.strength = before
+            self.strength, self.alone = before, False
 
     def gradient(self, host_norm: Tensor, host_parameters: int) -> Tensor:
         """Norm, shares of vanishing and exploding tensors, ratio to the host's, of the latest backward pass.
@@ -94,45 +112,6 @@ class LiveSlot(nn.Module):
         return torch.stack([total, vanishing, exploding, ratio])
 
 
-class Hooks:
-    """The slots of one model, attached to it."""
-
-    def __init__(self, model: nn.Module, places: Sequence[Place]):
-        self.model = model
-        self.slots = [LiveSlot(place) for place in places]
-        self._handles: list[RemovableHandle] = []
-        self.attach()
-
-    def attach(self) -> None:
-        """Let the model hear its seeds."""
-        self.detach()
-        self._handles = [
-            self.model.get_submodule(slot.place.name).register_forward_hook(slot.hook) for slot in self.slots
-        ]
-
-    def detach(self) -> None:
-        """Leave the model as it was given."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-
-    def plain_model(self) -> nn.Module:
-        """A copy of the model on the CPU, in eval mode, with every heard seed as a plain module of torch's.
-
-        Its class and the names of its tensors are the model's own; it needs no esper to be loaded.
-        """
-        self.detach()
-        try:
-            model = copy.deepcopy(self.model).cpu().eval()
-        finally:
-            self.attach()
-        for slot in self.slots:
-            if slot.seed is not None and slot.strength > 0:
-                graft = plain_graft(copy.deepcopy(slot.graft()).cpu(), slot.place.spatial_dims)
-                install(model, slot.place, graft)
-        return model
-
-
 def installed_name(model: nn.Module, place: Place) -> str:
     """The name that a graft behind a submodule has in the model."""
     owner, _, own = place.name.rpartition(".")
@@ -142,29 +121,36 @@ def installed_name(model: nn.Module, place: Place) -> str:
     return f"{place.name}.grown"
 
 
-def install(model: nn.Module, place: Place, graft: nn.Module) -> None:
-    """Put a plain graft behind a submodule, in place.
+def install(model: nn.Module, name: str, in_tuple: bool, graft: nn.Module) -> nn.Module:
+    """Put a plain graft behind the submodule of a name, in place; the module whose output it then changes.
 
     Behind a layer of a sequence it becomes the next entry, behind a whole sequence its last one. Anywhere
     else it becomes a child `grown` of the submodule, which a forward hook runs: a traced module, so that the
     model can be copied, pickled and exported with torch alone.
     """
-    module = model.get_submodule(place.name)
-    owner, _, own = place.name.rpartition(".")
+    module = model.get_submodule(name)
+    owner, _, own = name.rpartition(".")
     parent = model.get_submodule(owner)
     if is_sequence(module):
-        module.add_module("grown", graft)
-    elif is_sequence(parent) and not place.in_tuple:
-        entries = list(parent._modules.items())
+        module.add_module(_free("grown", module), graft)
+        return module
+    if is_sequence(parent) and not in_tuple:
+        entries, new = list(parent._modules.items()), _free(grown_name(own), parent)
         parent._modules.clear()
         for key, child in entries:
             parent._modules[key] = child
             if key == own:
-                parent._modules[grown_name(own)] = graft
-    else:
-        hook = _as_hook(graft, place.in_tuple)
-        module.add_module("grown", hook)
-        module.register_forward_hook(hook)
+                parent._modules[new] = graft
+        return graft
+    hook = _as_hook(graft, in_tuple)
+    module.add_module(_free("grown", module), hook)
+    module.register_forward_hook(hook)
+    return module
+
+
+def _free(name: str, module: nn.Module) -> str:
+    """A name that no child has yet."""
+    return name if name not in module._modules else _free(f"{name}_again", module)
 
 
 def _as_hook(graft: nn.Module, in_tuple: bool) -> fx.GraphModule:

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+from esper.lifecycle.actions import Blend
 
 if TYPE_CHECKING:
     from esper.growing.live import LivePopulation
@@ -21,11 +24,12 @@ def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
 
     Views, not copies. `put_back` is the inverse, in the same process or in another.
     """
-    named = {"births": live.births}
+    folds = torch.tensor([fold.code for fold in live.hooks.folds], dtype=torch.long).view(-1, 4)
+    named = {"births": live.births, "folds": folds}
     named |= {f"model.{name}": value for name, value in _state(live.model)}
     for k, slot in enumerate(live.slots):
         if slot.seed is not None:
-            named[f"slot.{k}.blueprint"] = torch.tensor([slot.blueprint])
+            named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.born])
             named[f"slot.{k}.trained"] = torch.tensor([k in live.optimiser.seeds])
             named[f"slot.{k}.alone"] = torch.tensor([k in live.optimiser.alone])
             named |= {f"slot.{k}.{name}": value for name, value in _state(slot)}
@@ -40,19 +44,45 @@ def put_back(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
     The moments in an optimiser of the user's go back together with the weights that they belong to.
     """
     live.births = saved["births"].clone()
+    seeds = {k: f"slot.{k}.seed" for k in range(live.num_slots) if f"slot.{k}.seed" in saved}
+    _rebuild(live, saved["folds"].tolist(), {k: tuple(saved[name].tolist()) for k, name in seeds.items()})
     for name, value in _state(live.model):
         value.copy_(saved[f"model.{name}"])
     for k, slot in enumerate(live.slots):
-        then = int(saved.get(f"slot.{k}.blueprint", torch.tensor(-1)))
-        if then != slot.blueprint:
-            live.end_seed(k)
-            if then >= 0:
-                slot.plant(then, live.place, 0)
         for name, value in _state(slot):
             value.copy_(saved[f"slot.{k}.{name}"])
         _resume_training(live, k, saved)
     moments = {n.removeprefix(OPTIMISER): value for n, value in saved.items() if n.startswith(OPTIMISER)}
     live.optimiser.restore(_parameter_names(live), moments)
+
+
+def _rebuild(live: LivePopulation, folds: list[list[int]], seeds: Mapping[int, tuple[int, ...]]) -> None:
+    """Plant, fold and unfold until the model has these layers and seeds; weights are put back afterwards.
+
+    folds: as `Fold.code`; seeds: by slot, blueprint and the number of folds at its birth. A seed depends on
+    the layers that there were when it was planted, so that the story is told again from the earliest birth.
+    """
+    present, now = [fold.code for fold in live.hooks.folds], len(folds)
+    living = {k: (slot.blueprint, slot.born) for k, slot in enumerate(live.slots) if slot.seed is not None}
+    others = [k for k in range(live.num_slots) if living.get(k) != seeds.get(k)]
+    if present == folds and all(seeds[k][1] == now for k in others if k in seeds):
+        first, alive = now, [(k, *seeds[k]) for k in others if k in seeds]
+    else:
+        others, alive = list(range(live.num_slots)), [(k, *seed) for k, seed in seeds.items()]
+        first = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(present, folds, strict=False)))
+    told = [(k, blueprint, born) for k, blueprint, _, born in folds]
+    while (earliest := min((born for *_, born in [*told[first:], *alive]), default=first)) < first:
+        first = earliest
+    for k in others:
+        live.end_seed(k)
+    while len(live.hooks.folds) > first:
+        live.unfold_seed()
+    for n in range(first, now + 1):
+        for k, blueprint, born in [*told[n:], *alive]:
+            if born == n:
+                live.hooks.plant(k, blueprint, live.place, 0)
+        if n < now:
+            live.fold_seed(folds[n][0], Blend(folds[n][2]))
 
 
 def progress_of(live: LivePopulation) -> dict[str, Tensor]:
@@ -79,7 +109,7 @@ def _resume_training(live: LivePopulation, k: int, saved: Mapping[str, Tensor]) 
     if k in live.optimiser.seeds and not trained:
         live.optimiser.let_go(k)
     if trained:
-        live.optimiser.take_in(k, live.slots[k].parameters())
+        live.train_seed(k)
     if alone:
         live.optimiser.raise_alone(k, live.slots[k])
 

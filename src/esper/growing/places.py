@@ -165,10 +165,10 @@ def _units(model: nn.Module) -> set[str]:
 def _holds_list(module: nn.Module) -> bool:
     """Whether a module is a frame around a list of blocks."""
     lists = [m for m in module.modules() if isinstance(m, _LISTS) and m is not module]
-    return any(sum(_weighs(child) for child in blocks) > 1 for blocks in lists)
+    return any(sum(has_weights(child) for child in blocks) > 1 for blocks in lists)
 
 
-def _weighs(module: nn.Module) -> bool:
+def has_weights(module: nn.Module) -> bool:
     """Whether a module has weights beyond those of a norm."""
     return not isinstance(module, NORMS) and any(True for _ in module.parameters())
 
@@ -179,7 +179,7 @@ def _block_ends(calls: Sequence[_Call], model: nn.Module, topology: str | None) 
     candidate: Place | None = None
     weighted = opaque = False
     for call in calls:
-        heavy = _weighs(call.module)
+        heavy = has_weights(call.module)
         ends = (heavy and not isinstance(call.module, nn.Embedding)) or (
             opaque and isinstance(call.module, NORMS)
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from esper.foundation.statistics import mean_interval
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Head, Op, Style
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
 from esper.population.blueprints import blueprint_entry
@@ -61,6 +62,8 @@ class Grown:
     topology: str
     epochs: tuple[int, ...]  # whose weights each member ended with, from 1 on
     asked: int = 0  # epochs that were asked for; 0 where nobody said
+    folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
+    widened: Mapping[int, str] = field(default_factory=dict)  # by slot, what its seed does to its own layers
     engine: str = "rows"
     reason: str = ""  # why that engine
     baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
@@ -102,12 +105,14 @@ class Grown:
         slots, m = self.record.final_slots[self.best], self.best
         blueprint = Blueprint(int(slots.blueprint[0, k]))
         blend = STYLE_BLEND[Style(int(slots.style[0, k]))]
+        if blueprint in GROWTH_BLUEPRINTS:
+            blend = Blend.ADD
         gate = int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
         return Addition(
             slot=self.slot_names[k],
-            module=self.module_names[k],
+            module=self.slot_names[k] if k in self.widened else self.module_names[k],
             blueprint=blueprint.name,
-            summary=blueprint_entry(blueprint, self.topology).summary,
+            summary=self.widened.get(k) or blueprint_entry(blueprint, self.topology).summary,
             blend=_BLENDS[blend],
             parameters=int(self.record.seed_parameters[k, blueprint]) + gate,
             contribution=float(self.record.contribution[-1, m, k]),
@@ -127,15 +132,16 @@ class Grown:
                 f"{item.blend}, worth {item.contribution:+.1f} points of validation {self.score_name}: "
                 f"{item.summary}"
             )
-        total = self.host_parameters + sum(item.parameters for item in self.added)
-        ending = f"= {total:,} parameters" if self.added else "nothing was added"
+        lines += [f"+ {line}, for good" for line in self.folded]
+        total = int(self.record.parameters[-1, self.best])
+        ending = f"= {total:,} parameters" if self.added or self.folded else "nothing was added"
         return "\n".join([*lines, ending])
 
     def report(self) -> str:
         """The story in a few lines."""
         record, m = self.record, self.best
         first, last = float(record.accuracy[0, m]), float(record.accuracy[-1, m])
-        planted, kept = int(record.germinated[:, m].sum()), len(self.added)
+        planted, kept = int(record.germinated[:, m].sum()), len(self.added) + len(self.folded)
         rollbacks = int(record.panicked[:, m].sum())
         lines = [
             f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "

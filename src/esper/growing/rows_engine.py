@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, RowPrices
 from esper.growing.controllers import make_controller
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
@@ -43,7 +43,7 @@ def prepare_rows(request: Request) -> Prepared:
     goal, data = choose_goal(data, pieces.outputs(data.train.inputs[:_JUDGED]), settings)
     environment = _environment(request, pieces, data, goal)
     decider = make_controller(request.controller, settings.rules(epochs).gates, device)
-    prices = Prices.of(pieces.host, device, settings.blueprints, pieces.causal)
+    prices = RowPrices.of(pieces.host, device, settings.blueprints, pieces.causal)
     return Prepared(
         environment=environment,
         controller=Limited(decider, prices, request.budget),

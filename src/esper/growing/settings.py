@@ -93,7 +93,7 @@ OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "trai
 LIVE_SETTINGS = (
     *(name for name in OWN_SETTINGS if name != "members"),
     *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
-    *("second_beta", "clip_norm", "schedule", "warmup", "precision"),
+    *("second_beta", "clip_norm", "schedule", "warmup", "precision", "folds"),
 )
 
 

@@ -333,8 +333,9 @@ class GrowthEnvironment:
     ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
         rules, states, evidence = self.spec.lifecycle, self.slots, self.rows.evidence
-        outcomes, fits, left = [], self.population.growable(), self._steps_left()
+        outcomes, left = [], self._steps_left()
         for action in actions:
+            fits = self.population.growable()  # after what the actions before this one planted
             asked = Actions(torch.where(active.unsqueeze(1), action.choices, 0))  # the finished wait
             outcome = apply(states, asked, evidence, rules, self.topology, left, fits, self.looks)
             self.population.prune(outcome.pruned)

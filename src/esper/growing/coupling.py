@@ -1,0 +1,247 @@
+"""Which layers have their units in common, found by running the model with marks.
+
+A hidden unit is made by one layer or by several (a residual stream), passed on by norms and depthwise
+convolutions, and read by others. To widen it, all of them grow together. Marks are NaN: whatever a marked
+unit reaches is marked, so that two passes answer everything. In a *narrow* pass one output of a layer is
+marked, and its mark says which inputs of which layers it reaches: makers that reach the same inputs are
+coupled. In a *wide* pass all makers of a group have marked new units behind their own, and the marks say
+where in the input of each reader these arrive, through whatever the model's own code does with them
+(activations, pooling, flattening, concatenation). What mixes units on the way (a norm over all channels, a
+softmax) spreads the marks, and what cannot take more units raises: both are refused.
+
+The dependency graph of torch-pruning was judged first. It groups layers for removal, where a LayerNorm or an
+attention in between is no obstacle; it says which units go, not where new ones arrive; it needs a graph of
+gradients, which frozen parts do not have, and it fails on the tuples of GPT-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growing.units import dense, others, passing, units_in
+
+Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
+MOST_LAYERS = 64  # of a model in which coupled layers are looked for
+
+
+class CannotWiden(Exception):
+    """Why the units of a layer cannot be added to."""
+
+
+class Role(Enum):
+    """What a layer has to do with units."""
+
+    MAKER = "makes them"
+    PASSER = "passes them on"
+    READER = "reads them"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer that grows with others when their units grow."""
+
+    layer: nn.Module
+    role: Role
+    axis: int  # of activations, along which the units lie
+    more: int  # new entries of its input, or of the output of a maker
+    where: Tensor | None = None  # [k] positions of the new units in its wider input; None: last
+
+
+def find_parts(model: nn.Module, makers: Sequence[nn.Module], units: int, run: Run) -> list[Part]:
+    """All layers that grow when these makers get so many more units, by one wide pass.
+
+    Readers come first, then passers, then makers. Raises CannotWiden where that is not possible.
+    """
+    parts = [Part(layer, Role.MAKER, _axis(layer), units) for layer in makers]
+    found: dict[nn.Module, Part] = {}
+
+    def enters(layer: nn.Module, x: Tensor, marked: Tensor) -> Tensor | None:
+        axis, more = _axis(layer), x.shape[_axis(layer)] - units_in(layer)
+        if more == 0 and not marked.any():
+            return None
+        where = marked.nonzero().flatten()
+        if more <= 0 or len(where) != more or layer in found:
+            raise CannotWiden(f"units are mixed before {type(layer).__name__}")
+        role = Role.READER if dense(layer) is not None else Role.PASSER
+        last = bool(where[0] == x.shape[axis] - more)
+        found[layer] = Part(layer, role, axis, more, None if last else where)
+        return x.index_select(axis, others(where, x.shape[axis]))
+
+    def leaves(layer: nn.Module, output: Tensor) -> Tensor | None:
+        part = found.get(layer)
+        if part is not None and part.role is Role.PASSER:
+            return spread(output, marks(output, part.axis, part.more), part.axis, part.where)
+        if layer in makers:
+            return torch.cat([output, marks(output, _axis(layer), units)], _axis(layer))
+        return None
+
+    with _watched(model, enters, leaves):
+        _attempt(run)
+    order = [Role.READER, Role.PASSER]
+    ends = sorted(found.values(), key=lambda part: order.index(part.role))
+    if not any(part.role is Role.READER for part in ends):
+        raise CannotWiden("nothing reads these units")
+    return [*ends, *parts]
+
+
+def corner(readers: Iterable[Part], makers: Iterable[Part]) -> int:
+    """The weights from new inputs to new outputs in layers that both read and make new units.
+
+    They are 0 when a widening folds, and come on top of what it brings.
+    """
+    makes = [(part.layer, part.more) for part in makers if part.role is Role.MAKER]
+    return sum(
+        part.more * more * int(cast(Tensor, layer.weight)[0, 0].numel())
+        for part in readers
+        if part.role is Role.READER
+        for layer, more in makes
+        if layer is part.layer
+    )
+
+
+class Reach:
+    """Which inputs the units of each layer of a model arrive at; found when it is first asked for."""
+
+    def __init__(self, model: nn.Module, run: Run):
+        self.model, self.run = model, run
+        self._found: dict[nn.Module, set[tuple[int, int]]] | None = None
+
+    def coupled(self, maker: nn.Module) -> list[nn.Module]:
+        """The layers whose outputs are added to, or multiplied with, those of this one; itself first.
+
+        Raises CannotWiden where its units are mixed.
+        """
+        if self._found is None:
+            self._found = self._look()
+        if not self._found.get(maker):
+            raise CannotWiden(f"the units of {type(maker).__name__} are mixed, or read by nothing")
+        group, inputs = [maker], set(self._found[maker])
+        while more := [layer for layer, own in self._found.items() if layer not in group and own & inputs]:
+            group += more
+            inputs |= set().union(*(self._found[layer] for layer in more))
+        return group
+
+    def _look(self) -> dict[nn.Module, set[tuple[int, int]]]:
+        """One narrow pass for each layer; layers whose units are mixed are left out."""
+        layers = [layer for layer in self.model.modules() if dense(layer) is not None]
+        found = {}
+        for layer in layers if len(layers) <= MOST_LAYERS else []:
+            with suppress(CannotWiden):
+                found[layer] = _reached(self.model, layer, self.run)
+        return found
+
+
+def _reached(model: nn.Module, maker: nn.Module, run: Run) -> set[tuple[int, int]]:
+    """The inputs of dense layers that the first unit of a layer arrives at: (id of the layer, position)."""
+    found: set[tuple[int, int]] = set()
+    passed: dict[nn.Module, Tensor] = {}
+
+    def enters(layer: nn.Module, x: Tensor, marked: Tensor) -> Tensor | None:
+        if not marked.any():
+            return None
+        if marked.all():
+            raise CannotWiden(f"units are mixed before {type(layer).__name__}")
+        if dense(layer) is None:
+            passed[layer] = marked
+        else:
+            found.update((id(layer), place) for place in marked.nonzero().flatten().tolist())
+        return x.nan_to_num()
+
+    def leaves(layer: nn.Module, output: Tensor) -> Tensor | None:
+        marked = passed.pop(layer, None)
+        if layer is maker:
+            marked = torch.arange(output.shape[_axis(layer)], device=output.device) == 0
+        if marked is None:
+            return None
+        shape = [1] * output.ndim
+        shape[_axis(layer)] = -1
+        return output.masked_fill(marked.view(shape), torch.nan)
+
+    with _watched(model, enters, leaves):
+        _attempt(run)
+    return found
+
+
+def spread(old: Tensor, new: Tensor, axis: int, where: Tensor | None) -> Tensor:
+    """Activations of old and new units side by side: the new ones at these positions, by default last."""
+    if where is None:
+        return torch.cat([old, new], axis)
+    rest = others(where, old.shape[axis] + new.shape[axis])
+    order = torch.cat([rest, where]).argsort()
+    return torch.cat([old, new], axis).index_select(axis, order)
+
+
+def marks(like: Tensor, axis: int, units: int) -> Tensor:
+    """NaN in the shape of an activation with so many units."""
+    shape = list(like.shape)
+    shape[axis] = units
+    return like.new_full(shape, torch.nan)
+
+
+def _axis(layer: nn.Module) -> int:
+    kind = dense(layer) or passing(layer)
+    assert kind is not None
+    return kind.axis
+
+
+def _attempt(run: Run) -> None:
+    try:
+        judged = run()
+    except CannotWiden:
+        raise
+    except Exception as error:  # whatever a stranger's forward raises about a shape
+        raise CannotWiden(f"the model takes no more units there ({error})") from error
+    if not bool(judged.isfinite().all()):
+        raise CannotWiden("units reach the output of the model")
+
+
+@contextmanager
+def _watched(
+    model: nn.Module,
+    enters: Callable[[nn.Module, Tensor, Tensor], Tensor | None],
+    leaves: Callable[[nn.Module, Tensor], Tensor | None],
+) -> Iterator[None]:
+    """While inside, layers with units ask what they read and what they give; others may read no marks.
+
+    enters(layer, x, marked [units]) and leaves(layer, output) give another tensor, or None for the same.
+    """
+    handles: list[RemovableHandle] = []
+
+    def before(layer: nn.Module, inputs: Any) -> Any:
+        if not inputs or not isinstance(inputs[0], Tensor):
+            return None
+        axis = _axis(layer) % inputs[0].ndim
+        marked = inputs[0].isnan().movedim(axis, 0).flatten(1).any(1)
+        changed = enters(layer, inputs[0], marked)
+        return None if changed is None else (changed, *inputs[1:])
+
+    def after(layer: nn.Module, inputs: Any, output: Any) -> Any:
+        return leaves(layer, output)
+
+    def refuse(layer: nn.Module, inputs: Any) -> None:
+        if any(bool(x.isnan().any()) for x in _floats(inputs)):
+            raise CannotWiden(f"{type(layer).__name__} takes no more units")
+
+    try:
+        for layer in model.modules():
+            if dense(layer) is not None or passing(layer) is not None:
+                handles.append(layer.register_forward_pre_hook(before))
+                handles.append(layer.register_forward_hook(after))
+            elif layer._parameters:
+                handles.append(layer.register_forward_pre_hook(refuse))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _floats(values: Iterable[Any]) -> list[Tensor]:
+    return [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]

@@ -1,0 +1,307 @@
+"""What a user's model offers behind each of its places: blocks to repeat, units to add.
+
+Everything is tried before it is offered: a block is put into its list and units are put beside a layer's own,
+the model is run on two samples, and the outputs must be those that they should be. Then all is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growing.batches import Judge, samples_in
+from esper.growing.coupling import CannotWiden, Part, Reach, Role, corner, find_parts
+from esper.growing.places import Place, tensor_of
+from esper.growing.repeating import Repeat, Span, find_span, insert, touched_by
+from esper.growing.undoing import undone
+from esper.growing.units import dense, units_out
+from esper.growing.widening import Widening
+from esper.lifecycle.actions import Blueprint
+
+SAMPLES = 2  # on which everything is tried
+SMALL = 0.1  # of the operations between two places: units that cost less are not what makes them wide
+WIDENINGS = {Blueprint.WIDEN_HALF: 2, Blueprint.WIDEN_FULL: 1}  # units of a layer per new unit
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What can grow at a place beside the blueprints of its kind, and what it costs."""
+
+    span: Span | None = None
+    makers: tuple[nn.Module, ...] = ()
+    parts: tuple[Part, ...] = ()  # with as many new units as there are
+    touched: frozenset[int] = frozenset()  # places whose activations get wider too
+    parameters: Mapping[Blueprint, int] = field(default_factory=dict)
+    flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
+
+
+Found = tuple[list[Place], list[Offer], float]
+
+
+class Ground:
+    """A model as a place to grow in. `look` has to be called again whenever the model has changed."""
+
+    def __init__(self, model: nn.Module, judge: Judge, batch: Any):
+        """batch: of validation data, on the model's device."""
+        self.model, self.judge = model, judge
+        self.batch = _first(batch, samples_in(batch))
+
+    def run(self) -> Tensor:
+        """One pass of the model, as one row of numbers: its loss and, where they are known, its outputs."""
+        judged = self.judge(self.model, self.batch)
+        outputs = [] if judged.outputs is None else [judged.outputs.flatten().float()]
+        return torch.cat([judged.loss.detach().float().view(1), *outputs])
+
+    def look(self, modules: Sequence[nn.Module], places: Sequence[Place]) -> Found:
+        """The places behind these modules as they are now, what each offers, and the operations of one
+        sample's forward pass.
+
+        places: as they were. A module that does not run for the two samples stays as it was, without offer.
+        No hook of a seed may be attached; the generators of the caller are left as they were.
+        """
+        with _still(self.model), torch.random.fork_rng(devices=[]):
+            look = _Look(self, modules)
+            return look.places(places), [look.offer(k) for k in range(len(modules))], look.flops
+
+    def parts(self, offer: Offer, blueprint: Blueprint) -> list[Part]:
+        """The layers of a widening, with where the new units arrive; raises CannotWiden."""
+        units = new_units(offer.makers[0], blueprint)
+        with _still(self.model):
+            return find_parts(self.model, offer.makers, units, self.run)
+
+
+class _Look:
+    """One look at a model."""
+
+    def __init__(self, ground: Ground, modules: Sequence[nn.Module]):
+        self.ground, self.model, self.modules = ground, ground.model, modules
+        self.shapes: dict[nn.Module, tuple[Any, Any]] = {}
+        self.order: list[nn.Module] = []  # modules in the order in which they ended
+        self.costs: dict[nn.Module, float] = {}  # of one run of a module, for one sample
+        self.inserts: dict[nn.Module, bool | None] = {}  # by list: whether counts follow; None: it stays
+        self.clean, self.flops = self._first_pass()
+        self.reach = Reach(self.model, ground.run)
+        self.shared = _shared_parameters(self.model)
+
+    def places(self, before: Sequence[Place]) -> list[Place]:
+        """The places with the names and shapes of now."""
+        names = {module: name for name, module in self.model.named_modules()}
+        found = []
+        for module, place in zip(self.modules, before, strict=True):
+            shape = self.shapes.get(module, (None, None))[1]
+            now = place.shape if shape is None else tuple(shape[1:])
+            found.append(replace(place, name=names[module], shape=now))
+        return found
+
+    def _first_pass(self) -> tuple[Tensor, float]:
+        def ends(module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+            given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
+            gave = tensor_of(output)
+            shape = None if gave is None else gave.shape
+            self.shapes[module] = (given[0].shape if given else None, shape)
+            self.order.append(module)
+
+        handles = [m.register_forward_hook(ends, with_kwargs=True) for m in self.model.modules()]
+        try:
+            result, flops, by_name = self._counted()
+        finally:
+            for handle in handles:
+                handle.remove()
+        root = type(self.model).__name__
+        for name, module in self.model.named_modules():
+            self.costs[module] = by_name.get(f"{root}.{name}", 0.0)
+        return result, flops
+
+    def _counted(self) -> tuple[Tensor, float, dict[str, float]]:
+        """A pass, and what a sample of it cost: in all, and by the names of modules."""
+        samples = samples_in(self.ground.batch)
+        with FlopCounterMode(display=False) as counter:
+            result = self.ground.run()
+        by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
+        return result, counter.get_total_flops() / samples, by_name
+
+    def _same(self, found: Tensor, wanted: Tensor) -> bool:
+        return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)
+
+    def offer(self, k: int) -> Offer:
+        """What can grow behind module k."""
+        if self.order.count(self.modules[k]) != 1:
+            return Offer()
+        span, price, cost = self._repetition(k)
+        offer = self._widening(k)
+        if span is None:
+            return offer
+        parameters = {**offer.parameters, Blueprint.CLONE: price}
+        return replace(offer, span=span, parameters=parameters, flops={**offer.flops, Blueprint.CLONE: cost})
+
+    # ---- repeating -------------------------------------------------------------------------------------
+
+    def _repetition(self, k: int) -> tuple[Span | None, int, float]:
+        span = find_span(self.model, self.modules[k], self.shapes)
+        if span is None:
+            return None, 0, 0.0
+        if span.container not in self.inserts:
+            self.inserts[span.container] = self._tried(span)
+        counted = self.inserts[span.container]
+        if counted is None:
+            return None, 0, 0.0
+        price = sum(p.numel() for block in span.blocks for p in block.parameters())
+        return replace(span, counted=counted), price, sum(self.costs[block] for block in span.blocks)
+
+    def _tried(self, span: Span) -> bool | None:
+        """Whether counts must follow where one more entry is put into a list; None where it does not work."""
+        seed = Repeat(span)
+
+        def hears(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
+            h = tensor_of(output)
+            assert h is not None
+            said = h + seed.said(h, inputs, named)
+            return (said, *output[1:]) if isinstance(output, tuple) else said
+
+        handle = span.blocks[-1].register_forward_hook(hears, with_kwargs=True)
+        try:
+            wanted = self.ground.run()
+        except Exception:  # a block that cannot be called again like this
+            return None
+        finally:
+            handle.remove()
+        for counted in (False, True):
+            tried = replace(span, counted=counted)
+            try:
+                with undone(touched_by(self.model, tried)):
+                    insert(self.model, tried, list(Repeat(span).blocks))
+                    if self._same(self.ground.run(), wanted):
+                        return counted
+            except Exception:  # a model that cannot have one more block
+                continue
+        return None
+
+    # ---- widening --------------------------------------------------------------------------------------
+
+    def _widening(self, k: int) -> Offer:
+        """The layer ahead of the place whose units are read most, of those that nobody else makes; where
+        they are but a small part of what happens there, the first layer together with its partners."""
+        layers = self._layers_before(k)
+        alone = [offer for layer in layers if (offer := self._widened([layer])) is not None]
+        best = max(alone, key=_weight, default=Offer())
+        if _weight(best) >= SMALL * sum(self.costs[layer] for layer in layers):
+            return best
+        partners = (self._widened(makers) for layer in layers if len(makers := self._coupled(layer)) > 1)
+        return next((offer for offer in partners if offer is not None), best)
+
+    def _layers_before(self, k: int) -> list[nn.Module]:
+        """Layers with units that ended after the place before this one and no later than this one."""
+        ends = {module: place for place, module in enumerate(self.order)}
+        here = ends[self.modules[k]]
+        earlier = [ends[m] for m in self.modules if m in ends and ends[m] < here]
+        run = self.order[max(earlier, default=-1) + 1 : here + 1]
+        return [m for m in dict.fromkeys(run) if dense(m) is not None and self.order.count(m) == 1]
+
+    def _coupled(self, layer: nn.Module) -> list[nn.Module]:
+        try:
+            return self.reach.coupled(layer)
+        except CannotWiden:
+            return []
+
+    def _widened(self, makers: Sequence[nn.Module]) -> Offer | None:
+        """Try to double the units; None where the model then gives something else."""
+        units = units_out(makers[0])
+        if any(units_out(maker) != units for maker in makers):
+            return None
+        try:
+            parts = find_parts(self.model, makers, units, self.ground.run)
+            seed = Widening(parts)
+        except (CannotWiden, ValueError):
+            return None
+        if not self._all_trained(parts):
+            return None
+        shapes: dict[int, Any] = {}
+        handles = [h for role in Role for h in seed.attach(role, lambda: 1.0)]
+        handles += [
+            m.register_forward_hook(lambda _m, _i, out, k=k: shapes.update({k: _shape(out)}))
+            for k, m in enumerate(self.modules)
+        ]
+        try:
+            result, flops, _ = self._counted()
+        except Exception:  # a model that takes no more units after all
+            return None
+        finally:
+            for handle in handles:
+                handle.remove()
+        if not self._same(result, self.clean):
+            return None
+        size, inner = sum(p.numel() for p in seed.parameters()), corner(parts, parts)
+        sizes = {b: new_units(makers[0], b) for b in WIDENINGS if _whole(parts, makers[0], b)}
+        touched = {k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]}
+        return Offer(
+            makers=tuple(makers),
+            parts=tuple(parts),
+            touched=frozenset(touched),
+            parameters={b: size * n // units + inner * n * n // units**2 for b, n in sizes.items()},
+            flops={b: (flops - self.flops) * n / units for b, n in sizes.items()},
+        )
+
+    def _all_trained(self, parts: Sequence[Part]) -> bool:
+        """Whether every parameter of these layers is trained, and belongs to one layer alone."""
+        own = [p for part in parts for p in part.layer.parameters()]
+        return all(p.requires_grad and p not in self.shared for p in own)
+
+
+def _weight(offer: Offer) -> float:
+    """What it costs to double the units of an offer."""
+    return offer.flops.get(Blueprint.WIDEN_FULL, 0.0)
+
+
+def new_units(maker: nn.Module, blueprint: Blueprint) -> int:
+    """How many units a widening adds to a layer."""
+    return max(1, units_out(maker) // WIDENINGS[blueprint])
+
+
+def _whole(parts: Sequence[Part], maker: nn.Module, blueprint: Blueprint) -> bool:
+    """Whether the norms between the layers then have whole groups."""
+    share = WIDENINGS[blueprint]
+    norms = [part.layer for part in parts if isinstance(part.layer, nn.GroupNorm)]
+    return units_out(maker) % share == 0 and all(norm.num_groups % share == 0 for norm in norms)
+
+
+def _shape(output: Any) -> Any:
+    found = tensor_of(output)
+    return None if found is None else found.shape
+
+
+def _shared_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters that stand in more than one place."""
+    seen, twice = set[nn.Parameter](), set[nn.Parameter]()
+    for _, parameter in model.named_parameters(remove_duplicate=False):
+        (twice if parameter in seen else seen).add(parameter)
+    return twice
+
+
+def _first(batch: Any, samples: int) -> Any:
+    """The first samples of a batch of any structure."""
+    if isinstance(batch, Tensor):
+        return batch[:SAMPLES] if batch.ndim and len(batch) == samples else batch
+    if isinstance(batch, Mapping):
+        return type(batch)({key: _first(value, samples) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple | list):
+        return type(batch)(_first(value, samples) for value in batch)
+    return batch
+
+
+@contextmanager
+def _still(model: nn.Module) -> Iterator[None]:
+    """Without gradients, and with every module as in use; modes go back to what they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,288 @@
+"""The slots of one living model: seeds that are wired into it, and folds that make them part of it.
+
+A fold changes the model itself: one more block in a list, wider layers, or a plain graft behind a module. It
+can be taken back, so that a model can return to what it was before.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growing.coupling import Part, Role, corner
+from esper.growing.ground import WIDENINGS, Ground, Offer
+from esper.growing.live_slots import LiveSlot, install
+from esper.growing.places import Place
+from esper.growing.plain import plain_graft
+from esper.growing.repeating import Repeat, insert, touched_by
+from esper.growing.undoing import Undo
+from esper.growing.units import units_out
+from esper.growing.widening import Joined, Widening
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint
+
+
+@dataclass(frozen=True)
+class _About:
+    """Which seed it was."""
+
+    slot: int
+    blueprint: int
+    blend: Blend
+    born: int  # folds that there were when it was planted
+    was_at: nn.Module  # the module that the slot hung on
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A seed that has become part of its model."""
+
+    about: _About
+    words: str  # what a person would say has changed
+    undo: Undo
+    joined: list[Joined] = field(default_factory=list)  # parameters that got wider
+    moved: list[tuple[nn.Parameter, nn.Parameter]] = field(default_factory=list)  # of the seed → of the model
+
+    @property
+    def code(self) -> list[int]:
+        """What is needed to do it again: slot, blueprint, blend, and how many folds were before its birth."""
+        return [self.about.slot, self.about.blueprint, int(self.about.blend), self.about.born]
+
+
+class Hooks:
+    """The slots of one model, attached to it."""
+
+    def __init__(self, model: nn.Module, places: list[Place], ground: Ground):
+        self.model, self.ground = model, ground
+        self.names = [place.name for place in places]  # as the user knows them
+        self.topology = places[0].topology
+        self.modules = [model.get_submodule(place.name) for place in places]  # that the slots hang on
+        self.slots = [LiveSlot(place) for place in places]
+        self.folds: list[Fold] = []
+        self.version = 0  # rises whenever the model's layers or lists change
+        self._looked = -1  # at which version
+        self._offers: list[Offer] = []
+        self._flops = 0.0
+        self._handles: list[RemovableHandle] = []
+        self._look()
+
+    @property
+    def offers(self) -> list[Offer]:
+        """What can grow in each slot beside the blueprints of its kind."""
+        self._look()
+        return self._offers
+
+    @property
+    def flops(self) -> float:
+        """Operations of one sample's forward pass through the model without seeds."""
+        self._look()
+        return self._flops
+
+    def place(self, k: int) -> Place:
+        """Slot k's place in the model as it is now."""
+        self._look()
+        return self.slots[k].place
+
+    def _look(self) -> None:
+        """Find out what the model offers, if it has changed since the last time."""
+        if self._looked == self.version:
+            return
+        self._looked = self.version
+        self.detach()
+        before = [slot.place for slot in self.slots]
+        places, self._offers, self._flops = self.ground.look(self.modules, before)
+        for slot, place in zip(self.slots, places, strict=True):
+            slot.place = place
+        self.attach()
+
+    # ---- wiring ----------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Let the model hear its seeds: what reads new units goes before what makes them."""
+        self.detach()
+        for role in (Role.READER, Role.PASSER, Role.MAKER):
+            for slot in self.slots:
+                if isinstance(slot.seed, Widening):
+                    self._handles += slot.seed.attach(role, slot.now, slot.is_alone)
+        for module, slot in zip(self.modules, self.slots, strict=True):
+            self._handles.append(module.register_forward_hook(slot.hook, with_kwargs=True))
+
+    def detach(self) -> None:
+        """Leave the model without hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def plant(self, k: int, blueprint: int, device: torch.device, draw: int) -> None:
+        """Begin a seed; its first weights belong to `draw`, and the caller's generator is left as it was."""
+        slot, offer = self.slots[k], self.offers[k]
+        self.detach()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(draw)
+            if blueprint == Blueprint.CLONE:
+                assert offer.span is not None, "a clone was planted where nothing can be repeated"
+                slot.put(blueprint, Repeat(offer.span))
+            elif blueprint in GROWTH_BLUEPRINTS:
+                slot.put(blueprint, Widening(self.ground.parts(offer, Blueprint(blueprint))))
+                slot.touched = offer.touched
+            else:
+                slot.plant(blueprint, device)
+        slot.born = len(self.folds)
+        self.attach()
+
+    def clear(self, k: int) -> None:
+        """End a seed."""
+        self.slots[k].clear()
+        self.attach()
+
+    # ---- what fits -------------------------------------------------------------------------------------
+
+    def fits(self, k: int, blueprint: Blueprint) -> bool:
+        """Whether a blueprint that grows the user's own modules can be planted in slot k now."""
+        offer = self.offers[k]
+        if blueprint not in offer.parameters or self.disturbed(k):
+            return False
+        if blueprint == Blueprint.CLONE:
+            return True
+        others = [slot for j, slot in enumerate(self.slots) if j != k and slot.seed is not None]
+        if any(self.slots[j] in others for j in offer.touched):
+            return False
+        growing = [slot.seed for slot in others if isinstance(slot.seed, Widening)]
+        return all(
+            compatible(own, other)
+            for seed in growing
+            for other in seed.parts
+            for own in offer.parts
+            if own.layer is other.layer
+        )
+
+    def disturbed(self, k: int) -> bool:
+        """Whether the seed of another slot makes the activations of slot k wider."""
+        return any(k in slot.touched for j, slot in enumerate(self.slots) if j != k)
+
+    def price(self, k: int, blueprint: Blueprint) -> int:
+        """The parameters that such a seed in slot k adds in the end, beside those that live now."""
+        offer, share = self.offers[k], WIDENINGS.get(blueprint)
+        size = offer.parameters[blueprint]
+        for slot in self.slots if share is not None else []:
+            if isinstance(slot.seed, Widening) and share is not None:
+                both = corner(slot.seed.parts, offer.parts) + corner(offer.parts, slot.seed.parts)
+                size += both // share
+        return size
+
+    def parameters(self) -> int:
+        """Those of all seeds, as they are when they have become part of the model."""
+        parts = [p for slot in self.slots if isinstance(slot.seed, Widening) for p in slot.seed.parts]
+        seeds = 0
+        for slot in self.slots:
+            used = [slot.seed, slot.gate if slot.blend is Blend.GATE else None]
+            seeds += sum(p.numel() for part in used if part is not None for p in part.parameters())
+        return seeds + corner(parts, parts)
+
+    # ---- folding ---------------------------------------------------------------------------------------
+
+    def fold(self, k: int) -> Fold:
+        """Make the seed of slot k part of the model, at the strength that it has; the slot is empty after."""
+        self.detach()
+        fold = self._folded(k)
+        self.folds.append(fold)
+        self.slots[k].clear()
+        self.version += 1
+        self.attach()
+        return fold
+
+    def _folded(self, k: int) -> Fold:
+        slot, name = self.slots[k], self.names[k]
+        about = _About(k, slot.blueprint, slot.blend, slot.born, self.modules[k])
+        assert slot.seed is not None, "an empty slot has nothing to fold"
+        if isinstance(slot.seed, Repeat):
+            undo = Undo(touched_by(self.model, slot.seed.span))
+            self.modules[k] = insert(self.model, slot.seed.span, list(slot.seed.blocks))
+            moved = [(p, p) for p in slot.seed.parameters()]
+            return Fold(about, f"{name} repeated", undo, moved=moved)
+        if isinstance(slot.seed, Widening):
+            words = self._wider(slot.seed)
+            undo = Undo(part.layer for part in slot.seed.parts)
+            return Fold(about, words, undo, joined=slot.seed.fold(slot.strength))
+        return self._folded_graft(about, slot)
+
+    def _folded_graft(self, about: _About, slot: LiveSlot) -> Fold:
+        module, graft = self.modules[about.slot], slot.graft()
+        plain = plain_graft(graft, slot.place.spatial_dims)
+        plain.to(next((p.device for p in graft.parameters()), None))
+        undo = Undo(m for m in self.model.modules() if module in (m, *m.children()))
+        current = next(n for n, m in self.model.named_modules() if m is module)
+        self.modules[about.slot] = install(self.model, current, slot.place.in_tuple, plain)
+        moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
+        return Fold(
+            about, f"{Blueprint(slot.blueprint).name} behind {self.names[about.slot]}", undo, moved=moved
+        )
+
+    def _wider(self, seed: Widening) -> str:
+        """What a widening changes, as in: conv1 64 → 96 wide."""
+        makers = [part for part in seed.parts if part.role is Role.MAKER]
+        units = units_out(makers[0].layer)
+        return (
+            f"{_named(self.model, [part.layer for part in makers])} {units} → {units + makers[0].more} wide"
+        )
+
+    def unfold(self) -> Fold:
+        """Take the latest fold back; its slot is empty."""
+        self.detach()
+        fold = self.folds.pop()
+        fold.undo()
+        self.modules[fold.about.slot] = fold.about.was_at
+        self.slots[fold.about.slot].clear()
+        self.version += 1
+        self.attach()
+        return fold
+
+    def plain_model(self) -> nn.Module:
+        """A copy of the model on the CPU, in eval mode, with every heard seed folded in.
+
+        Its class is the model's own; it needs no esper to be loaded.
+        """
+        version, kept = self.version, [copy.copy(vars(slot)) for slot in self.slots]
+        seeds = [(slot.seed, slot.gate) for slot in self.slots]
+        heard = [k for k, slot in enumerate(self.slots) if slot.seed is not None and slot.strength > 0]
+        try:
+            for k in heard:
+                self.fold(k)
+            self.detach()
+            return copy.deepcopy(self.model).cpu().eval()
+        finally:
+            for _ in range(len(heard)):
+                self.unfold()
+            for slot, was, (seed, gate) in zip(self.slots, kept, seeds, strict=True):
+                vars(slot).update(was)
+                slot.seed, slot.gate = seed, gate
+            self.version = version
+            self.attach()
+
+    def folded(self) -> tuple[str, ...]:
+        """What has become part of the model, in words, in the order in which it did."""
+        return tuple(fold.words for fold in self.folds)
+
+    def widened(self) -> dict[int, str]:
+        """By slot, how the seed that is heard there changes the model's own lists and layers, in words."""
+        lines = {}
+        for k, slot in enumerate(self.slots):
+            if slot.strength > 0 and isinstance(slot.seed, Repeat):
+                lines[k] = f"{self.names[k]} repeated"
+            elif slot.strength > 0 and isinstance(slot.seed, Widening):
+                lines[k] = self._wider(slot.seed)
+        return lines
+
+
+def compatible(one: Part, other: Part) -> bool:
+    """Whether two widenings can have parts in one layer: one makes, one reads, and what is new comes last."""
+    return {one.role, other.role} == {Role.MAKER, Role.READER} and one.where is None and other.where is None
+
+
+def _named(model: nn.Module, layers: list[nn.Module]) -> str:
+    names = {module: name for name, module in model.named_modules()}
+    told = [names[layer] for layer in layers]
+    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"

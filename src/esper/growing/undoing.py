@@ -1,0 +1,42 @@
+"""Changes to objects that can be taken back."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Undo:
+    """What some objects were: their attributes, and what the dictionaries among these held.
+
+    Whether a module learns is no part of it.
+    """
+
+    def __init__(self, objects: Iterable[Any]):
+        unique = {id(thing): thing for thing in objects}
+        self._saved = [(thing, _attributes(thing)) for thing in unique.values()]
+
+    def __call__(self) -> None:
+        """Make them what they were."""
+        for thing, attributes in self._saved:
+            own = vars(thing)
+            mode = {key: own[key] for key in ("training",) if key in own}
+            own.clear()
+            own.update({key: copy.copy(v) if isinstance(v, dict) else v for key, v in attributes.items()})
+            own.update(mode)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    return {key: copy.copy(value) if isinstance(value, dict) else value for key, value in vars(thing).items()}
+
+
+@contextmanager
+def undone(objects: Iterable[Any]) -> Iterator[None]:
+    """What happens to these objects inside is taken back at the end."""
+    undo = Undo(objects)
+    try:
+        yield
+    finally:
+        undo()

@@ -1,0 +1,171 @@
+"""More units in a user's own layers: a small layer beside each layer of a group, wired through the model.
+
+What makes the units makes more of them, what passes them on passes more, and what reads them hears the new
+ones with a strength. Between these layers the new units run through whatever the model's own code does. At
+full strength all of it folds into plain wider layers with the same outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growing.coupling import Part, Role, spread
+from esper.growing.units import (
+    Dense,
+    Joint,
+    Passing,
+    dense,
+    maker_beside,
+    named_tensors,
+    others,
+    passer_beside,
+    passing,
+    reader_beside,
+    units_in,
+)
+
+_BESIDE = {Role.MAKER: maker_beside, Role.PASSER: passer_beside, Role.READER: reader_beside}
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A parameter that has grown: what it was, what it is, what was put beside it and how."""
+
+    old: nn.Parameter
+    new: nn.Parameter
+    beside: nn.Parameter
+    joint: Joint
+
+
+class Widening(nn.Module):
+    """New units as a seed. Readers begin at 0, so that the model does not hear the new units yet."""
+
+    def __init__(self, parts: Sequence[Part]):
+        """Draws fresh weights. Raises ValueError where a norm would have part of a group."""
+        super().__init__()
+        self.parts = tuple(parts)
+        self.beside = nn.ModuleList(_BESIDE[part.role](part.layer, part.more) for part in parts)
+
+    def attach(
+        self, role: Role, strength: Callable[[], float], alone: Callable[[], bool] = lambda: False
+    ) -> list[RemovableHandle]:
+        """Wire the layers of a role. Readers and passers go first, so that makers add to their outputs.
+
+        alone: whether the seed learns while the model does not.
+        """
+        handles = []
+        for part, beside in zip(self.parts, self.beside, strict=True):
+            if part.role is role:
+                before, after = _hooks(part, beside, strength, alone)
+                if role is not Role.MAKER:
+                    handles.append(part.layer.register_forward_pre_hook(before))
+                handles.append(part.layer.register_forward_hook(after))
+        return handles
+
+    def neighbours(self) -> dict[nn.Parameter, nn.Parameter]:
+        """By new parameter, the model's own that it stands beside."""
+        return {
+            value: cast(nn.Parameter, part.layer._parameters[name])
+            for part, beside in zip(self.parts, self.beside, strict=True)
+            for name, value in beside._parameters.items()
+            if value is not None
+        }
+
+    @torch.no_grad()
+    def fold(self, strength: float) -> list[Joined]:
+        """Widen the layers in place; afterwards the model alone gives what model and seed gave."""
+        joined: list[Joined] = []
+        for part, beside in zip(self.parts, self.beside, strict=True):
+            joined += _FOLDS[part.role](part, beside, strength)
+        return joined
+
+
+def _hooks(
+    part: Part, beside: nn.Module, strength: Callable[[], float], alone: Callable[[], bool]
+) -> tuple[Any, Any]:
+    """Before and after a layer runs.
+
+    Another widening may have been folded into the layer since: what is beside it knows its first units alone.
+    """
+    axis, held = part.axis, list[Tensor]()
+    reads = units_in(beside) if part.role is Role.MAKER else 0
+
+    def before(layer: nn.Module, inputs: Any) -> Any:
+        if strength() == 0.0:
+            return None
+        x = inputs[0]
+        if part.where is None:
+            old, new = x.split([x.shape[axis] - part.more, part.more], axis)
+        else:
+            old = x.index_select(axis, others(part.where, x.shape[axis]))
+            new = x.index_select(axis, part.where)
+        held[:] = [new]
+        return (old, *inputs[1:])
+
+    def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if strength() == 0.0:
+            return None
+        beside.train(layer.training or alone())
+        if part.role is Role.MAKER:
+            return torch.cat([output, beside(inputs[0].narrow(axis, 0, reads))], axis)
+        if part.role is Role.READER:
+            return _added(output, strength() * beside(held.pop()), axis)
+        return spread(output, beside(held.pop()), axis, part.where)
+
+    return before, after
+
+
+def _added(output: Tensor, heard: Tensor, axis: int) -> Tensor:
+    """The sum of both, where the output may have more units at its end."""
+    more = output.shape[axis] - heard.shape[axis]
+    if more:
+        heard = torch.cat([heard, torch.zeros_like(output.narrow(axis, 0, more))], axis)
+    return output + heard
+
+
+# ---- folding -------------------------------------------------------------------------------------------
+
+
+def _fold_reader(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
+    layer, kind = part.layer, cast(Dense, dense(part.layer))
+    setattr(layer, kind.inputs, getattr(layer, kind.inputs) + part.more)
+    return [_grow(layer, "weight", beside, Joint(kind.weight_in, part.where), strength)]
+
+
+def _fold_maker(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
+    layer, kind = part.layer, cast(Dense, dense(part.layer))
+    setattr(layer, kind.outputs, getattr(layer, kind.outputs) + part.more)
+    axes = {"weight": kind.weight_out, "bias": 0}
+    return [_grow(layer, name, beside, Joint(axes[name])) for name, _ in named_tensors(beside)]
+
+
+def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
+    layer = part.layer
+    sizes = cast(Passing, passing(layer)).sizes
+    joined = []
+    for name, value in named_tensors(beside):
+        joint = Joint(0, part.where)
+        if name in beside._parameters:
+            joined.append(_grow(layer, name, beside, joint))
+        else:
+            layer._buffers[name] = joint.join(cast(Tensor, layer._buffers[name]), value)
+    for name in sizes:
+        setattr(layer, name, getattr(layer, name) + getattr(beside, name))
+    return joined
+
+
+_FOLDS = {Role.MAKER: _fold_maker, Role.PASSER: _fold_passer, Role.READER: _fold_reader}
+
+
+def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: Joint, strength: float = 1.0) -> Joined:
+    """Put a wider parameter in the place of a layer's own."""
+    old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, beside))
+    new = nn.Parameter(joint.join(old.detach(), strength * small.detach()), old.requires_grad)
+    layer._parameters[name] = new
+    return Joined(old, new, small, joint)

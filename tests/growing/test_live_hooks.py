@@ -1,0 +1,232 @@
+"""Blocks and layers of a user's own model grow: nothing is heard at first, and what folds says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from esper.growing.batches import Judge
+from esper.growing.ground import Ground
+from esper.growing.live_hooks import Hooks
+from esper.growing.places import find_places
+from esper.growing.settings import settings_of
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blueprint
+from tests.growing import models
+
+CPU = torch.device("cpu")
+PICTURES, LABELS = models.images(6)
+
+
+class Flattened(nn.Module):
+    """A convolution whose channels become columns, groups that are normalised, a layer that reads its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU())
+        self.mix = nn.Conv2d(4, 4, 3, padding=1)
+        self.deep = nn.Sequential(nn.Conv2d(4, 6, 3, 2, 1), nn.BatchNorm2d(6), nn.PReLU())
+        self.head = nn.Linear(6 * 16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + torch.tanh(self.mix(x))
+        return self.head(self.deep(x).flatten(1))
+
+
+class Step(nn.Module):
+    """A block with a hidden layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(5, 4), nn.Linear(4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.outer(torch.tanh(self.inner(x)))
+
+
+class Counted(nn.Module):
+    """Blocks by number, as many as a count says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depth = 2
+        self.blocks = nn.ModuleList(Step() for _ in range(2))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k in range(self.depth):
+            x = self.blocks[k](x)
+        return self.head(x)
+
+
+class Squeezed(nn.Module):
+    """Channels that gates multiply, a depthwise convolution, names for the entries of a sequence."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expand = nn.Conv2d(1, 6, 1, bias=False)
+        self.norm = nn.BatchNorm2d(6)
+        self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
+        self.down, self.up = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1)
+        self.project = nn.Conv2d(6, 3, 1)
+        self.tail = nn.Sequential()
+        self.tail.add_module("first", nn.Conv2d(3, 3, 1))
+        self.tail.add_module("second", nn.SiLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.depthwise(torch.relu(self.norm(self.expand(x))))
+        gate = torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3), keepdim=True)))))
+        return self.tail(self.project(x * gate)).mean((2, 3))
+
+
+TABLE, TEXT = models.table(6), models.text(6)
+ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
+    (models.small_cnn, (PICTURES, LABELS)),
+    (models.small_mlp, TABLE),
+    (models.Residual, (PICTURES, LABELS)),
+    (models.UNet, (PICTURES, (PICTURES[:, 0] > 0.5).long())),
+    (models.TwoInputs, (TABLE[0], TABLE[0][:, :3], TABLE[1])),
+    (models.LanguageModel, TEXT),
+    (Flattened, (PICTURES, LABELS)),
+    (Counted, TABLE),
+    (Squeezed, (PICTURES, LABELS)),
+]
+
+
+def grounded(model: nn.Module, batch: Any, slots: list[str] | None = None) -> Hooks:
+    judge = Judge(settings_of({}))
+    places = find_places(model, lambda: judge(model, batch), slots)
+    return Hooks(model, places, Ground(model, judge, batch))
+
+
+def doubled(make: Callable[[], nn.Module], batch: tuple[Tensor, ...]) -> tuple[nn.Module, Any]:
+    """A model in float64 with statistics of its norms that are not those of its birth, and its batch."""
+    torch.manual_seed(0)
+    model = make().double()
+    batch = tuple(x.double() if x.is_floating_point() else x for x in batch)
+    model.train()
+    model(*batch[:-1])
+    return model.eval(), batch
+
+
+def said(model: nn.Module, batch: Any) -> Tensor:
+    with torch.no_grad():
+        output = model(*batch[:-1])
+    found = output["logits"] if isinstance(output, dict) else output
+    assert isinstance(found, Tensor)
+    return found
+
+
+def sown(hooks: Hooks, draws: list[tuple[int, int]], strength: float) -> list[int]:
+    """Seeds wherever they fit, with weights that say something; the slots that have one."""
+    planted = []
+    for number, choice in draws:
+        k = number % len(hooks.slots)
+        fits = [b for b in sorted(GROWTH_BLUEPRINTS) if hooks.fits(k, b)]
+        if hooks.slots[k].seed is None and fits:
+            hooks.plant(k, fits[choice % len(fits)], CPU, number)
+            hooks.slots[k].strength = strength
+            seed = hooks.slots[k].seed
+            assert seed is not None
+            for parameter in seed.parameters():
+                nn.init.normal_(parameter, std=0.5)
+            planted.append(k)
+    return planted
+
+
+@given(
+    st.integers(0, len(ZOO) - 1),
+    st.lists(st.tuples(st.integers(0, 50), st.integers(0, 2)), min_size=1, max_size=4),
+    st.sampled_from([0.3, 1.0]),
+    st.randoms(use_true_random=False),
+)
+@settings(deadline=None, max_examples=25)
+def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_back(
+    which: int, draws: list[tuple[int, int]], strength: float, order: Any
+) -> None:
+    model, batch = doubled(*ZOO[which])
+    before, names = said(model, batch), list(model.state_dict())
+    hooks = grounded(model, batch)
+    planted = sown(hooks, draws, 0.0)
+    assert torch.equal(said(model, batch), before)  # nothing is heard at strength 0, to the bit
+    for k in planted:
+        hooks.slots[k].strength = strength
+    grown = said(model, batch)
+    plain = hooks.plain_model() if strength == 1.0 else None
+    torch.testing.assert_close(said(model, batch), grown, rtol=0, atol=0)
+    order.shuffle(planted)
+    if strength == 1.0:
+        assert plain is not None
+        torch.testing.assert_close(said(plain, batch), grown, rtol=1e-9, atol=1e-9)
+        assert not any(type(part).__module__.startswith("esper") for part in plain.modules())
+        for k in planted:
+            hooks.fold(k)
+            torch.testing.assert_close(said(model, batch), grown, rtol=1e-9, atol=1e-9)
+        for _ in planted:
+            hooks.unfold()
+    else:
+        for k in planted:
+            hooks.clear(k)
+    hooks.detach()
+    assert torch.equal(said(model, batch), before)
+    assert list(model.state_dict()) == names
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_what_fits_where() -> None:
+    """Units that attention mixes are not offered, nor those of a recurrent layer."""
+
+    def told(make: Callable[[], nn.Module], batch: Any) -> dict[str, str]:
+        hooks = grounded(make(), batch)
+        return {
+            name: " ".join(b.name for b in sorted(GROWTH_BLUEPRINTS) if hooks.fits(k, b))
+            for k, name in enumerate(hooks.names)
+        }
+
+    every = "CLONE WIDEN_HALF WIDEN_FULL"
+    assert told(models.small_mlp, TABLE) == {"1": "WIDEN_HALF WIDEN_FULL", "3": every}
+    assert told(models.LanguageModel, TEXT) == {"blocks.0": "CLONE", "blocks.1": "CLONE"}
+    assert told(Counted, TABLE) == {"blocks.0": every, "blocks.1": every}
+    assert told(models.Recurrent, (TEXT[0], TABLE[1])) == {"tokens": "", "lstm": ""}
+
+
+def test_units_that_residual_connections_couple_grow_together() -> None:
+    model, batch = doubled(models.Residual, (PICTURES, LABELS))
+    hooks = grounded(model, batch, ["norm", "second"])
+    hooks.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
+    assert not hooks.fits(1, Blueprint.WIDEN_HALF)  # the same units
+    assert hooks.disturbed(1)  # no other seed has a place there meanwhile
+    hooks.slots[0].strength = 1.0
+    fold = hooks.fold(0)
+    assert fold.words == "stem and second 4 → 6 wide"
+    widths = [len(p) for name, p in model.named_parameters() if name.endswith("weight")]
+    assert widths == [6, 6, 4, 6, 6, 3]  # stem, norm, first, second, down, head
+    assert hooks.place(1).shape[0] == 6
+
+
+def test_a_copy_differs_from_its_origin_after_one_step_and_lists_follow() -> None:
+    model, batch = doubled(Counted, TABLE)
+    hooks = grounded(model, batch)
+    hooks.plant(0, Blueprint.CLONE, CPU, 0)
+    hooks.slots[0].strength = 1.0
+    hooks.fold(0)
+    assert (model.depth, len(model.blocks)) == (3, 3)
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    rule.step()
+    assert not torch.equal(model.blocks[0].inner.weight, model.blocks[1].inner.weight)
+    assert hooks.folded() == ("blocks.0 repeated",)
+
+
+def test_frozen_and_shared_layers_keep_their_width() -> None:
+    frozen = models.small_mlp()
+    frozen[0].requires_grad_(False)
+    assert not grounded(frozen, TABLE).fits(0, Blueprint.WIDEN_FULL)
+    tied = models.small_mlp()
+    tied[2].weight = tied[0].weight = nn.Parameter(torch.randn(6, 6))
+    assert not grounded(tied, (torch.randn(6, 6), TABLE[1])).fits(0, Blueprint.WIDEN_FULL)
