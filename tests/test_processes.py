@@ -226,6 +226,19 @@ def test_a_command_for_one_process_is_refused_in_several(
 def test_a_run_that_may_be_started_again_needs_a_folder_with_a_name(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert cli.run(["train", "--task", "spirals", "--resume"]) == 2
+    assert "give --out FOLDER" in capsys.readouterr().err
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     assert cli.run(["train", "--task", "spirals"]) == 2
     assert "give --out FOLDER" in capsys.readouterr().err
+
+
+def test_one_command_begins_a_run_and_goes_on_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    command = ["train", "--quiet", "--resume", "--out", str(tmp_path / "run"), *sets("task=spirals")]
+    assert cli.run(command) == 0
+    begun = (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert cli.run(command) == 0
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == begun
