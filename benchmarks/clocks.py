@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import torch
 
-from esper.population.replays import Studio
+from esper.foundation.replay import Studio
 
 
 @contextmanager
@@ -45,8 +45,9 @@ def host_seconds(call: Callable[[], object]) -> float:
         return run
 
     reads = {name: waiting(getattr(torch.Tensor, name)) for name in ("cpu", "tolist", "item")}
+    events = waiting(torch.cuda.Event.synchronize)
     torch.cuda.synchronize()
-    with patch.multiple(torch.Tensor, **reads):
+    with patch.multiple(torch.Tensor, **reads), patch.object(torch.cuda.Event, "synchronize", events):
         begun = time.perf_counter()
         call()
         return time.perf_counter() - begun - waited

@@ -151,9 +151,20 @@ def test_blueprints_and_tasks_are_listed(
 
 
 def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["doctor"]) == 0
+    assert cli.run(["doctor", "--task", "digits"]) == 0
     shown = capsys.readouterr().out
-    subjects = ("python", "torch", "device", "processes", "extra gym", "extra sinks", "disk", "terminal")
+    assert "members of digits fit" in " ".join(shown.split())
+    subjects = (
+        "python",
+        "torch",
+        "device",
+        "processes",
+        "extra gym",
+        "extra sinks",
+        "disk",
+        "terminal",
+        "room",
+    )
     for subject in subjects:
         assert subject in shown
 

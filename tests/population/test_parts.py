@@ -463,12 +463,12 @@ def test_new_parts_warm_up_on_their_own_and_the_host_does_not(world: str) -> Non
 def test_nothing_is_drawn_for_blueprints_that_nobody_planted() -> None:
     population = make_population("residual images", 3)
     bank = population._seed_bank
-    assert bank._rows == {}
+    assert len(bank._rows) == 0
     planted = [record(Stage.HOLDING, Blueprint.NORM), record(Stage.HOLDING, Blueprint.CLONE)]
     states = SlotStates.from_records([planted, [None, None], [None, None]])
     plant(population, states)
     population.train_epoch(states, make_data("residual images", 3), CLOCK)
-    assert set(bank._rows) == {(0, int(Blueprint.NORM))}  # a clone draws nothing
+    assert set(bank._first) == {(0, int(Blueprint.NORM))}  # a clone draws nothing
 
 
 def test_slots_of_one_kind_share_their_first_weights_and_a_bank_stays_within_its_bytes(
@@ -478,8 +478,9 @@ def test_slots_of_one_kind_share_their_first_weights_and_a_bank_stays_within_its
     monkeypatch.setattr(surgery, "BANK_BYTES", 3 * 4 * population.bodies.part_width)
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
-    ((kind, rows),) = population._seed_bank._rows.items()
-    assert kind == (0, int(Blueprint.MLP))
+    bank = population._seed_bank
+    rows = bank._rows
+    assert bank._first == {(0, int(Blueprint.MLP)): 0}
     assert len(rows) == 3
     drawn = {tuple(row.tolist()) for row in population.seeds.weights}
     assert drawn <= {tuple(row.tolist()) for row in rows}

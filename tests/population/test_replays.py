@@ -3,41 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from esper.foundation.replay import Replayed
 from esper.foundation.rows import tensors_of
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.population.hosts import HOST_PRESETS
 from esper.population.planning import LAUNCHES, Room
-from esper.population.replays import MOST, Replayed, Replays, Studio
+from esper.population.replays import MOST, Replays
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
 from tests.population.worlds import make_data, make_population, plant
+from tests.replaying import replays_on_a_cpu
 
 
 @pytest.fixture(scope="module")
 def captures() -> Iterator[list[Replayed]]:
-    """Programs on a CPU: a replay runs the same function again over the same places."""
-    made: list[Replayed] = []
-
-    def call(replayed: Replayed, *arguments: torch.Tensor) -> Any:
-        if not replayed.graph:
-            made.append(replayed)
-            replayed.graph, replayed._places = True, tuple(value.clone() for value in arguments)  # type: ignore[assignment]
-        for place, value in zip(replayed._places, arguments, strict=True):
-            place.copy_(value)
-        return replayed.function(*replayed._places)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Studio, "__init__", lambda self: None)
-        patch.setattr(Replayed, "__call__", call)
-        patch.setattr(Replays, "release", lambda self: None)
+    with replays_on_a_cpu() as made, patch.object(Replays, "release", lambda self: None):
         yield made
 
 

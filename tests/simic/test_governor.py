@@ -231,7 +231,8 @@ def test_a_collapse_is_seen_wherever_the_loss_is_a_cross_entropy(
     environment = make_environment(members=(0, 1), steps=4, objective=objective)
     environment.reset(0)
     governor = environment._governor
-    governor.watch = replace(governor.watch, learned=torch.tensor([True, False]))
+    watch = replace(governor.vigil.watch, learned=torch.tensor([True, False]))
+    governor.vigil = replace(governor.vigil, watch=watch)
     environment.population.hosts.weights[0] = 0.0  # every class alike
     assert act(environment, {}).panicked.tolist() == [collapses, False]
 

@@ -1,0 +1,60 @@
+"""A decision path that is replayed makes the same decisions, to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from unittest.mock import PropertyMock, patch
+
+import numpy as np
+import pytest
+import torch
+
+from esper.foundation.replay import Captured
+from esper.lifecycle.config import LifecycleConfig
+from esper.population.population import Population
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.config import lifecycle_for
+from esper.simic.learner import LearnedController
+from esper.simic.rollout import EpisodeRecord, play
+from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from tests.replaying import replays_on_a_cpu
+from tests.simic.worlds import make_residual
+
+
+def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
+    """Three episodes of an untrained policy, and how many functions were captured."""
+    rules = lifecycle_for(8, LifecycleConfig(allow_unfinished=True))
+    with (
+        replays_on_a_cpu() as made,
+        patch.object(Population, "replays", new_callable=PropertyMock, return_value=replayed),
+    ):
+        environment = make_residual(range(6), 8, clock, lifecycle=rules)
+        torch.manual_seed(0)
+        controller = LearnedController(PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig()))
+        if replayed:
+            controller._decision = Captured(controller._decide, environment._masked.studio)
+        return [play(environment, controller, k) for k in range(3)], len(made)
+
+
+@pytest.mark.parametrize("clock", ["steps", "compute"])
+def test_replayed_decisions_are_the_decisions(clock: str) -> None:
+    (plain, none), (replayed, made) = episodes(clock, False), episodes(clock, True)
+    assert none == 0
+    assert 7 <= made <= 12  # masks, decision, rules, memory, governor, sizes, prices; some in two makes
+    for here, there in zip(replayed, plain, strict=True):
+        for field in fields(EpisodeRecord):
+            value = getattr(there, field.name)
+            if isinstance(value, np.ndarray):
+                np.testing.assert_array_equal(getattr(here, field.name), value, err_msg=field.name)
+
+
+def test_what_is_given_back_is_not_overwritten() -> None:
+    with replays_on_a_cpu():
+        from esper.foundation.replay import Studio
+
+        double = Captured(lambda x, scale: (x * scale, None, "as it is"), Studio())
+        results = [double(torch.full((2,), float(k)), 2.0) for k in range(4)]
+        assert [float(found[0]) for found, _, _ in results] == [0.0, 2.0, 4.0, 6.0]
+        assert results[0][1:] == (None, "as it is")
+        assert double(torch.ones(2), 3.0)[0].tolist() == [3.0, 3.0]  # another make
+        assert double(torch.ones(3), scale=3.0)[0].tolist() == [3.0, 3.0, 3.0]
