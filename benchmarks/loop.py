@@ -130,7 +130,8 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         batches_per_epoch=4,
         validation_samples=2 * BATCH,
         rows_per_chunk=args.chunk or num_members,
-        initial_weights=64,  # all of them are made before the clock starts
+        initial_weights=64,  # few, so that all are made before the clock starts
+        seed_weights=8,
         precision=args.precision,
     )
     spec = EnvironmentSpec(
