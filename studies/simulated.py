@@ -147,16 +147,12 @@ def make_trainer(names: Sequence[str], members: int, rounds: int = 1) -> Trainer
 def simulate(args: argparse.Namespace) -> None:
     """Train agents in the simulated world; one line of the log for each agent and round."""
     trainer = make_trainer(training.agent_names(args.agents), args.members, args.rounds)
-    args.out.mkdir(parents=True, exist_ok=True)
-    with (args.out / training_log.LOG).open("a" if args.append else "w") as log:
-        for number, rounds in enumerate(trainer.run()):
-            rows, seconds = training.log_rows(rounds), trainer.seconds
-            when = {"round": number, "family": "simulated", "seconds": round(seconds, 1)}
-            training.write_log(log, rows, when)
-            left = seconds / (number + 1) * (args.rounds - number - 1)
-            print(
-                f"round {number:3d} {training.summary(rows)}  {seconds:.0f} s, {left:.0f} to go", flush=True
-            )
+    log = training.Log(args.out, goes_on=args.append)
+    for number, rounds in enumerate(trainer.run()):
+        rows, seconds = training.log_rows(rounds), trainer.seconds
+        log.add(rows, {"round": number, "family": "simulated", "seconds": round(seconds, 1)})
+        left = seconds / (number + 1) * (args.rounds - number - 1)
+        log.say(f"round {number:3d} {training.summary(rows)}  {seconds:.0f} s, {left:.0f} to go")
     print(training_log.kinds_table(training_log.read(args.out / training_log.LOG)))
 
 

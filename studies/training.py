@@ -2,6 +2,7 @@
 
     python -m studies.growth train --agents main:5 no_memory sparse_reward --members 512 --seconds 500
     python -m studies.training ...       the same, where there is little more than torch, numpy and pydantic
+    torchrun --nproc-per-node=8 -m studies.training ...     the same by several processes, the members shared
 
 Every agent is saved every few rounds and at the end (`main-0.safetensors` ...), each file whole or not at
 all; `--resume` goes on from what is there. `train.jsonl` gets one line per agent and round.
@@ -16,14 +17,18 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
 from esper.builders import make_learner
+from esper.foundation.devices import choose_device
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone, Gather, from_first
+from esper.foundation.launch import Launch
+from esper.foundation.processes import processes
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.learner import Learner
 from esper.simic.steps import EnvironmentSpec
@@ -88,12 +93,12 @@ class Timetable:
     def spent(self) -> float:
         return time.perf_counter() - self.begun
 
-    def rounds(self, first: int, last: int) -> Iterator[int]:
-        """The numbers of the rounds; at least one."""
+    def rounds(self, first: int, last: int, gather: Gather) -> Iterator[int]:
+        """The numbers of the rounds; at least one. The clock of the first process is that of all."""
         for number in range(first, last):
             yield number
             self.ends.append(self.spent)
-            if self.spent + self.length() > self.seconds:
+            if from_first(gather, self.spent + self.length() > self.seconds):
                 return
 
     def length(self) -> float:
@@ -106,28 +111,53 @@ class Timetable:
         return f"{self.spent:.0f} of {self.seconds:.0f} s, about {left} rounds to go"
 
 
-def train(args: argparse.Namespace) -> None:
-    """Rounds on the families in turn, until the time is up."""
+def train(args: argparse.Namespace, gather: Gather | None = None) -> None:
+    """Rounds on the families in turn, until the time is up; `gather` shares the members with others."""
+    gather = gather or Alone()
     timetable = Timetable(args.seconds)
-    setting = Setting(args.steps, args.batches, args.device, args.graphs, seed=WORLD_SEED)
+    device = str(choose_device(args.device, Launch.of().local_rank))
+    setting = Setting(args.steps, args.batches, device, args.graphs, seed=WORLD_SEED)
     learners = make_learners(agent_names(args.agents), setting)
     agents = {learner.name: learner.agent for learner in learners}
     chosen = [family for family in FAMILIES if family.name in args.families]
     families = (*chosen, TOKENS) if args.tokens else tuple(chosen)
     worlds = [world_of(family, setting, args.members) for family in families]
-    trainer = Trainer(worlds, learners, args.rounds)
-    args.out.mkdir(parents=True, exist_ok=True)
-    trainer.rounds_done = load(agents, args.out, args.device) if args.resume else 0
-    with (args.out / "train.jsonl").open("a" if args.resume else "w") as log:
-        for number in timetable.rounds(trainer.rounds_done, args.rounds):
-            family = families[number % len(families)]
-            rows = log_rows(trainer.play_round())
-            when = {"round": number, "family": family.name, "seconds": round(timetable.spent, 2)}
-            write_log(log, rows, when)
-            print(f"round {number:3d} {family.name:8s} {summary(rows)}  {timetable}", flush=True)
-            if (number + 1) % args.save_every == 0:
-                save(agents, args.out)
-    save(agents, args.out)
+    shards = args.shards or gather.size
+    trainer = Trainer(worlds, learners, args.rounds, shards=shards, gather=gather)
+    trainer.rounds_done = load(agents, args.out, device) if args.resume else 0
+    log = Log(args.out, args.resume, writes=gather.rank == 0)
+    for number in timetable.rounds(trainer.rounds_done, args.rounds, gather):
+        family = families[number % len(families)]
+        rows = log_rows(trainer.play_round())
+        log.add(rows, {"round": number, "family": family.name, "seconds": round(timetable.spent, 2)})
+        log.say(f"round {number:3d} {family.name:8s} {summary(rows)}  {timetable}")
+        if log.writes and (number + 1) % args.save_every == 0:
+            save(agents, args.out)
+    if log.writes:
+        save(agents, args.out)
+
+
+class Log:
+    """`train.jsonl` and the screen; neither in a process that does not write."""
+
+    def __init__(self, folder: Path, goes_on: bool, writes: bool = True) -> None:
+        self.writes, self.path = writes, folder / "train.jsonl"
+        if writes:
+            folder.mkdir(parents=True, exist_ok=True)
+        if writes and not goes_on:
+            self.path.write_text("")
+
+    def add(self, rows: Mapping[str, Mapping[str, Any]], when: Mapping[str, Any]) -> None:
+        """A line for every agent."""
+        lines = [json.dumps({**when, "agent": name, **row}) for name, row in rows.items()]
+        if self.writes:
+            with self.path.open("a") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+
+    def say(self, text: str) -> None:
+        """A line on the screen."""
+        if self.writes:
+            print(text, flush=True)
 
 
 def log_rows(rounds: Mapping[str, Round]) -> dict[str, dict[str, Any]]:
@@ -162,11 +192,6 @@ def log_row(told: Round) -> dict[str, Any]:
     }
 
 
-def write_log(log: TextIO, rows: Mapping[str, Mapping[str, Any]], when: Mapping[str, Any]) -> None:
-    for name, row in rows.items():
-        print(json.dumps({**when, "agent": name, **row}), file=log, flush=True)
-
-
 def summary(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """One line: the main agents (all, if there are none) beyond their twins, and how they learn."""
     main = [row for name, row in rows.items() if name.startswith(f"{MAIN}-")] or list(rows.values())
@@ -191,6 +216,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names = [family.name for family in FAMILIES]
     parser.add_argument("--families", nargs="+", choices=names, default=names, help="of made tasks, in turn")
     parser.add_argument("--tokens", action="store_true", help="also train on token sequences")
+    parser.add_argument("--shards", type=int, default=0, help="of the members; 0: one for each process")
     parser.add_argument("--resume", action="store_true", help="go on from the files in --out")
     parser.add_argument("--out", type=Path, default=Path("runs/study"))
     parser.add_argument("--device", type=command_line.existing_device, default="auto")
@@ -200,4 +226,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 if __name__ == "__main__":
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     add_options(options)
-    command_line.run(lambda: train(options.parse_args()))
+    given = options.parse_args()
+
+    def shared() -> None:
+        with processes(Launch.of()) as gather:
+            train(given, gather)
+
+    command_line.run(shared)

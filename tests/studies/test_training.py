@@ -14,9 +14,11 @@ from safetensors.torch import load_file
 from esper.builders import make_specs
 from esper.config import RunConfig, load_config
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone
 from studies import training, variants
 from studies.distribution import FAMILIES, make_tasks
 from studies.setting import CONFIG, RECIPE, Setting
+from tests.shards import on_processes
 
 TINY = [
     "--agents",
@@ -72,6 +74,17 @@ def test_agents_are_saved_and_every_round_is_logged(
     assert len((tmp_path / "train.jsonl").read_text().splitlines()) == 15
 
 
+def test_processes_that_share_the_members_train_the_same_agents(tmp_path: Path) -> None:
+    def files(folder: Path) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in folder.glob("*.safetensors")}
+
+    short = ("--shards", "2", "--rounds", "2")
+    training.train(options(tmp_path / "alone", *short))
+    on_processes(2, lambda gather: training.train(options(tmp_path / "shared", *short), gather))
+    assert files(tmp_path / "shared") == files(tmp_path / "alone")
+    assert len((tmp_path / "shared" / "train.jsonl").read_text().splitlines()) == 6
+
+
 @pytest.mark.parametrize(("seconds", "expected"), [(0, 1), (29, 2), (30, 3), (99, 9)])
 def test_it_stops_when_another_round_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, seconds: float, expected: int
@@ -80,7 +93,7 @@ def test_it_stops_when_another_round_does_not_fit(
     monkeypatch.setattr(training.time, "perf_counter", lambda: now)
     timetable = training.Timetable(seconds)
     played = []
-    for number in timetable.rounds(first=3, last=100):
+    for number in timetable.rounds(first=3, last=100, gather=Alone()):
         now += 10
         played.append(number)
         assert f"{10 * len(played)} of {seconds} s" in str(timetable)
