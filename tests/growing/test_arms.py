@@ -11,9 +11,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import esper
+from esper.foundation.errors import UserError
 from esper.growing.result import Grown
+from esper.growing.wider import Wider
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.tamiyo.scripted import Scheduled
 from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.tables import export_run
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
@@ -79,5 +83,48 @@ def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None
     assert growth is not None
     assert [curve.name for curve in growth.curves] == ["grown", "static"]
     assert growth.verdicts == grown.verdicts()
+    files = {path.stem: path.read_text() for path in export_run(RunFolder.read(out), "csv", out / "tables")}
+    assert files["curves"].count("\nstatic,") == len(growth.curves[1].score)
     again = grow(model, models.table(), "rows", baseline=True, out=out, resume=True)
     assert again.verdicts() == grown.verdicts()
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize("engine", ["rows", "live"])
+def test_a_wider_control_has_the_grown_size_and_spends_the_same(engine: str) -> None:
+    torch.manual_seed(0)
+    model = models.small_cnn()
+    eager = Scheduled(steps=(0,), gates=QUICK.gates)
+    grown = grow(model, models.images(), engine, controller=eager, epochs=9, control="wider")
+    assert grown.control is not None
+    size = sum(p.numel() for p in grown.model.parameters())
+    wide = sum(p.numel() for p in grown.control.model.parameters())
+    assert wide == pytest.approx(size, rel=0.15), "widths are whole numbers"
+    assert not grown.control.added
+    spent, own = float(grown.record.flops[0]), float(grown.control.record.flops[0])
+    assert abs(own - spent) <= 0.5 * own / grown.control.record.num_steps + 1
+    assert f"a wider model without growth ({wide:,} parameters) reached " in grown.report()
+
+
+def test_a_wider_model_computes_the_same_at_first_and_has_about_the_wanted_size() -> None:
+    for make, inputs in ((models.Residual, models.images()[0]), (models.small_mlp, models.table()[0])):
+        model = make().eval()
+        wider = Wider(model, (inputs[:4],))
+        own = sum(p.numel() for p in model.parameters())
+        wide = wider.by(model, wider.factor_for(model, 4 * own))
+        assert sum(p.numel() for p in wide.parameters()) == pytest.approx(4 * own, rel=0.15)
+        torch.testing.assert_close(wide(inputs), model(inputs))
+
+
+def test_a_model_that_cannot_be_wider_is_refused_before_it_is_trained() -> None:
+    tokens = models.text(48)[0]
+    with pytest.raises(UserError, match="no hidden layer of Recurrent can be made wider"):
+        grow(models.Recurrent(), (tokens, tokens[:, -1] % 3), "live", control="wider")
+    with pytest.raises(UserError, match="control is 'taller'; allowed are None, 'wider'"):
+        grow(models.small_mlp(), models.table(), "rows", control="taller")
+
+
+def test_nothing_that_stayed_leaves_nothing_to_widen() -> None:
+    grown = grow(models.small_mlp(), models.table(), "rows", controller="static", epochs=2, control="wider")
+    assert grown.control is None
+    assert "nothing stayed, so there is no wider model of the grown size" in grown.report()

@@ -51,11 +51,16 @@ def live() -> tuple[nn.Module, Any, dict[str, Any]]:
     return models.small_cnn(), loader, {"engine": "live", "patience": 7}
 
 
+def deeper() -> tuple[nn.Module, Any, dict[str, Any]]:
+    return models.small_mlp(), models.table(48), {"engine": "live", "folds": 2}
+
+
 def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller: Any) -> Course:
     torch.manual_seed(0)
     model, train, settings = make()
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
-    engine, val = settings.pop("engine"), models.images(30, seed=1)
+    engine = settings.pop("engine")
+    val = models.table(30, seed=1) if make is deeper else models.images(30, seed=1)
     request = Request(
         model, train, val, StopRequest(), None, controller, EPOCHS, engine=engine, given=settings
     )
@@ -68,13 +73,17 @@ def bits(grown: Grown) -> dict[str, Tensor]:
     return arrays | {f"weights.{i}": value for i, value in enumerate(weights)}
 
 
-@pytest.mark.parametrize("make", [rows, live])
-@pytest.mark.parametrize("name", ["tamiyo", "scheduled"])
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(rows, "tamiyo"), (rows, "scheduled"), (live, "tamiyo"), (live, "scheduled"), (deeper, "schedule")],
+)
 def test_it_goes_on_to_the_same_bits_from_every_epoch(
     make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], name: str
 ) -> None:
     def controller() -> Any:
-        return Scheduled(steps=(0, 3), gates=QUICK.gates) if name == "scheduled" else name
+        growing = "schedule:clone@0.1+widen_half@0.4"
+        by_name = {"scheduled": Scheduled(steps=(0, 3), gates=QUICK.gates), "schedule": growing}
+        return by_name.get(name, name)
 
     saved: list[dict[str, Tensor]] = []
     stop = StopRequest()
