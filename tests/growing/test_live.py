@@ -251,6 +251,27 @@ def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
     assert not torch.equal(grown.model.state_dict()["0.weight"], before[0].weight)
 
 
+def test_a_scheduler_of_ones_own_moves_all_rates_in_proportion() -> None:
+    rates: list[list[float]] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            rates.append([group["lr"] for group in self.param_groups])
+            super().step(closure)
+
+    def make(optimiser: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimiser, step_size=2, gamma=0.5)
+
+    settings = {"make_optimiser": lambda groups: Watched(groups, lr=0.4), "make_scheduler": make, "lr": 0.1}
+    grown = grow(models.small_cnn(), [(X, Y)], [(X, Y)], epochs=9, engine="auto", **settings)
+    assert grown.engine == "live"
+    assert [row[0] for row in rates] == pytest.approx([0.4 * 0.5 ** (k // 2) for k in range(9)])
+    assert len(rates[-1]) > len(rates[0])  # seeds came
+    assert rates[-1][-1] == pytest.approx(0.1 * 0.5**4)
+    with pytest.raises(UserError, match="make_scheduler gives a NoneType"):
+        grow(models.small_cnn(), (X, Y), make_scheduler=lambda optimiser: None)
+
+
 def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
     told: list[dict[str, Any]] = []
     frozen = models.small_cnn().requires_grad_(False)

@@ -21,6 +21,7 @@ from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import put_back, tensors_of
+from esper.growing.rates import Rates
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
 from esper.growing.widening import Widening
@@ -39,7 +40,6 @@ from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, accuracy, cross_entropy
-from esper.population.schedule import rate_share
 
 _DRAW = 0x7FFFFFFF
 
@@ -72,6 +72,7 @@ class LivePopulation:
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
+        self.rates = Rates(settings.make_scheduler, self.config, self.optimiser.peak)
         self.batches = _length(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
@@ -246,7 +247,7 @@ class LivePopulation:
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
-        self.optimiser.set_share(float(rate_share(torch.tensor(done), self.config)))
+        self.optimiser.set_share(self.rates.share(done))
 
     def _autocast(self) -> torch.autocast:
         halved = self.config.precision == "bfloat16"
@@ -278,6 +279,7 @@ class LivePopulation:
         """One step of the optimiser; the norm of the model's gradient.  # → []"""
         norm = self.optimiser.clip()
         self.optimiser.rule.step()
+        self.rates.step()
         return norm
 
     def gradients(self, host_norm: Tensor) -> SeedGradients:

@@ -57,6 +57,11 @@ class LiveOptimiser:
         pairs = ((decayed, self.config.weight_decay), (plain, 0.0))
         return [{"params": group, "weight_decay": decay, "peak": lr} for group, decay in pairs if group]
 
+    @property
+    def peak(self) -> float:
+        """The highest rate of the model's first group."""
+        return float(self.rule.param_groups[0].get("peak", self.config.host_lr))
+
     def set_share(self, share: float) -> None:
         """Every rate at this share of its peak; the user's own optimiser is left to its schedule."""
         for group in self.rule.param_groups if self.owned else []:

@@ -86,12 +86,13 @@ def _rebuild(live: LivePopulation, folds: list[list[int]], seeds: Mapping[int, t
 
 
 def progress_of(live: LivePopulation) -> dict[str, Tensor]:
-    """How much data there was, and the loss that scores begin from."""
+    """How much data there was, the loss that scores begin from, and how far a scheduler of the user's is."""
     first = math.nan if live.judge.first_loss is None else live.judge.first_loss
     live.optimiser.check_savable()
     return {
         "data": torch.tensor([live.batches, *live.samples]),
         "first_loss": torch.tensor(first, dtype=torch.float64),
+        "rate_steps": torch.tensor(live.rates.steps),
     }
 
 
@@ -101,6 +102,7 @@ def put_progress(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
     live.samples = (trained, validated)
     first = float(saved["first_loss"])
     live.judge.first_loss = None if math.isnan(first) else first
+    live.rates.begin(int(saved.get("rate_steps", 0)))
 
 
 def _resume_training(live: LivePopulation, k: int, saved: Mapping[str, Tensor]) -> None:

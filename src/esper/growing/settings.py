@@ -51,6 +51,11 @@ class GrowSettings(Config):
     make_optimiser: Callable[..., Any] | None = Field(
         default=None, description="live: (parameter groups) → the optimiser to train with; AdamW if left out"
     )
+    make_scheduler: Callable[..., Any] | None = Field(
+        default=None,
+        description="live: (an optimiser at the peak rate) → a scheduler of torch's, which is stepped after "
+        "every step of the optimiser; all rates follow it in proportion",
+    )
     patience: int | None = Field(
         default=None, ge=1, description="live: end after this many epochs without a better validation score"
     )
@@ -86,7 +91,7 @@ class GrowSettings(Config):
         return EpisodeConfig(steps=epochs)
 
 
-LIVE_ONLY = ("accumulate", "make_optimiser", "patience", "time_limit", "on_epoch")
+LIVE_ONLY = ("accumulate", "make_optimiser", "make_scheduler", "patience", "time_limit", "on_epoch")
 OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "training")
 
 # What the live engine honours: of the bodies, how weights move; nothing about rows.
