@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata, util
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
+import typer
 from rich.markup import escape
 from rich.table import Table
 
@@ -39,17 +40,20 @@ class Finding(NamedTuple):
     told: str
 
 
-def doctor() -> None:
+def doctor(
+    task: Annotated[
+        str | None, typer.Option("--task", "-t", help="also say how many members of this task fit the device")
+    ] = None,
+) -> None:
     """Look at device, torch, extras, disk and terminal. Exit code 2 if something needed is missing.
 
     Under torchrun the processes meet, and each says where it is and what it would compute on.
     """
-    import typer
-
     shared = [*_processes()]
     if Launch.of().rank > 0:
         return
     findings = [*_python(), *_torch(), *shared, *_extras(), *_disk(), *_terminal()]
+    findings += _room(task) if task else []
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.told))
@@ -102,6 +106,34 @@ def _processes() -> Iterator[Finding]:
         mine = f"{launch}: {choose_device('auto', launch.local_rank)}"
         for told in exchange_values(gather, mine):
             yield Finding("ok", "processes", f"{told}, over {BACKEND}")
+
+
+def _room(task: str) -> Iterator[Finding]:
+    """How many members of a task fit into the memory that is free, if each grows as large as it can."""
+    import torch
+
+    from esper.config import RunConfig
+    from esper.population.hosts import build_host
+    from esper.population.memory import member_bytes
+    from esper.tasks import load_task
+
+    made, config = load_task(task), RunConfig().population
+    host = made.host
+    each = member_bytes(
+        lambda: build_host(host.preset, made.input_shape, made.num_classes, **host.options),
+        config,
+        made.train.inputs,
+        made.train.targets,
+    )
+    if torch.cuda.is_available():
+        where, free = "cuda:0", torch.cuda.mem_get_info(0)[0]
+    else:
+        where, free = "memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    told = (
+        f"{free // each:,} members of {task} fit {free / 2**30:.0f} GiB ({where}): at most "
+        f"{each / 2**20:.1f} MiB each, batch {config.batch_size}, {config.precision}"
+    )
+    yield Finding("ok" if free >= each else "note", "room", told)
 
 
 def _extras() -> Iterator[Finding]:

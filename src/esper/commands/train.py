@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -18,6 +18,12 @@ def train(
     overrides: Overrides = None,
     task: TaskName = None,
     out: Out = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="go on with the run in --out if there is one: for what starts commands again"
+        ),
+    ] = False,
     device: Device = None,
     quiet: Quiet = False,
     json_lines: JsonLines = False,
@@ -33,20 +39,20 @@ def train(
     """
     settings = resolve_settings(config, preset, overrides, task, device)
     launch = Launch.of()
-    if launch.may_restart and out is None:
+    if (launch.may_restart or resume) and out is None:
         raise UserError(
-            "torchrun may start this run again, and without --out it could not find what it has done; give "
-            "--out FOLDER, or torchrun --max-restarts=0"
+            "a run that may be started again has to be found again; give --out FOLDER, or leave out --resume "
+            "and torchrun --max-restarts"
         )
     from esper.foundation.gather import from_first
     from esper.foundation.processes import processes
     from esper.training import TrainingRun
 
     with processes(launch) as gather:
-        if from_first(gather, out is not None and launch.restarts > 0 and (out / "config.yaml").is_file()):
-            run = TrainingRun.resume(out or Path(), device, gather=gather)
+        folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0
+        if from_first(gather, again and (folder / "config.yaml").is_file()):
+            run = TrainingRun.resume(folder, device, gather=gather)
         else:
-            folder = out or new_folder("train", settings.task)
             run = TrainingRun.start(settings, folder, gather=gather)
         code = carry_through(run, quiet, json_lines)
     raise typer.Exit(code)

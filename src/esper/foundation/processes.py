@@ -7,9 +7,12 @@ for, so that a process which ended or hangs is told as a sentence and not as a s
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
@@ -19,8 +22,12 @@ from esper.foundation.errors import LostProcessError
 from esper.foundation.gather import Alone, Gather
 from esper.foundation.launch import Launch
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 BACKEND = "gloo"
 PATIENCE = 1800.0  # seconds, until a run says otherwise
+GLANCE = 0.02  # seconds between two looks at the store
 
 
 class Processes:
@@ -31,10 +38,12 @@ class Processes:
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
         wait = timedelta(seconds=patience)
-        store, rank, size = next(rendezvous("env://", timeout=wait))
-        # The store of torchrun outlives a restart, and in it the addresses of processes that are gone.
-        store = dist.PrefixStore(f"start-{launch.restarts}", store)  # type: ignore[attr-defined]
-        dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size, timeout=wait)
+        try:
+            store, rank, size = next(rendezvous("env://", timeout=wait))
+            meeting = dist.PrefixStore(agree_on_name(store, rank, size, patience), store)  # type: ignore[attr-defined]
+            dist.init_process_group(BACKEND, store=meeting, rank=rank, world_size=size, timeout=wait)
+        except RuntimeError as error:
+            raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
 
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""
@@ -42,10 +51,9 @@ class Processes:
             dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
             return self._exchange(message)
         except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0]
             raise LostProcessError(
                 f"another process ended, or did not come within {self.patience:g} s: look for what it said "
-                f"itself, or wait longer with --set patience=SECONDS ({reason})"
+                f"itself, or wait longer with --set patience=SECONDS ({_first_line(error)})"
             ) from error
 
     def _exchange(self, message: bytes) -> list[bytes]:
@@ -58,6 +66,49 @@ class Processes:
         told = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(told, mine)
         return [text[: int(length)].numpy().tobytes() for text, length in zip(told, lengths, strict=True)]
+
+
+def agree_on_name(store: Store, rank: int, size: int, patience: float) -> str:
+    """A name that all processes of this start have and no earlier one had; LostProcessError without it.
+
+    The store of torchrun outlives a restart, and in it the addresses of processes that are gone, so that a
+    start needs a place of its own there. Nothing counts starts alike on all machines. So each process leaves
+    a word that was never used; the first one answers the newest word of each process with the name, until
+    all have confirmed it.
+    """
+    word, until = uuid4().hex, time.monotonic() + patience
+    if rank > 0:
+        store.set(f"word/{rank}", word)
+        name = _told(store, f"answer/{word}", until)
+        store.set(f"confirmed/{name}/{rank}", "")
+        return name
+    unmet, heard = set(range(1, size)), dict[int, str]()
+    while unmet:
+        if time.monotonic() > until:
+            raise LostProcessError(f"process {min(unmet)} did not come within {patience:g} s")
+        for other in sorted(unmet):
+            if store.check([f"confirmed/{word}/{other}"]):
+                unmet.remove(other)
+            elif store.check([f"word/{other}"]):
+                said = store.get(f"word/{other}").decode()
+                if heard.get(other) != said:
+                    store.set(f"answer/{said}", word)
+                    heard[other] = said
+        time.sleep(GLANCE)
+    return word
+
+
+def _told(store: Store, key: str, until: float) -> str:
+    """The value of a key, once there is one."""
+    while not store.check([key]):
+        if time.monotonic() > until:
+            raise LostProcessError("process 0 did not come in time")
+        time.sleep(GLANCE)
+    return store.get(key).decode()
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
 
 
 @contextmanager

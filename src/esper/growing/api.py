@@ -46,6 +46,7 @@ def grow(
     out: str | Path | None = None,
     resume: bool = False,
     baseline: bool = False,
+    control: str | None = None,
     **settings: Any,
 ) -> Grown:
     """Train a model and let it grow where that helps.
@@ -67,6 +68,8 @@ def grow(
         model, data and arguments; it begins anew where nothing is there yet.
     baseline: whether the model is trained without growth as well, on the same order of the data for the same
         training FLOPs, and put beside the grown one in `report()`, `plot()` and the folder.
+    control: "wider" trains a model of the grown size as well, the given one with wider hidden layers and no
+        growth, for the same training FLOPs: it tells when not to grow.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
@@ -75,8 +78,9 @@ def grow(
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
+        compared = (baseline, control)
         request = Request(
-            model, train, val, stop, slots, controller, epochs, budget, engine, step, baseline, settings
+            model, train, val, stop, slots, controller, epochs, budget, engine, step, *compared, settings
         )
         with own_randomness(request.settings.seed, request.device):
             arms = Arms(request, prepare)

@@ -7,12 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from esper.growing.course import Course, Prepared
 from esper.growing.folder import GrowFolder, about_data, described
 from esper.growing.progress import GrowthBar
 from esper.growing.randomness import Randomness
 from esper.growing.request import ModelOrMaker, Request
-from esper.growing.result import GROWN, STATIC, Grown
+from esper.growing.result import GROWN, STATIC, WIDER, Grown
+from esper.growing.wider import Wider
 from esper.simic.costs import TRAINING_PASSES
 from esper.telemetry.schema import Growth
 
@@ -27,6 +30,7 @@ class Arms:
         self._randomness = Randomness(request.device, (request.train, request.val))
         self._start = self._randomness.state_dict()
         self.prepared, self.engine, self.reason = prepare(request)
+        self._wider = self._can_be_wider() if request.control else None
 
     def grown(self, folder: GrowFolder | None = None) -> Grown:
         """Live through all of them; what has grown, and what it is measured against."""
@@ -34,9 +38,33 @@ class Arms:
         if self.request.baseline and not self.request.stop.requested:
             baseline = self._ungrown(STATIC, self.request.model, grown, folder)
             grown = replace(grown, baseline=baseline)
+        if self._wider is not None and not self.request.stop.requested:
+            grown = self._beside_a_wider_one(grown, self._wider, folder)
         if folder is not None:
             folder.finish(grown, self.prepared, not self.request.stop.requested)
         return grown
+
+    def _can_be_wider(self) -> Wider:
+        """Refuse a model that cannot be made wider before anything is trained."""
+        before = self._randomness.state_dict()
+        wider = Wider(self.request.made(), self.prepared.example)
+        self._randomness.load_state_dict(before)
+        return wider
+
+    def _beside_a_wider_one(self, grown: Grown, wider: Wider, folder: GrowFolder | None) -> Grown:
+        """The same with a control of its size; of a model that did not grow there is none."""
+        size = int(grown.record.parameters[-1, grown.best])
+        if size <= grown.host_parameters:
+            return replace(grown, remarks=("nothing stayed, so there is no wider model of the grown size",))
+        self._randomness.load_state_dict(self._start)
+        given, first = self.request.model, self.request.made()
+        factor = wider.factor_for(first, size)
+
+        def make() -> nn.Module:
+            return wider.by(self.request.made(), factor)
+
+        model = wider.by(first, factor) if isinstance(given, nn.Module) else make
+        return replace(grown, control=self._ungrown(WIDER, model, grown, folder))
 
     def _ungrown(
         self, arm: str, model: ModelOrMaker, grown: Grown, folder: GrowFolder | None
@@ -60,7 +88,9 @@ class Arms:
         if folder is not None:
             folder.restore(arm, course)
         steps = prepared.environment.steps
-        with GrowthBar(steps, prepared.score_name, self.request.settings.progress) as bar:
+        doing = "growing" if arm == GROWN else f"beside it, {arm}"
+        shown = self.request.settings.progress
+        with GrowthBar(steps, prepared.score_name, shown, doing=doing) as bar:
 
             def after(result: Any) -> None:
                 bar.update(result.observation)
@@ -86,6 +116,7 @@ def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFold
         "engine": arms.engine,
         "step": described(request.step),
         "baseline": request.baseline,
+        "control": request.control,
         "seed": request.settings.seed,
         **{key: described(value) for key, value in request.given.items()},
     }

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
+import torch
 import yaml
 from safetensors.torch import save as save_tensors
-from torch import nn
+from torch import Tensor, nn
 
 from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError
@@ -35,6 +36,8 @@ from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
+_BODIES = "environment.population."  # where a state has the weights of now, and where older ones
+_SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
 
 
@@ -69,7 +72,9 @@ class GrowFolder:
             return
         saved = load_checkpoint(path, SCHEMA)
         try:
-            course.load_state_dict({n.replace(_SLASH, "/"): v for n, v in saved.tensors.items()})
+            tensors = {name.replace(_SLASH, "/"): value for name, value in saved.tensors.items()}
+            again = {n: tensors[str(_own(n))].clone() for n in saved.record["repeated"]}
+            course.load_state_dict(tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
@@ -87,8 +92,10 @@ class GrowFolder:
             self.tell_story(record, course.prepared)
             self.folder.write_growth(self.growth_of(record))
             self.folder.append_metrics(epoch_summary(record, course.environment.steps, seconds))
-        tensors = {name.replace("/", _SLASH): value for name, value in course.state_dict().items()}
-        save_checkpoint(self._checkpoint(arm), tensors, {"seconds": seconds}, SCHEMA)
+        tensors = course.state_dict()
+        repeated = [name for name, value in tensors.items() if _repeats(name, value, tensors)]
+        kept = {name.replace("/", _SLASH): tensors[name] for name in tensors.keys() - set(repeated)}
+        save_checkpoint(self._checkpoint(arm), kept, {"seconds": seconds, "repeated": repeated}, SCHEMA)
 
     def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
         """Events, film and lanes of the epochs so far."""
@@ -131,6 +138,18 @@ class GrowFolder:
                 f"{self.folder.path} holds finished epochs, and {self._checkpoint(GROWN)} is missing: to go "
                 "on would erase them; choose another folder"
             )
+
+
+def _own(name: str) -> str | None:
+    """What a tensor of a kept snapshot is called in the bodies of now; None for any other tensor."""
+    kept = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
+    return None if kept is None else _BODIES + name.removeprefix(kept)
+
+
+def _repeats(name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    """Whether a tensor of a snapshot is the one of now, which is enough to write once."""
+    own = tensors.get(_own(name) or "")
+    return own is not None and own.dtype == value.dtype and torch.equal(own, value)
 
 
 def described(value: Any) -> Any:
@@ -248,7 +267,6 @@ def _described(grown: Grown, reason: str | None) -> str:
 def _saved(grown: Grown, growth: Growth) -> SavedNetwork:
     record, m = grown.record, grown.best
     by_slot = {item.slot: item for item in grown.added}
-    parameters = grown.host_parameters + sum(item.parameters for item in grown.added)
     return SavedNetwork(
         task=growth.model,
         host=growth.model,
@@ -257,7 +275,7 @@ def _saved(grown: Grown, growth: Growth) -> SavedNetwork:
         members=record.num_members,
         steps=record.num_steps,
         host_parameters=grown.host_parameters,
-        parameters=parameters,
+        parameters=int(record.parameters[-1, m]),
         validation_accuracy=float(record.accuracy[-1, m]),
         test_accuracy=float("nan"),
         slots=[

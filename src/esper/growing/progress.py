@@ -14,12 +14,19 @@ from esper.tamiyo.policy.observation import Observation
 class GrowthBar:
     """Epochs done, the score of the best member and how many seeds live in it."""
 
-    def __init__(self, epochs: int, score_name: str, show: bool, console: Console | None = None):
+    def __init__(
+        self,
+        epochs: int,
+        score_name: str,
+        show: bool,
+        console: Console | None = None,
+        doing: str = "growing",
+    ):
         console = console or Console(stderr=True)
         self._score_name = score_name
         self._shown = show and console.is_terminal
         self._progress = Progress(
-            TextColumn("growing"),
+            TextColumn(doing),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[told]}"),
@@ -30,6 +37,7 @@ class GrowthBar:
         self._task = self._progress.add_task("growing", total=epochs, told="")
 
     def update(self, observation: Observation) -> None:
+        """Another epoch is over."""
         if not self._shown:
             return
         best = int(observation.val_accuracy.argmax())

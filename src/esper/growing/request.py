@@ -19,6 +19,7 @@ from esper.tamiyo.controller import Controller
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 ENGINES = ("auto", "rows", "live")
+CONTROLS = (None, "wider")
 _OF_THE_GROWTH = ("on_epoch", "patience", "time_limit")  # settings that end it, or tell of it
 
 
@@ -37,6 +38,7 @@ class Request:
     engine: str = "auto"
     step: UserStep | None = None
     baseline: bool = False
+    control: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)  # settings as they were given
 
     def __post_init__(self) -> None:
@@ -44,6 +46,8 @@ class Request:
             raise UserError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
         if self.epochs < 1:
             raise UserError(f"epochs is {self.epochs}; at least 1 is needed")
+        if self.control not in CONTROLS:
+            raise UserError(f"control is {self.control!r}; allowed are {', '.join(map(repr, CONTROLS))}")
         self.device  # noqa: B018 (an unknown setting or device is refused now)
 
     @cached_property

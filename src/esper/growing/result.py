@@ -68,6 +68,7 @@ class Grown:
     reason: str = ""  # why that engine
     baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
     control: Grown | None = field(default=None, repr=False)  # a wider one without growth, if asked for
+    remarks: tuple[str, ...] = ()  # on what was asked for and is not there
 
     @property
     def best(self) -> int:
@@ -166,7 +167,8 @@ class Grown:
 
     def verdicts(self) -> list[str]:
         """What came of the comparison, one sentence for each that was asked for."""
-        return [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
+        told = [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
+        return [*told, *self.remarks]
 
     def _runs(self) -> dict[str, Grown]:
         others = {STATIC: self.baseline, WIDER: self.control}

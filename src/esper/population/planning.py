@@ -74,7 +74,7 @@ class Room:
         """With room to spare: as much as chance moves the numbers, but little where rows are heavy."""
 
         def more(n: int) -> int:
-            return (n + 2 + math.ceil(2 * math.sqrt(n)) if light else n + n // 16) if n else 0
+            return (n + 2 + math.ceil(3 * math.sqrt(n)) + n // 8 if light else n + n // 16) if n else 0
 
         groups = {key: (more(size), more(live)) for key, (size, live) in self.groups.items()}
         return Room(self.own, self.whole, tuple(map(more, self.forks)), groups, self.blends)

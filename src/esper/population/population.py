@@ -35,7 +35,7 @@ from esper.population.planning import Sketch
 from esper.population.replays import Epoch, Replays
 from esper.population.schedule import rate_share
 from esper.population.stepping import Crew
-from esper.population.surgery import Events, SeedBank, Surgeon
+from esper.population.surgery import Events, SeedBank, Surgeon, first_rows
 
 
 class Population:
@@ -87,7 +87,10 @@ class Population:
         self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool
         self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
         self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
-        self._host_bank: dict[int, tuple[Tensor, Tensor]] = {}
+        self._drawn: set[int] = set()  # the first hosts that have been made
+        self._host_bank = first_rows(config.initial_weights, (self.bodies.host_width,), self.device)
+        blocks = (self.num_slots, self.bodies.part_width) if self.bodies.has_blocks else (0,)
+        self._block_bank = first_rows(config.initial_weights, blocks, self.device)
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
         crew = Crew(
@@ -102,11 +105,14 @@ class Population:
     def begin_episode(self, episode: int) -> None:
         """Every member begins anew with the initial weights that belong to (run seed, member, episode)."""
         draws = random_bits(self.seed, self.members, Stream.HOST_INIT, episode, 1).squeeze(1)
-        picks = (draws % self.config.initial_weights).tolist()
-        for pick in sorted(set(picks) - set(self._host_bank)):
-            self._host_bank[pick] = self.bodies.initial_host(hash((self.seed, pick)) & 0x7FFFFFFF)
-        hosts, blocks = zip(*(self._host_bank[pick] for pick in picks), strict=True)
-        self.hosts.restart(torch.stack(hosts).to(self.device))
+        picks = draws % self.config.initial_weights
+        for pick in sorted(set(picks.tolist()) - self._drawn):
+            host, block = self.bodies.initial_host(hash((self.seed, pick)) & 0x7FFFFFFF)
+            self._host_bank[pick] = host
+            if self.bodies.has_blocks:
+                self._block_bank[pick] = block
+            self._drawn.add(pick)
+        self.hosts.restart(self._host_bank[picks.to(self._host_bank.device)].to(self.device))
         self.parts.restart(torch.zeros_like(self.parts.weights))
         self.forms.fill_(NO_FORM)
         for s, slot in enumerate(self.bodies.slots):
@@ -114,17 +120,22 @@ class Population:
                 self.forms[:, s, 1] = self.bodies.codes.block
         if self.bodies.has_blocks:
             first = self.num_members * self.num_slots  # of the rows at place 1
-            rows = torch.stack(blocks).to(self.device).flatten(0, 1)  # [N · S, part_width]
-            self.parts.weights[first : first + len(rows)] = rows
+            rows = self._block_bank[picks.to(self._block_bank.device)].flatten(0, 1)  # [N · S, part_width]
+            self.parts.weights[first : first + len(rows)] = rows.to(self.device)
         for part, fresh in zip(self.buffers, self.bodies.initial_buffers(self.num_members), strict=True):
             for name, value in part.items():
                 value.copy_(fresh[name])
-        self.births = torch.full_like(self.births, episode << 16)
+        self.births.fill_(episode << 16)
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)
         self.finished.fill_(False)
         self.idle = False  # nobody is left to train, as of the latest look
         self._replays.release()
+
+    @property
+    def replays(self) -> bool:
+        """Whether training and validation are captured and replayed."""
+        return self._replays.possible
 
     @property
     def seeds(self) -> RowWeights:
@@ -133,7 +144,7 @@ class Population:
 
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         """Seeds begin in the slots where True; their weights are written at the next look.  # [N, S] each"""
-        self._born = torch.where(where, blueprint, self._born)
+        self._born.copy_(torch.where(where, blueprint, self._born))
         if self.bodies.has_blocks:
             clones = cloned_forms(self.forms, self._repeats_two, self.bodies.codes)
             blueprint = torch.where(blueprint == Blueprint.CLONE, clones, blueprint)
@@ -141,7 +152,7 @@ class Population:
 
     def prune(self, where: Tensor) -> None:
         """The seeds where True end.  # where [N, S]"""
-        self._born = self._born.masked_fill(where, NO_FORM)
+        self._born.masked_fill_(where, NO_FORM)
         self.forms[:, :, 0] = self.forms[:, :, 0].masked_fill(where, NO_FORM)
 
     def fold(self, where: Tensor, style: Tensor) -> None:
@@ -149,7 +160,7 @@ class Population:
 
         style: as it was before the rules emptied the slot
         """
-        self._folding = torch.where(where, blend_of(style), self._folding)
+        self._folding.copy_(torch.where(where, blend_of(style), self._folding))
 
     @property
     def folding(self) -> Tensor:
@@ -200,11 +211,11 @@ class Population:
         if len(births.member):
             picks = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
             surgeon.bear(births, born[births.member, births.slot], self._seed_bank, picks)
-            self.births = self.births + (self._born != NO_FORM).any(dim=1)
-            self._born = torch.full_like(self._born, NO_FORM)
+            self.births.add_((self._born != NO_FORM).any(dim=1))
+            self._born.fill_(NO_FORM)
         if len(folds.member):
             surgeon.fold(folds, view.fold[folds.member, folds.slot], moment_decays(self.config))
-            self._folding = torch.full_like(self._folding, NO_BLEND)
+            self._folding.fill_(NO_BLEND)
             self.forms.copy_(ship(view.form, self.device))
             self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
 
@@ -219,22 +230,21 @@ class Population:
         for some in self._chunks(view):
             rows = training_rows(some)
             sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
-            epoch = self._replays.training(sketch)
-            self._train(epoch, data, order, clock)
+            epoch = self._replays.training(sketch, data)
+            epoch.begin()
+            self._train(epoch, order, clock)
             _put(metrics, epoch.plan, some, epoch.finish())
         return metrics
 
-    def _train(self, epoch: Epoch, data: MemberData, order: DataOrder, clock: Clock) -> None:
+    def _train(self, epoch: Epoch, order: DataOrder, clock: Clock) -> None:
         """The minibatches of an epoch."""
         ids, batches = epoch.plan.ids, self.config.batches_per_epoch
-        epoch.begin()
-        data, scale = data.members(ids), self.rate_scale.index_select(0, ids)
-        for b in range(batches):
-            index = clock.epoch * batches + b
-            samples = order.batch(clock.episode, index).index_select(0, ids)
-            done = clock.done(b, batches, self.members).index_select(0, ids)
-            count = torch.full((), (clock.episode << 20) + index, dtype=torch.long, device=self.device)
-            epoch(*data.take(samples), rate_share(done, self.config) * scale, count)
+        done = torch.stack([clock.done(b, batches, self.members) for b in range(batches)])  # [batches, N]
+        rates = (rate_share(done, self.config) * self.rate_scale).index_select(1, ids)
+        first = clock.epoch * batches
+        counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + first)
+        for b, (rate, count) in enumerate(zip(rates, counts, strict=True)):
+            epoch(order.batch(clock.episode, first + b).index_select(0, ids), rate, count)
 
     @torch.no_grad()
     def validate(

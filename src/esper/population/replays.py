@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from esper.foundation.replay import Replayed, Studio
 from esper.population.data import MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.plan import Kind, Plan, ship
@@ -23,10 +24,11 @@ from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
 
 MOST = 24  # programs that are kept
 WASTE = 1.25  # a room may cost this many times what a roomy new one would,
-FREE = 512  # and where rows are light this many more: a new one costs a capture
+FREE = 1024  # and where rows are light this many more: a new one costs a capture
 LIGHT = 1 << 16  # parameters of a host: below it, spare rows cost less than a capture
 
 Run = TypeVar("Run")
+Task = tuple[str, Hashable]  # what a program computes, and over which data
 
 
 class Epoch(Protocol):
@@ -35,57 +37,8 @@ class Epoch(Protocol):
     plan: Plan
 
     def begin(self) -> None: ...
-    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None: ...
+    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None: ...
     def finish(self) -> TrainMetrics: ...
-
-
-class Studio:
-    """Where programs are captured: one pool of memory and one stream, so that each reuses what is there.
-
-    A pool ends with the last graph in it, so one graph that does next to nothing stays.
-    """
-
-    def __init__(self) -> None:
-        self.pool = torch.cuda.graph_pool_handle()
-        self.stream = torch.cuda.Stream()
-        self._anchor, _ = self.capture(lambda: torch.zeros(1, device="cuda"))
-
-    def capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """A graph of what a function does, and what it returned."""
-        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
-        self.stream.wait_stream(current)
-        with torch.cuda.stream(self.stream):
-            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
-            result = function()
-            graph.capture_end()
-        current.wait_stream(self.stream)
-        return graph, result
-
-
-class Replayed:
-    """A function over tensors that is captured and replayed.
-
-    It reads its arguments from places of its own, and what it returns is overwritten by the next call. Of an
-    unknown kind it runs once as it is, since nothing may be compiled or loaded while it is captured.
-    """
-
-    def __init__(self, function: Callable[..., Any], studio: Studio, known: bool) -> None:
-        self.function, self.studio, self.known = function, studio, known
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self._places: tuple[Tensor, ...] = ()
-        self._result: Any = None
-
-    def __call__(self, *arguments: Tensor) -> Any:
-        if not self.known:
-            self.known = True
-            return self.function(*arguments)
-        if self.graph is None:
-            self._places = tuple(value.clone() for value in arguments)
-            self.graph, self._result = self.studio.capture(lambda: self.function(*self._places))
-        for place, value in zip(self._places, arguments, strict=True):
-            place.copy_(value)
-        self.graph.replay()
-        return self._result
 
 
 class Measure(Protocol):
@@ -105,8 +58,8 @@ class ReplayedEpoch:
         self.step = Replayed(epoch, studio, known)
         self.finish = Replayed(epoch.finish, studio, known)
 
-    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
-        self.step(inputs, targets, rate, count)
+    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None:
+        self.step(samples, rate, count)
 
 
 class ReplayedValidation(Replayed):
@@ -117,11 +70,11 @@ class ReplayedValidation(Replayed):
         self.plan = validation.plan
 
 
-@dataclass
+@dataclass(eq=False)
 class Program(Generic[Run]):
     """Something captured, in a room, whose plan can be exchanged for another one that fits."""
 
-    kind: Hashable  # what it computes
+    kind: Task
     room: Room
     ints: Tensor
     alphas: Tensor
@@ -143,19 +96,20 @@ class Replays:
         self._light = bodies.host_parameters < LIGHT
         self._programs: list[Program[Any]] = []  # the latest used comes last
         self._known: frozenset[Kind] = frozenset()
+        self._seen: dict[Task, Room] = {}  # all that was ever needed
         self._looked_at: Hashable = None  # the data of the latest validation
         self._studio: Studio | None = None
         self._scratch = Scratch()
 
-    def training(self, sketch: Sketch) -> Epoch:
+    def training(self, sketch: Sketch, data: MemberData) -> Epoch:
         """What trains the members of a sketch for one epoch."""
         if not self.possible:
-            return TrainEpoch(self.crew, sketch.draft().on(self.device), Scratch())
+            return TrainEpoch(self.crew, sketch.draft().on(self.device), data, Scratch())
 
         def make(plan: Plan, studio: Studio, known: bool) -> ReplayedEpoch:
-            return ReplayedEpoch(TrainEpoch(self.crew, plan, self._scratch), studio, known)
+            return ReplayedEpoch(TrainEpoch(self.crew, plan, data, self._scratch), studio, known)
 
-        return self._fitting("train", sketch, make)
+        return self._fitting(("train", data.places), sketch, make)
 
     def validation(self, sketch: Sketch, data: MemberData) -> Measure:
         """What measures the members of a sketch; captured from the second look at the same data on."""
@@ -168,10 +122,11 @@ class Replays:
 
         return self._fitting(("validate", data.places), sketch, make)
 
-    def _fitting(self, kind: Hashable, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run]) -> Run:
+    def _fitting(self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run]) -> Run:
         """The program that a sketch goes into, with the sketch in it."""
+        self._seen[kind] = sketch.need.joined(self._seen.get(kind, sketch.need)) or sketch.need
         roomy = sketch.need.roomier(self._light)
-        limit = WASTE * roomy.cost + FREE * self._light
+        limit = self._limit(roomy)
         same = [program for program in self._programs if program.kind == kind]
         held = [p for p in same if p.room.cost <= limit and p.room.holds(sketch.need)]
         program: Program[Run]
@@ -180,28 +135,41 @@ class Replays:
             program.load(sketch.draft(program.room))
             self._programs.remove(program)
         else:
-            room = self._room_beside(roomy, same, limit)
+            room = self._room_beside(roomy, same, self._seen[kind].roomier(self._light))
             program = self._new(kind, room, sketch.draft(room), make)
         self._programs = [*self._programs[1 - MOST :], program]
         return program.run
 
-    def _room_beside(self, roomy: Room, same: list[Program[Any]], limit: float) -> Room:
-        """A new room, joined with that of the program nearest to it, which goes, if that is not too large."""
+    def _room_beside(self, roomy: Room, same: list[Program[Any]], all_seen: Room) -> Room:
+        """A new room: for all that was ever needed, or joined with that of the program that need grow least.
+
+        The program goes whose room is joined or held by it. Neither is done where it would waste much.
+        """
+        limit = self._limit(roomy)
+        if all_seen.cost <= limit:
+            near = [p for p in same if all_seen.holds(p.room) and all_seen.cost <= self._limit(p.room)]
+            self._programs = [p for p in self._programs if p not in near]
+            return all_seen
         joined = [(room, p) for p in same if (room := p.room.joined(roomy)) and room.cost <= limit]
+        joined = [(room, p) for room, p in joined if room.cost <= self._limit(p.room)]
         if not joined:
             return roomy
-        room, nearest = min(joined, key=lambda pair: pair[0].cost)
+        room, nearest = min(joined, key=lambda pair: pair[0].cost - pair[1].room.cost)
         self._programs.remove(nearest)
         return room
 
+    def _limit(self, room: Room) -> float:
+        """What a room may cost that is used instead of this one."""
+        return WASTE * room.cost + FREE * self._light
+
     def _new(
-        self, kind: Hashable, room: Room, draft: Draft, make: Callable[[Plan, Studio, bool], Run]
+        self, kind: Task, room: Room, draft: Draft, make: Callable[[Plan, Studio, bool], Run]
     ) -> Program[Run]:
         if self._studio is None:
             self._studio = Studio()
         ints, alphas = ship(draft.ints, self.device), ship(draft.alphas, self.device, torch.float32)
         plan = draft.cut(ints, alphas)
-        needed = {(kind if isinstance(kind, str) else "validate", *one) for one in plan.kinds}
+        needed = {(kind[0], *one) for one in plan.kinds}
         run = make(plan, self._studio, needed <= self._known)
         self._known |= needed
         return Program(kind, room, ints, alphas, run)

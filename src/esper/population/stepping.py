@@ -60,8 +60,9 @@ class Scratch:
 class TrainEpoch:
     """An epoch of n members under one plan: `begin`, as many minibatches as there are, `finish`."""
 
-    def __init__(self, crew: Crew, plan: Plan, scratch: Scratch) -> None:
-        self.crew, self.plan = crew, plan
+    def __init__(self, crew: Crew, plan: Plan, data: MemberData, scratch: Scratch) -> None:
+        """data: of all members."""
+        self.crew, self.plan, self.data = crew, plan, data
         device, lives, width = crew.bodies.device, plan.live.shape[0], crew.bodies.part_width
         self.hosts = scratch.weights("hosts", plan.own, crew.bodies.host_width, device)
         self.parts = scratch.weights("parts", lives, width, device)
@@ -94,10 +95,11 @@ class TrainEpoch:
         measured = measure_seeds(self.crew.bodies, self.plan, self.part_gradient, self.host_norm)
         return TrainMetrics(mean[: self.plan.own], alone, self.host_norm, measured)
 
-    def __call__(self, inputs: Tensor, targets: Tensor, rate: Tensor, count: Tensor) -> None:
-        """One minibatch. inputs, targets [n, B, ...]; rate [n] the share of the peak learning rates; count []
+    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None:
+        """One minibatch. samples [n, B] which ones; rate [n] the share of the peak learning rates; count []
         int64, which minibatch of the run this is"""
         config, plan = self.crew.config, self.plan
+        inputs, targets = self.data.members(plan.ids).take(samples)
         losses, host_gradient, part_gradient = self._gradients(inputs, targets, count)
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)

@@ -7,7 +7,9 @@ are born.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,23 +25,40 @@ from esper.population.plan import Ints, ship
 BANK_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
 
 
+def first_rows(count: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Room for first weights: on the device where they take little, else in the memory of the host.
+
+    → [count, *shape]
+    """
+    small = 4 * count * math.prod(shape) <= BANK_BYTES
+    return torch.zeros(count, *shape, device=device if small else "cpu")
+
+
 class SeedBank:
     """First weights of fresh seeds: a few draws of a blueprint at a kind of slot, made when first needed."""
 
     def __init__(self, bodies: Bodies, seed: int, draws: int) -> None:
-        self.bodies, self.seed, self.draws = bodies, seed, draws
-        self._rows: dict[tuple[int, int], Tensor] = {}
+        self.bodies, self.seed, self._most = bodies, seed, draws
+        self._rows = torch.zeros(0, bodies.part_width, device=bodies.device)
+        self._first: dict[tuple[int, int], int] = {}  # kind of slot, blueprint → the first of its draws
 
-    def rows(self, slot: int, blueprint: int, picks: Tensor) -> Tensor:
-        """The draws that `picks` [k] fall on.  # int64 → [k, part_width]"""
-        kind = self.bodies.slots.index(self.bodies.slots[slot])  # the first slot of this kind
-        if (kind, blueprint) not in self._rows:
-            count = max(1, min(self.draws, BANK_BYTES // (4 * self.bodies.part_width)))
-            seeds = [hash((self.seed, kind, blueprint, d)) & 0x7FFFFFFF for d in range(count)]
-            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(blueprint), s) for s in seeds])
-            self._rows[kind, blueprint] = made.to(self.bodies.device)
-        bank = self._rows[kind, blueprint]
-        return bank[picks.remainder(len(bank))]
+    @cached_property
+    def draws(self) -> int:
+        """How many there are of each blueprint at each kind of slot."""
+        return max(1, min(self._most, BANK_BYTES // (4 * self.bodies.part_width)))
+
+    def rows(self, slot: Ints, blueprint: Ints, picks: Tensor) -> Tensor:
+        """The draws that `picks` fall on.  # each [k] int64 → [k, part_width]"""
+        slots = self.bodies.slots
+        kinds = np.array([slots.index(forms) for forms in slots])[slot]  # the first slot of each kind
+        pairs = list(zip(kinds.tolist(), blueprint.tolist(), strict=True))
+        for kind, name in sorted(set(pairs) - set(self._first)):
+            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
+            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(name), s) for s in seeds])
+            self._first[kind, name] = len(self._rows)
+            self._rows = torch.cat([self._rows, made.to(self._rows)])
+        first = ship(np.array([self._first[pair] for pair in pairs]), picks.device)
+        return self._rows[first + picks.remainder(self.draws)]
 
 
 @dataclass(frozen=True)
@@ -73,13 +92,14 @@ class Surgeon:
 
     def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
         """First weights and clean optimisers for new seeds.  # blueprint [k], picks [N, S] random words"""
-        for s, b in sorted(set(zip(at.slot.tolist(), blueprint.tolist(), strict=True))):
-            some = at.those((at.slot == s) & (blueprint == b))
-            if b == Blueprint.CLONE:
-                weights = self._copies(some, s)
-            else:
-                weights = bank.rows(s, b, picks[ship(some.member, picks.device), s])
-            self.parts.rewrite_rows(self._rows(0, some), weights)
+        fresh = at.those(blueprint != Blueprint.CLONE)
+        if len(fresh.member):
+            drawn = picks[ship(fresh.member, picks.device), ship(fresh.slot, picks.device)]
+            weights = bank.rows(fresh.slot, blueprint[blueprint != Blueprint.CLONE], drawn)
+            self.parts.rewrite_rows(self._rows(0, fresh), weights)
+        for s in np.unique(at.slot[blueprint == Blueprint.CLONE]).tolist():
+            some = at.those((at.slot == s) & (blueprint == Blueprint.CLONE))
+            self.parts.rewrite_rows(self._rows(0, some), self._copies(some, s))
 
     def _copies(self, at: Events, s: int) -> Tensor:
         """The weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""

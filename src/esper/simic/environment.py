@@ -33,14 +33,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import check_like, choose, named, part, refill, tensors_of
+from esper.foundation.replay import Captured, Studio
+from esper.foundation.rows import check_like, named, part, refill, tensors_of
 from esper.lifecycle.actions import Actions
-from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
+from esper.lifecycle.engine import ActionOutcome, TickOutcome
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_config import SlotConfig
@@ -51,11 +52,12 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import cross_entropy
 from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
-from esper.simic.governor import Governor, MemberRows
+from esper.simic.governor import Governor, MemberRows, review
 from esper.simic.rewards import REWARDS, Potentials, potential
-from esper.simic.signals import Signals, update_evidence
+from esper.simic.ruling import World, fitting_masks, price, remember, rule, sizes
+from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, StepResult
-from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Split
 
@@ -89,9 +91,23 @@ class GrowthEnvironment:
         self.bare_cost = TRAINING_PASSES * trained * self.costs.host  # FLOPs of a step of a bare host
         self.budget = spec.episode.flops or spec.episode.steps * self.bare_cost
         self.steps = math.ceil(self.budget / self.bare_cost - ROUNDING)  # of those no larger than the host
+        self._prepare_replays()
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(spec.task.num_classes) if chance_is_known else math.nan
         self.episode = -1  # none has begun
+
+    def _prepare_replays(self) -> None:
+        """What a step computes over rows, replayed where the population itself is."""
+        replays = type(self.population) is Population and self.population.replays
+        studio = Studio() if replays else None
+        world = World(self.population, self.costs, self.spec.lifecycle, self.topology)
+        self._ruled = Captured(partial(rule, world=world), studio)
+        self._masked = Captured(partial(fitting_masks, world=world), studio)
+        self._sized, self._priced = (
+            Captured(partial(sizes, world=world), studio),
+            Captured(partial(price, world=world), studio),
+        )
+        self._remembered, self._judged = Captured(remember, studio), Captured(review, studio)
 
     def _make_population(self) -> Population:
         spec, task, host = self.spec, self.spec.task, self.spec.task.host
@@ -157,8 +173,10 @@ class GrowthEnvironment:
             evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
             signals=blank.update(measured.loss, measured.accuracy),
         )
-        self.parameters = self.population.parameter_counts(slots)  # [N] int64
-        self._governor = Governor(self.spec.governor, self.population, self.rows, self._chance_loss)
+        self.parameters, self.step_cost = self._sized(slots)  # [N] int64, float32
+        self._governor = Governor(
+            self.spec.governor, self.population, self.rows, self._chance_loss, self._judged
+        )
         self.potential = self.start_potential = self._potential()
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
         self.last_op = torch.full_like(self.members, NO_OP)
@@ -199,28 +217,19 @@ class GrowthEnvironment:
     def put(self, rows: MemberRows) -> None:
         """Go on from other rows; the bodies that belong to them are the caller's to restore."""
         self.rows = rows
-        self.parameters = self.population.parameter_counts(rows.slots)
+        self.parameters, self.step_cost = self._sized(rows.slots)
         self.potential = self._potential()
 
     def masks(self) -> ActionMasks:
         """What is legal now: by the slots and what fits them, what is measured, the steps that are left."""
-        return compute_batch_masks(
-            self.slots,
-            self.slot_config,
-            self.spec.lifecycle,
-            self.topology,
-            evidence=self.rows.evidence,
-            steps_left=self._steps_left(),
-            looks=self.looks,
-            fits=self.population.growable(),
-        )
+        return self._masked(self.slots, self.rows.evidence, self._steps_left(), self.looks)
 
     def observe(self) -> Observation:
         """What a controller is shown now."""
         rows = self.rows
         return Observation(
             progress=self.spent.float(),
-            step_cost=self.costs.relative(rows.slots, self.population).float(),
+            step_cost=self.step_cost,
             steps_left=self._steps_left().float(),
             val_loss=rows.signals.loss,
             val_accuracy=rows.signals.accuracy,
@@ -262,14 +271,9 @@ class GrowthEnvironment:
         """The second half, after an epoch of training: validate, governor, observe, reward."""
         outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
         validation = self._validate(ticked.states)
-        rows = MemberRows(
-            slots=ticked.states,
-            evidence=update_evidence(self.begun.evidence, ticked.states, training, validation),
-            signals=self.rows.signals.update(validation.loss, validation.accuracy),
-        )
-        rows = choose(active, rows, self.rows)
+        rows = self._remembered(self.rows, self.begun.evidence, ticked.states, active, training, validation)
         self.rows, panicked, rolled_back = self._governor.review(rows, training.loss, active)
-        self.parameters = self.population.parameter_counts(self.slots)
+        self.parameters, self.step_cost = self._sized(self.slots)
         self.clock += 1
         ends = active & ((self.spent >= 1.0 - ROUNDING) | (self.clock >= self.steps))
         self.population.finished |= ends
@@ -315,7 +319,7 @@ class GrowthEnvironment:
         rows.slots.check()
         self.population.restore(part("population", tensors))
         self.rows = rows
-        self.parameters = self.population.parameter_counts(rows.slots)
+        self.parameters, self.step_cost = self._sized(rows.slots)
         self._governor.load_state_dict(part("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
@@ -332,24 +336,9 @@ class GrowthEnvironment:
         self, actions: Sequence[Actions], active: Tensor
     ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
-        rules, states, evidence = self.spec.lifecycle, self.slots, self.rows.evidence
-        outcomes, left = [], self._steps_left()
-        for action in actions:
-            fits = self.population.growable()  # after what the actions before this one planted
-            asked = Actions(torch.where(active.unsqueeze(1), action.choices, 0))  # the finished wait
-            outcome = apply(states, asked, evidence, rules, self.topology, left, fits, self.looks)
-            self.population.prune(outcome.pruned)
-            self.population.germinate(outcome.germinated, outcome.states.blueprint)
-            states, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
-            outcomes.append(outcome)
-        outcome = joined_outcome(outcomes)
-        ticked = tick(states, rules)
-        nothing = torch.zeros_like(ticked.pruned)
-        still = TickOutcome(states, nothing, nothing)  # no time passes for the finished
-        ticked = choose(active, ticked, still)
-        self.population.prune(ticked.pruned)
-        self.population.fold(ticked.folded, states.style)
-        return outcome, ticked, evidence.forget(ticked.pruned | ticked.folded)
+        choices, left = tuple(action.choices for action in actions), self._steps_left()
+        ruled = self._ruled(self.slots, self.rows.evidence, choices, active, left, self.looks)
+        return ruled.outcome, ruled.ticked, ruled.evidence
 
     def _validate(self, slots: SlotStates) -> ValidationMetrics:
         """One validation, and the price of it and of the epoch before it."""
@@ -374,10 +363,7 @@ class GrowthEnvironment:
 
     def _cost(self, slots: SlotStates, measure: bool) -> Tensor:
         """FLOPs of an epoch of each member as it is; of its validation too if its controller looks.  # [N]"""
-        work = self._work(measure)
-        looked = self.costs.epoch(slots, self.population, work)
-        unlooked = self.costs.epoch(slots, self.population, replace(work, validation=0))
-        return torch.where(self.looks, looked, unlooked) * ~self.population.finished
+        return self._priced(slots, self.looks, self._work(measure))
 
     def _work(self, measure: bool) -> Work:
         """What every member does in one epoch, in samples."""

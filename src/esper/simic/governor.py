@@ -8,7 +8,7 @@ the member does not walk into the same wall again.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -95,17 +95,86 @@ def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
     return holds_seed(now) & (planted | moved)
 
 
+@dataclass(frozen=True)
+class Vigil:
+    """What the governor knows of each member, and the rows that it would be taken back to."""
+
+    watch: Watch
+    rows: MemberRows
+    ticks: Tensor  # [N] since each member's rows were saved
+
+
+@dataclass(frozen=True)
+class Review:
+    """What one epoch led to."""
+
+    vigil: Vigil
+    rows: MemberRows  # to go on with
+    panicked: Tensor  # [N] bool: rolled back
+    suspects: Tensor  # [N, S] bool: the seeds that this ended
+    kept: Tensor  # [N] bool: whose rows are the new ones to come back to
+
+
+def review(
+    vigil: Vigil,
+    rows: MemberRows,
+    training_loss: Tensor,
+    active: Tensor,
+    keeps: bool,
+    chance_loss: float,
+    config: GovernorConfig,
+) -> Review:
+    """Judge an epoch and choose the rows to go on with; the bodies are the caller's to take back and keep.
+
+    active [N] bool: who trained; the others are neither judged nor kept. keeps: good rows are saved.
+    """
+    verdict = judge(vigil.watch, training_loss, rows.signals.loss, chance_loss, config)
+    panicked, ticks = verdict.panicked & active, vigil.ticks + 1
+    after, suspects = _rolled_back(vigil.rows, rows, panicked, ticks)
+    # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
+    saved, ticks = choose(panicked, after, vigil.rows), ticks.masked_fill(panicked, 0)
+    kept = verdict.good & active & keeps
+    saved, ticks = choose(kept, after, saved), ticks.masked_fill(kept, 0)
+    return Review(Vigil(verdict.watch, saved, ticks), after, panicked, suspects, kept)
+
+
+def _rolled_back(
+    saved: MemberRows, rows: MemberRows, panicked: Tensor, ticks: Tensor
+) -> tuple[MemberRows, Tensor]:
+    """Saved rows for those who panicked, less what grew since; and which seeds that ended.  # → [N, S]"""
+    suspects = panicked.unsqueeze(1) & grown_since(saved.slots, rows.slots, ticks)
+    taken_back, present = panicked.unsqueeze(1) & ~suspects, rows.slots.tensors()
+    undone = SlotStates(
+        **{n: torch.where(taken_back, value, present[n]) for n, value in saved.slots.tensors().items()}
+    )
+    room = torch.where(panicked.unsqueeze(1), saved.slots.room, rows.slots.room)  # a fold since is undone
+    after = MemberRows(
+        slots=force_prune(undone.replace(room=room), suspects),
+        evidence=choose(panicked, saved.evidence, rows.evidence).forget(suspects),
+        signals=choose(panicked, saved.signals, rows.signals),
+    )
+    return after, suspects
+
+
 class Governor:
     """Keeps the last good rows of every member and puts them back where training broke."""
 
-    def __init__(self, config: GovernorConfig, population: Population, rows: MemberRows, chance_loss: float):
+    def __init__(
+        self,
+        config: GovernorConfig,
+        population: Population,
+        rows: MemberRows,
+        chance_loss: float,
+        judged: Callable[..., Review] = review,
+    ):
+        """judged: `review`, or what replays it."""
         self.config = config
         self.population = population
         self.chance_loss = chance_loss
-        self.watch = Watch.blank(population.num_members, config, population.device)
-        self._rows = rows
+        self._judged = judged
+        watch = Watch.blank(population.num_members, config, population.device)
+        self.vigil = Vigil(watch, rows, torch.zeros_like(watch.spikes))
         self._bodies = population.snapshot() if config.enabled else {}
-        self._ticks = torch.zeros_like(self.watch.spikes)  # [N] since each member's rows were saved
         self._reviews = 0
 
     def review(
@@ -116,61 +185,35 @@ class Governor:
         active [N] bool: who trained; the others are neither judged nor kept.
         """
         if not self.config.enabled:
-            nobody = torch.zeros_like(self.watch.learned)
+            nobody = torch.zeros_like(active)
             return rows, nobody, torch.zeros_like(rows.slots.enabled)
-        verdict = judge(self.watch, training_loss, rows.signals.loss, self.chance_loss, self.config)
-        self.watch = verdict.watch
-        panicked = verdict.panicked & active
-        self._ticks += 1
-        rows, pruned = self._roll_back(rows, panicked)
-        # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
-        self._rows = choose(panicked, rows, self._rows)
-        self._ticks = self._ticks.masked_fill(panicked, 0)
         self._reviews += 1
-        if self._reviews % self.config.snapshot_every == 0:
-            self._keep(rows, verdict.good & active)
-        return rows, panicked, pruned
-
-    def _roll_back(self, rows: MemberRows, panicked: Tensor) -> tuple[MemberRows, Tensor]:
-        """Saved rows for those who panicked, less what grew since."""
-        saved, now = self._rows.slots, rows.slots
-        suspects = panicked.unsqueeze(1) & grown_since(saved, now, self._ticks)
-        taken_back, present = panicked.unsqueeze(1) & ~suspects, now.tensors()
-        undone = SlotStates(
-            **{n: torch.where(taken_back, value, present[n]) for n, value in saved.tensors().items()}
-        )
-        room = torch.where(panicked.unsqueeze(1), saved.room, now.room)  # a fold since then is undone
-        slots = force_prune(undone.replace(room=room), suspects)
+        keeps = self._reviews % self.config.snapshot_every == 0
+        found = self._judged(self.vigil, rows, training_loss, active, keeps, self.chance_loss, self.config)
+        self.vigil, population, panicked = found.vigil, self.population, found.panicked
         # Births are counted on: the next seed is another draw, not the one that just failed.
-        self.population.restore({**self._bodies, "births": self.population.births}, panicked)
-        self.population.prune(panicked.unsqueeze(1) & ~holds_seed(slots))  # a snapshot may hold ended seeds
-        after = MemberRows(
-            slots=slots,
-            evidence=choose(panicked, self._rows.evidence, rows.evidence).forget(suspects),
-            signals=choose(panicked, self._rows.signals, rows.signals),
-        )
-        return after, suspects
-
-    def _keep(self, rows: MemberRows, good: Tensor) -> None:
-        """These are the rows to come back to."""
-        self._rows = choose(good, rows, self._rows)
-        self._ticks = self._ticks.masked_fill(good, 0)
-        self._bodies = self.population.keep(self._bodies, good)
+        population.restore({**self._bodies, "births": population.births}, panicked)
+        population.prune(panicked.unsqueeze(1) & ~holds_seed(found.rows.slots))  # it may hold ended seeds
+        if keeps:
+            self._bodies = population.keep(self._bodies, found.kept)
+        return found.rows, panicked, found.suspects
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""
         return {
-            **named("watch", tensors_of(self.watch)),
-            **named("rows", tensors_of(self._rows)),
+            **named("watch", tensors_of(self.vigil.watch)),
+            **named("rows", tensors_of(self.vigil.rows)),
             **named("bodies", self._bodies),
-            "ticks": self._ticks.clone(),
+            "ticks": self.vigil.ticks.clone(),
             "reviews": torch.tensor(self._reviews),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`; names and shapes are the caller's to check."""
-        self.watch = refill(self.watch, part("watch", tensors))
-        self._rows = refill(self._rows, part("rows", tensors))
+        watch, rows = (
+            refill(self.vigil.watch, part("watch", tensors)),
+            refill(self.vigil.rows, part("rows", tensors)),
+        )
+        self.vigil = Vigil(watch, rows, tensors["ticks"].to(self.vigil.ticks.device))
         self._bodies = {n: value.to(self.population.device) for n, value in part("bodies", tensors).items()}
-        self._ticks = tensors["ticks"].to(self._ticks.device)
         self._reviews = int(tensors["reviews"])

@@ -10,7 +10,8 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from esper.foundation.streams import Stream
+from esper.foundation.replay import Captured, Studio
+from esper.foundation.streams import Stream, random_uniform
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
@@ -59,6 +60,7 @@ class LearnedController:
         self.looks = True
         self.config = config or LearnerConfig()
         self.deterministic = deterministic
+        self._decision = Captured(self._decide, Studio() if agent.device.type == "cuda" else None)
 
     def begin(self, scene: Scene) -> None:
         """Forget the last episode; the next decision is the first of a new one."""
@@ -70,11 +72,27 @@ class LearnedController:
         """One legal action per member."""
         forgets = step == 0 or not self.config.memory
         reset = torch.full_like(self._scene.members, forgets, dtype=torch.bool)
-        uniforms = None if self.deterministic else self._scene.draw(Stream.ACTION, step, len(Head))
-        self._decided, self._memory = self.agent.act(
-            self._shown(observation), masks, self._memory, reset, uniforms
+        scene = self._scene
+        count = torch.full((), scene.counter(step), dtype=torch.long, device=scene.device)
+        self._decided, self._memory = self._decision(
+            observation, masks, self._memory, reset, scene.members, count, scene.seed
         )
         return Actions(self._decided.actions)
+
+    def _decide(
+        self,
+        observation: Observation,
+        masks: ActionMasks,
+        memory: Tensor,
+        reset: Tensor,
+        members: Tensor,
+        count: Tensor,
+        seed: int,
+    ) -> tuple[Transition, Tensor]:
+        """The step and the memory after it, as a function that a GPU can replay."""
+        heads = len(Head)
+        uniforms = None if self.deterministic else random_uniform(seed, members, Stream.ACTION, count, heads)
+        return self.agent.act(self._shown(observation), masks, memory, reset, uniforms)
 
     def _shown(self, observation: Observation) -> TamiyoInputs:
         """What the policy is shown: without shadow gain, that column reads as unmeasured."""

@@ -134,11 +134,12 @@ class Trainer:
         Afterwards the buffers of the learners hold the transitions of all shards.
         """
         pieces: list[Piece] = []
+        state = self._fingerprint()
         for environment in shards:
             records = self._play(environment, on_step)
             if self.shards == 1:
                 return records
-            piece = {"state": self._fingerprint()}
+            piece = {"state": state}
             for block, record in records.items():
                 piece |= named(f"record.{block}", record.tensors())
             for name, learner in self.learners.items():

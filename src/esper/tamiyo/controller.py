@@ -33,8 +33,11 @@ class Scene:
 
     def draw(self, stream: Stream, step: int, count: int) -> Tensor:
         """Numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
-        counter = (self.episode << EPISODE_SHIFT) + step
-        return random_uniform(self.seed, self.members, stream, counter, count)
+        return random_uniform(self.seed, self.members, stream, self.counter(step), count)
+
+    def counter(self, step: int) -> int:
+        """Which draw of a member's streams this step takes."""
+        return (self.episode << EPISODE_SHIFT) + step
 
 
 class Controller(Protocol):

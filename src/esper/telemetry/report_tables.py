@@ -117,12 +117,13 @@ def network_cards(network: SavedNetwork) -> str:
 def growth_cards(growth: Growth, network: SavedNetwork | None) -> str:
     """What an `esper.grow` came to, beside what it is measured against."""
     figures = {
-        f"validation {growth.score_name}, {curve.name}": number(curve.score[-1], ".3f")
+        f"{curve.name}: validation {growth.score_name}, {curve.parameters[-1]:,} parameters": number(
+            curve.score[-1], ".3f"
+        )
         for curve in growth.curves
     }
-    figures |= {f"parameters, {curve.name}": f"{curve.parameters[-1]:,}" for curve in growth.curves}
     if growth.curves:
-        figures["epochs"] = f"{len(growth.curves[0].score) - 1} of {growth.epochs}"
+        figures["epochs of growth"] = f"{len(growth.curves[0].score) - 1} of {growth.epochs}"
     if network is not None:
         figures["parameters of the model as given"] = f"{network.host_parameters:,}"
     return cards(figures)

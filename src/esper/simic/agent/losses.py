@@ -18,7 +18,7 @@ class LossWeights:
     clip: float
     value_clip: float | None
     value: float
-    entropy: float
+    entropy: float | Tensor
     per_reader: bool = True  # else a head weighs as much as it is read: see `head_means`
 
 

@@ -19,7 +19,10 @@ class VetoAdam:
 
     def __init__(self, module: nn.Module, learning_rate: float, epsilon: float) -> None:
         self._parameters = dict(module.named_parameters())
-        self._adam = torch.optim.Adam(self._parameters.values(), lr=learning_rate, eps=epsilon, fused=True)
+        on_gpu = any(parameter.is_cuda for parameter in self._parameters.values())
+        self._adam = torch.optim.Adam(
+            self._parameters.values(), lr=learning_rate, eps=epsilon, fused=True, capturable=on_gpu
+        )
         for parameter in self._parameters.values():
             self._adam.state[parameter] = {
                 "step": torch.zeros((), device=parameter.device),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from esper.foundation.replay import Captured, Studio
 from esper.foundation.rows import check_like, map_tensors, named, part
 from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
@@ -25,6 +26,8 @@ from esper.simic.agent.optimiser import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
+
+REPLAYED_STEPS = 1 << 15  # a minibatch of a rollout up to this size is replayed: beyond, the GPU is busy
 
 
 class PPOAgent:
@@ -46,6 +49,7 @@ class PPOAgent:
         self.feature_normaliser: RunningNormaliser | None = None  # made when the first features are seen
         self.updates = 0
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
+        self._learned = Captured(self._learn, Studio() if self.device.type == "cuda" else None)
 
     def initial_state(self, num_members: int) -> Tensor:
         """The memory of fresh episodes.  # [N, state]"""
@@ -106,27 +110,14 @@ class PPOAgent:
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
-        weights = LossWeights(
-            config.clip,
-            config.value_clip,
-            config.value_coefficient,
-            self.entropy_coefficient,
-            per_reader=config.head_average == "readers",
-        )
-        limit = float("inf") if config.target_kl is None else config.target_kl
-
+        entropy = torch.full((), self.entropy_coefficient, device=self.device)
         tally = Tally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
+        learn = self._learned if batch.valid.numel() <= REPLAYED_STEPS else self._learn
         for rows in self._minibatches(buffer.num_members):
-            terms = self._evaluate(_choose_rows(batch, rows), rows, weights)
             live = ~stopped
-            stopped = stopped | (terms.kl > limit)
-            self.optimiser.zero_grad()
-            terms.loss.backward()
-            grad_norm = clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-            vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
-            self.optimiser.step(vetoed)
+            terms, grad_norm, stopped, vetoed = learn(batch, rows, entropy, stopped, broken)
             tally.add(terms, grad_norm, live, vetoed)
             if self._may_look() and bool(stopped):
                 break
@@ -154,7 +145,8 @@ class PPOAgent:
 
     def take_fault(self) -> Tensor:
         """What is known of a head without a legal choice, for `put_faults`; from here on nothing is.  # []"""
-        fault, self._fault = self._fault, torch.zeros_like(self._fault)
+        fault = self._fault.clone()
+        self._fault.zero_()
         return fault
 
     def put_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
@@ -162,7 +154,7 @@ class PPOAgent:
         codes = 2 * len(self.policy.head_names)  # of one row
         for fault, first in zip(faults, first_rows, strict=True):
             moved = torch.where(fault > 0, fault + codes * first, 0).to(self.device)
-            self._fault = torch.maximum(self._fault, moved)
+            self._fault.copy_(torch.maximum(self._fault, moved))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""
@@ -233,6 +225,29 @@ class PPOAgent:
     def _parts(self, num_members: int) -> int:
         return min(self.config.minibatches, num_members)
 
+    def _learn(
+        self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
+    ) -> tuple[LossTerms, Tensor, Tensor, Tensor]:
+        """One minibatch: its terms, its gradient's norm, if the update has stopped, if the step was refused.
+
+        entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
+        """
+        config = self.config
+        per_reader = config.head_average == "readers"
+        weights = LossWeights(
+            config.clip, config.value_clip, config.value_coefficient, entropy, per_reader=per_reader
+        )
+        limit = float("inf") if config.target_kl is None else config.target_kl
+        with torch.enable_grad():
+            terms = self._evaluate(_choose_rows(batch, rows), rows, weights)
+        stopped = stopped | (terms.kl > limit)
+        self.optimiser.zero_grad()
+        terms.loss.backward()
+        grad_norm = clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
+        self.optimiser.step(vetoed)
+        return map_tensors(torch.Tensor.detach, terms), grad_norm, stopped, vetoed
+
     def _evaluate(self, batch: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
         """The loss of some rows under the present weights."""
         steps = batch.steps
@@ -281,7 +296,7 @@ class PPOAgent:
         members = torch.arange(len(worst), device=self.device) if rows is None else rows
         heads = torch.arange(worst.shape[1], device=self.device)
         code = 2 * (members.unsqueeze(1) * worst.shape[1] + heads) + worst
-        self._fault = torch.maximum(self._fault, torch.where(worst > 0, code, 0).amax())
+        self._fault.copy_(torch.maximum(self._fault, torch.where(worst > 0, code, 0).amax()))
 
     def _raise_fault(self, code: int) -> None:
         if code:

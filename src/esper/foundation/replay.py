@@ -1,0 +1,138 @@
+"""Functions over tensors that a GPU replays: their launches are recorded once, as a CUDA graph.
+
+What runs as a thousand small launches then costs the host one. A function can be replayed if it waits for
+nothing and what it does depends on its arguments and on tensors that stay in their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+Result = TypeVar("Result")
+
+
+class Studio:
+    """Where graphs are captured: one pool of memory and one stream, so that each reuses what is there.
+
+    A pool ends with the last graph in it, so one graph that does next to nothing stays.
+    """
+
+    def __init__(self) -> None:
+        self.pool = torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+        self._anchor, _ = self.capture(lambda: torch.zeros(1, device="cuda"))
+
+    def capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        """A graph of what a function does, and what it returned."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        self.stream.wait_stream(current)
+        with torch.cuda.stream(self.stream):
+            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
+            result = function()
+            graph.capture_end()
+        current.wait_stream(self.stream)
+        return graph, result
+
+
+class Replayed:
+    """A function over tensors that is captured and replayed.
+
+    It reads its arguments from places of its own, and what it returns is overwritten by the next call. Of an
+    unknown kind it runs once as it is, since nothing may be compiled or loaded while it is captured.
+    """
+
+    def __init__(self, function: Callable[..., Any], studio: Studio, known: bool) -> None:
+        self.function, self.studio, self.known = function, studio, known
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self._places: tuple[Tensor, ...] = ()
+        self._result: Any = None
+
+    def __call__(self, *arguments: Tensor) -> Any:
+        if not self.known:
+            self.known = True
+            return self.function(*arguments)
+        if self.graph is None:
+            self._places = tuple(value.clone() for value in arguments)
+            self.graph, self._result = self.studio.capture(lambda: self.function(*self._places))
+        copy_all(self._places, arguments)
+        self.graph.replay()
+        return self._result
+
+
+class Captured(Generic[P, Result]):
+    """A function over records of tensors, captured at its second call with arguments of the same make.
+
+    Without a studio, or away from a GPU, it is the function. Records are tensors, dataclasses and tuples of
+    records; anything else must be hashable and is part of the make. What comes back is the caller's own.
+    """
+
+    def __init__(self, function: Callable[P, Result], studio: Studio | None) -> None:
+        self.function, self.studio = function, studio
+        self._made: dict[object, tuple[Replayed, list[object]]] = {}
+
+    def __call__(self, *arguments: P.args, **named: P.kwargs) -> Result:
+        if self.studio is None:
+            return self.function(*arguments, **named)
+        given: list[Tensor] = []
+        make = _flatten((arguments, tuple(named.items())), given)
+        key = make, tuple((tensor.shape, tensor.dtype) for tensor in given)
+        if key not in self._made:
+            self._made[key] = self._new(make)
+        run, outline = self._made[key]
+        flat = run(*given)
+        kept = [torch.empty_like(tensor) for tensor in flat]
+        copy_all(kept, flat)
+        return cast(Result, _rebuild(outline[0], iter(kept)))
+
+    def _new(self, make: object) -> tuple[Replayed, list[object]]:
+        """The function over plain tensors, and a place for the make of its result."""
+        outline: list[object] = [None]
+        assert self.studio is not None
+
+        def flat(*tensors: Tensor) -> list[Tensor]:
+            arguments, named = cast(tuple[Any, Any], _rebuild(make, iter(tensors)))
+            found: list[Tensor] = []
+            outline[0] = _flatten(self.function(*arguments, **dict(named)), found)
+            return found
+
+        return Replayed(flat, self.studio, known=False), outline
+
+
+def copy_all(places: Any, values: Any) -> None:
+    """Copy tensors to as many places, in one launch for each type."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for place, value in zip(places, values, strict=True):
+        pair = by_type.setdefault(place.dtype, ([], []))
+        pair[0].append(place)
+        pair[1].append(value)
+    for there, here in by_type.values():
+        torch._foreach_copy_(there, here)
+
+
+def _flatten(record: Any, into: list[Tensor]) -> object:
+    """Append the tensors of a record; what else there is to know to build it again."""
+    if isinstance(record, Tensor):
+        into.append(record)
+        return Tensor
+    if is_dataclass(record) and not isinstance(record, type):
+        return type(record), tuple(_flatten(getattr(record, f.name), into) for f in fields(record))
+    if isinstance(record, tuple):
+        return tuple, tuple(_flatten(part, into) for part in record)
+    return None, record
+
+
+def _rebuild(make: Any, tensors: Iterator[Tensor]) -> object:
+    """The record of a make, with the tensors in their order."""
+    if make is Tensor:
+        return next(tensors)
+    kind, parts = make
+    if kind is None:
+        return parts
+    values = [_rebuild(part, tensors) for part in parts]
+    return tuple(values) if kind is tuple else kind(*values)
