@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
 from esper.builders import make_learner
-from esper.foundation.devices import choose_device
+from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather, from_first
 from esper.foundation.launch import Launch
@@ -115,7 +115,7 @@ def train(args: argparse.Namespace, gather: Gather | None = None) -> None:
     """Rounds on the families in turn, until the time is up; `gather` shares the members with others."""
     gather = gather or Alone()
     timetable = Timetable(args.seconds)
-    device = str(choose_device(args.device, Launch.of().local_rank))
+    device = str(own_device(args.device))
     setting = Setting(args.steps, args.batches, device, args.graphs, seed=WORLD_SEED)
     learners = make_learners(agent_names(args.agents), setting)
     agents = {learner.name: learner.agent for learner in learners}

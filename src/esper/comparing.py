@@ -21,10 +21,9 @@ import torch
 
 from esper.builders import make_environment
 from esper.config import RunConfig
-from esper.foundation.devices import choose_device, cpu_threads
+from esper.foundation.devices import cpu_threads, own_device
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather, gather_pieces, held_shards
-from esper.foundation.launch import Launch
 from esper.foundation.rows import named, part
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
@@ -94,7 +93,7 @@ class Shards:
     @classmethod
     def made(cls, config: RunConfig, gather: Gather) -> Self:
         """Those that this process holds; raises UserError where there are too few members or shards."""
-        shards, device = config.shards or 1, choose_device(config.device, Launch.of().local_rank)
+        shards, device = config.shards or 1, own_device(config.device)
         ranges = held_shards(config.members, shards, gather)
         held = [make_environment(config, device, torch.arange(r.start, r.stop)) for r in ranges]
         return cls(held, ranges, config.members, gather)

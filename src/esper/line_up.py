@@ -9,9 +9,8 @@ from pathlib import Path
 
 from esper.config import RunConfig
 from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller, restarts_of
-from esper.foundation.devices import choose_device
+from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
-from esper.foundation.launch import Launch
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.telemetry.differences import FINAL_OF
@@ -73,9 +72,7 @@ class LineUp:
             return Fixed(of=next(label for label, known in self.controllers.items() if known == name))
         if asked.startswith(BEST_OF):
             return Fixed(restarts=restarts_of(asked))
-        loaded = load_controller(
-            asked, config.lifecycle.gates, choose_device(config.device, Launch.of().local_rank)
-        )
+        loaded = load_controller(asked, config.lifecycle.gates, own_device(config.device))
         return Fixed() if isinstance(loaded, Static) else loaded
 
 

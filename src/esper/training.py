@@ -16,17 +16,14 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, load_config, saved_config
 from esper.controllers import checkpoint_config
 from esper.foundation.config_files import dump, parse_override, parse_yaml
-from esper.foundation.devices import choose_device, cpu_threads
+from esper.foundation.devices import cpu_threads, own_device
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather, all_or_none, anyone, from_first
 from esper.foundation.interrupts import StopRequest
-from esper.foundation.launch import Launch
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
@@ -94,7 +91,7 @@ class TrainingRun:
         config = with_shards(shared_config(config, gather), gather)
 
         def prepare() -> TrainingRun:
-            trainer = make_trainer(config, _device(config.device), gather)
+            trainer = make_trainer(config, own_device(config.device), gather)
             if gather.rank > 0:
                 return cls(config, None, trainer)
             folder = RunFolder.create(
@@ -125,7 +122,7 @@ class TrainingRun:
             config = shared_config(opened.config if opened else RunConfig(), gather)
 
             def prepare() -> TrainingRun:
-                trainer = make_trainer(config, _device(device or config.device), gather)
+                trainer = make_trainer(config, own_device(device or config.device), gather)
                 run = cls(config, opened.folder if opened else None, trainer)
                 return run._begun(opened, checkpoint) if opened else run
 
@@ -253,11 +250,6 @@ def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
                 f"{', '.join(MAY_CHANGE)}: start a new run with 'esper train'"
             )
     return load_config(overrides=overrides, base=config)
-
-
-def _device(name: str) -> torch.device:
-    """Where this process computes."""
-    return choose_device(name, Launch.of().local_rank)
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:

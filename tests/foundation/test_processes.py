@@ -5,8 +5,10 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 import torch.distributed as dist
 
+from esper.foundation.devices import own_device
 from esper.foundation.errors import LostProcessError
 from esper.foundation.processes import agree_on_name
 
@@ -30,3 +32,22 @@ def test_who_does_not_come_is_named() -> None:
         agree_on_name(store, 0, 2, 0.1)
     with pytest.raises(LostProcessError, match="process 0 did not come in time"):
         agree_on_name(store, 1, 2, 0.1)
+
+
+def test_each_process_of_a_machine_has_a_gpu_of_its_own_as_long_as_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+    given = {}
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        given[rank] = [str(own_device(name)) for name in ("auto", "cuda", "cpu", "cuda:0")]
+    assert given == {
+        0: ["cuda", "cuda", "cpu", "cuda:0"],
+        1: ["cuda:1", "cuda:1", "cpu", "cuda:0"],
+        2: ["cuda:0", "cuda:0", "cpu", "cuda:0"],
+    }
+    assert {str(device) for device in current} == {"cuda:0", "cuda:1"}

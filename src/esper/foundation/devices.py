@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from esper.foundation.errors import UserError
+from esper.foundation.launch import Launch
 
 ROWS = ("cpu", "cuda")  # the kinds of device that a population runs on
 ANY = (*ROWS, "mps")  # and those that one living model does
@@ -36,6 +37,17 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
             f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
             "choose another with --device, or look with 'esper doctor'"
         )
+    return device
+
+
+def own_device(name: str) -> torch.device:
+    """The device on which this process computes, as `choose_device` says, made torch's current one.
+
+    Streams, graphs and kernels of our own are made where torch stands.
+    """
+    device = choose_device(name, Launch.of().local_rank)
+    if device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 
