@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 WAYS = ("plain", "live")
 
@@ -101,6 +102,8 @@ def measure(way: str, epochs: int, steps: int, batch: int, side: int) -> dict[st
     """One way in this process."""
     import esper.growing.api as api  # before the clock starts
 
+    with FlopCounterMode(display=False):  # imports what it needs when it is first used
+        torch.zeros(1)
     torch.manual_seed(0)
     loaders = data(steps, batch, side)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

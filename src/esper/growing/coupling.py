@@ -1,13 +1,12 @@
-"""Which layers have their units in common, found by running the model with marks.
+"""Which layers have their units in common, found by running the model.
 
 A hidden unit is made by one layer or by several (a residual stream), passed on by norms and depthwise
-convolutions, and read by others. To widen it, all of them grow together. Marks are NaN: whatever a marked
-unit reaches is marked, so that two passes answer everything. In a *narrow* pass one output of a layer is
-marked, and its mark says which inputs of which layers it reaches: makers that reach the same inputs are
-coupled. In a *wide* pass all makers of a group have marked new units behind their own, and the marks say
-where in the input of each reader these arrive, through whatever the model's own code does with them
-(activations, pooling, flattening, concatenation). What mixes units on the way (a norm over all channels, a
-softmax) spreads the marks, and what cannot take more units raises: both are refused.
+convolutions, and read by others. To widen it, all of them grow together. Gradients say which makers feed the
+same inputs: these are coupled. Then one pass with marks says the rest: all makers of a group have new units
+behind their own that hold NaN, and whatever they reach is marked. The marks tell where in the input of each
+reader the new units arrive, through whatever the model's own code does with them (activations, pooling,
+flattening, concatenation). What mixes units on the way (a norm over all channels, a softmax) spreads the
+marks, and what cannot take more units raises: both are refused.
 
 The dependency graph of torch-pruning was judged first. It groups layers for removal, where a LayerNorm or an
 attention in between is no obstacle; it says which units go, not where new ones arrive; it needs a graph of
@@ -16,20 +15,20 @@ gradients, which frozen parts do not have, and it fails on the tuples of GPT-2.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import Enum
+from io import StringIO
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.units import dense, others, passing, units_in
+from esper.growing.units import CONVOLUTIONS, dense, others, passing, units_in
 
 Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
-MOST_LAYERS = 64  # of a model in which coupled layers are looked for
 
 
 class CannotWiden(Exception):
@@ -108,7 +107,12 @@ def corner(readers: Iterable[Part], makers: Iterable[Part]) -> int:
 
 
 class Reach:
-    """Which inputs the units of each layer of a model arrive at; found when it is first asked for."""
+    """Which units of which layers arrive at which inputs of others; found when it is first asked for.
+
+    In one pass the output of every dense layer is a leaf of its own, so that the gradient of an input says
+    which units it comes from, and nothing from before. Two inputs of each layer are asked, the first and the
+    last.
+    """
 
     def __init__(self, model: nn.Module, run: Run):
         self.model, self.run = model, run
@@ -120,7 +124,8 @@ class Reach:
         Raises CannotWiden where its units are mixed.
         """
         if self._found is None:
-            self._found = self._look()
+            with torch.enable_grad():
+                self._found = self._look()
         if not self._found.get(maker):
             raise CannotWiden(f"the units of {type(maker).__name__} are mixed, or read by nothing")
         group, inputs = [maker], set(self._found[maker])
@@ -130,43 +135,60 @@ class Reach:
         return group
 
     def _look(self) -> dict[nn.Module, set[tuple[int, int]]]:
-        """One narrow pass for each layer; layers whose units are mixed are left out."""
-        layers = [layer for layer in self.model.modules() if dense(layer) is not None]
-        found = {}
-        for layer in layers if len(layers) <= MOST_LAYERS else []:
-            with suppress(CannotWiden):
-                found[layer] = _reached(self.model, layer, self.run)
-        return found
+        """By layer, the inputs that its units arrive at: (id of the layer, position)."""
+        leaves: dict[nn.Module, Tensor] = {}
+        read: dict[nn.Module, Tensor] = {}
+
+        def enters(layer: nn.Module, inputs: Any) -> None:
+            if inputs and isinstance(inputs[0], Tensor):
+                read[layer] = inputs[0]
+
+        def passes(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            given: Tensor = inputs[0]
+            return given.clone()  # a norm that begins with a scale of 0 would hide where units go
+
+        def leaves_with(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            leaves[layer] = (torch.rand_like(output) + 0.5).requires_grad_(True)
+            return leaves[layer].clone()
+
+        handles: list[RemovableHandle] = []
+        for layer in self.model.modules():
+            if dense(layer) is not None:
+                handles.append(layer.register_forward_pre_hook(enters))
+                handles.append(layer.register_forward_hook(leaves_with))
+            elif passing(layer) is not None and not isinstance(layer, CONVOLUTIONS):
+                handles.append(layer.register_forward_hook(passes))
+        try:
+            self.run()
+        except Exception:  # a model whose way depends on values
+            return {}
+        finally:
+            for handle in handles:
+                handle.remove()
+        return _arrivals(leaves, {layer: x for layer, x in read.items() if x.requires_grad})
 
 
-def _reached(model: nn.Module, maker: nn.Module, run: Run) -> set[tuple[int, int]]:
-    """The inputs of dense layers that the first unit of a layer arrives at: (id of the layer, position)."""
-    found: set[tuple[int, int]] = set()
-    passed: dict[nn.Module, Tensor] = {}
-
-    def enters(layer: nn.Module, x: Tensor, marked: Tensor) -> Tensor | None:
-        if not marked.any():
-            return None
-        if marked.all():
-            raise CannotWiden(f"units are mixed before {type(layer).__name__}")
-        if dense(layer) is None:
-            passed[layer] = marked
-        else:
-            found.update((id(layer), place) for place in marked.nonzero().flatten().tolist())
-        return x.nan_to_num()
-
-    def leaves(layer: nn.Module, output: Tensor) -> Tensor | None:
-        marked = passed.pop(layer, None)
-        if layer is maker:
-            marked = torch.arange(output.shape[_axis(layer)], device=output.device) == 0
-        if marked is None:
-            return None
-        shape = [1] * output.ndim
-        shape[_axis(layer)] = -1
-        return output.masked_fill(marked.view(shape), torch.nan)
-
-    with _watched(model, enters, leaves):
-        _attempt(run)
+def _arrivals(
+    leaves: Mapping[nn.Module, Tensor], read: Mapping[nn.Module, Tensor]
+) -> dict[nn.Module, set[tuple[int, int]]]:
+    """By maker, the inputs that its units arrive at; makers whose units are mixed on the way are left out."""
+    found: dict[nn.Module, set[tuple[int, int]]] = {layer: set() for layer in leaves}
+    for reader, x in read.items():
+        for place in {0, x.shape[_axis(reader)] - 1}:
+            asked = x.select(_axis(reader), place).sum()
+            outputs: list[Any] = list(leaves.values())
+            gradients: tuple[Any, ...] = torch.autograd.grad(
+                asked, outputs, retain_graph=True, allow_unused=True
+            )
+            for maker, gradient in zip(leaves, gradients, strict=True):
+                if gradient is None:
+                    continue
+                axis = _axis(maker) % gradient.ndim
+                units = int((gradient != 0).movedim(axis, 0).flatten(1).any(1).sum())
+                if units == 1 and maker in found:
+                    found[maker].add((id(reader), place))
+                elif units > 1:
+                    found.pop(maker, None)
     return found
 
 
@@ -194,7 +216,8 @@ def _axis(layer: nn.Module) -> int:
 
 def _attempt(run: Run) -> None:
     try:
-        judged = run()
+        with redirect_stderr(StringIO()):  # where a traced module prints what it raises
+            judged = run()
     except CannotWiden:
         raise
     except Exception as error:  # whatever a stranger's forward raises about a shape

@@ -47,9 +47,9 @@ Found = tuple[list[Place], list[Offer], float]
 class Ground:
     """A model as a place to grow in. `look` has to be called again whenever the model has changed."""
 
-    def __init__(self, model: nn.Module, judge: Judge, batch: Any):
-        """batch: of validation data, on the model's device."""
-        self.model, self.judge = model, judge
+    def __init__(self, model: nn.Module, judge: Judge, batch: Any, grows: bool = True):
+        """batch: of validation data, on the model's device. grows: else nothing is tried and offered."""
+        self.model, self.judge, self.grows = model, judge, grows
         self.batch = _first(batch, samples_in(batch))
 
     def run(self) -> Tensor:
@@ -67,7 +67,8 @@ class Ground:
         """
         with _still(self.model), torch.random.fork_rng(devices=[]):
             look = _Look(self, modules)
-            return look.places(places), [look.offer(k) for k in range(len(modules))], look.flops
+            offers = [look.offer(k) if self.grows else Offer() for k in range(len(modules))]
+            return look.places(places), offers, look.flops
 
     def parts(self, offer: Offer, blueprint: Blueprint) -> list[Part]:
         """The layers of a widening, with where the new units arrive; raises CannotWiden."""
@@ -185,13 +186,14 @@ class _Look:
     # ---- widening --------------------------------------------------------------------------------------
 
     def _widening(self, k: int) -> Offer:
-        """The layer ahead of the place whose units are read most, of those that nobody else makes; where
-        they are but a small part of what happens there, the first layer together with its partners."""
-        layers = self._layers_before(k)
-        alone = [offer for layer in layers if (offer := self._widened([layer])) is not None]
-        best = max(alone, key=_weight, default=Offer())
-        if _weight(best) >= SMALL * sum(self.costs[layer] for layer in layers):
-            return best
+        """The first layer ahead of the place whose units nobody else makes; where these are but a small part
+        of what happens there, the first layer together with its partners."""
+        layers, best = self._layers_before(k), Offer()
+        enough = SMALL * sum(self.costs[layer] for layer in layers)
+        for layer in layers:
+            best = max(best, self._widened([layer]) or best, key=_weight)
+            if _weight(best) > enough:
+                return best
         partners = (self._widened(makers) for layer in layers if len(makers := self._coupled(layer)) > 1)
         return next((offer for offer in partners if offer is not None), best)
 

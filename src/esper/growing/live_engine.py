@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
@@ -19,6 +20,7 @@ from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, settings_of
 from esper.simic.lanes import layers_of
+from esper.tamiyo.scripted import Static
 from esper.telemetry.lanes import Part
 
 _SAMPLES = 4  # of an example
@@ -30,11 +32,12 @@ def prepare_live(request: Request) -> Prepared:
     model = copy.deepcopy(request.made()).to(request.device)
     loaders = loaders_of(request.train, request.val, settings)
     randomness = Randomness(request.device, loaders)
-    live = LiveModel(model, loaders, settings, request.device, request.slots, request.step)
+    decider = make_controller(request.controller, settings.rules(request.epochs).gates, torch.device("cpu"))
+    grows = not isinstance(decider, Static)
+    live = LiveModel(model, loaders, settings, request.device, request.slots, request.step, grows)
     environment = LiveEnvironment(live, request.epochs)
-    bodies, device = environment.bodies, environment.device
+    bodies = environment.bodies
     bodies.stop = lambda: request.stop.requested
-    decider = make_controller(request.controller, environment.spec.lifecycle.gates, device)
     prices = LivePrices(bodies, settings.blueprints)
     return Prepared(
         environment=environment,

@@ -44,7 +44,9 @@ class LiveModel:
         device: torch.device,
         slots: Any = None,
         step: UserStep | None = None,
+        grows: bool = True,
     ):
+        """grows: whether its own blocks and layers are looked at, for a controller that may grow them."""
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
         self.model, self.loaders, self.settings, self.device = model, loaders, settings, device
@@ -54,7 +56,7 @@ class LiveModel:
         seen: list[Judged] = []
         self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
         self.judge.checks = False
-        self.hooks = Hooks(model, self.places, Ground(model, self.judge, batch))
+        self.hooks = Hooks(model, self.places, Ground(model, self.judge, batch, grows))
 
     def _try(self, batch: Any) -> Judged:
         """The first pass of all, in which what does not fit shows itself."""

@@ -110,6 +110,11 @@ def insert(model: nn.Module, span: Span, blocks: Sequence[nn.Module]) -> nn.Modu
     container, entries = span.container, list(span.container.children())
     last, count = entries.index(span.blocks[-1]), len(entries)
     first = last + 1 - len(blocks)
+    for block, origin in zip(blocks, entries[first : last + 1], strict=True):
+        copies = dict(block.named_modules())
+        for name, part in origin.named_modules():
+            if isinstance(vars(part).get(INDEX), int) and name in copies:
+                setattr(copies[name], INDEX, getattr(part, INDEX))  # it may have moved since it was copied
     before = [(entry, k) for k, entry in enumerate(entries)]
     before[last + 1 : last + 1] = [(block, first + k) for k, block in enumerate(blocks)]
     keys = list(container._modules)
