@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -85,8 +86,6 @@ def test_lightning_grows_a_module_and_goes_on_from_a_checkpoint_to_the_same_bits
 
 def test_lightning_without_epochs_is_told() -> None:
     pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-    from types import SimpleNamespace
-
     from esper import LightningGrower
 
     optimiser = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
@@ -94,6 +93,18 @@ def test_lightning_without_epochs_is_told() -> None:
         LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimiser], max_epochs=-1), None)
     with pytest.raises(UserError, match="the module has 2 optimisers"):
         LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimiser] * 2), None)
+
+
+def test_gradients_of_seeds_are_forgotten_before_every_step_of_the_trainer_of_transformers() -> None:
+    """It forgets those of the model by `model.zero_grad()`, which does not reach seeds."""
+    pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    from esper import TransformersGrower
+
+    callback, weight = TransformersGrower(val=None), nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    callback.grower = SimpleNamespace(seed_parameters=[weight])
+    callback.on_step_begin(None, None, None)
+    assert weight.grad is None
 
 
 class Sentences(Dataset[dict[str, Tensor]]):
