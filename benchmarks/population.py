@@ -26,7 +26,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.extract import extract
-from esper.population.hosts import build_host
+from esper.population.hosts import Host, build_host
 from esper.population.population import Population
 from studies.command_line import existing_device, positive
 
@@ -122,22 +122,30 @@ class OneAfterAnother:
         optimiser.step()
 
 
-def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
+def planted(
+    args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool = False
+) -> tuple[Population, SlotStates, MemberData]:
+    """A population on random images, with or without seeds."""
     device = torch.device(args.device)
-    batches = args.batches
     config = PopulationConfig(
-        batch_size=BATCH, batches_per_epoch=batches, compile=compiled, precision=args.precision
+        batch_size=BATCH, batches_per_epoch=args.batches, compile=compiled, precision=args.precision
     )
     shape = (args.channels, args.side, args.side)
 
-    def make_host() -> object:
+    def make_host() -> Host:
         return build_host("cnn", shape, 10, width=args.width, stride=1)
 
-    population = Population(make_host, config, torch.arange(num_members), device=device)  # type: ignore[arg-type]
+    population = Population(make_host, config, torch.arange(num_members), device=device)
     states = random_states(num_members, population.num_slots, seeds).to(device)
     population.germinate(states.blueprint >= 0, states.blueprint)
     inputs, targets = torch.randn(1024, *shape, device=device), torch.randint(0, 10, (1024,), device=device)
-    data = MemberData.shared(inputs, targets, num_members).to(device)
+    return population, states, MemberData.shared(inputs, targets, num_members).to(device)
+
+
+def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
+    device, batches = torch.device(args.device), args.batches
+    population, states, data = planted(args, num_members, seeds, compiled)
+    inputs, targets = data.inputs[0], data.targets[0]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         base = torch.cuda.memory_allocated()

@@ -1,0 +1,188 @@
+"""Larger members: residual hosts of up to a million parameters, and what share of the device they use.
+
+    python -m benchmarks.members --members 16 64 256 --device cuda --precision bfloat16
+    python -m benchmarks.members --hosts tiny --members 2 --device cpu --repeats 1
+
+A step is one minibatch of training of every member. Beside the population: one module after another, each
+compiled by torch.compile (one is run, the rest is scaled), and torch.func.vmap over stacked weights. The
+share is of the rate that a large matrix product reaches in the same precision in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+from torch.func import functional_call, grad, stack_module_state, vmap
+
+from benchmarks.lines import line_of
+from benchmarks.population import machine_name, synchronise
+from esper.lifecycle.slot_states import SlotStates
+from esper.population.config import PopulationConfig
+from esper.population.data import Clock, MemberData
+from esper.population.hosts import Host, build_host
+from esper.population.population import Population
+from esper.simic.costs import TRAINING_PASSES, ForwardCosts
+from studies.command_line import existing_device, positive
+
+BATCH, BATCHES, CLASSES = 64, 8, 10
+# preset, shape of an input, options
+HOSTS: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
+    "tiny": ("resmlp", (16,), {"width": 8, "hidden": 16, "depth": 1}),
+    "resmlp": ("resmlp", (64,), {"width": 128, "hidden": 512, "depth": 4}),
+    "resnet": ("resnet", (3, 32, 32), {"width": 32, "depth": 2, "stages": 3}),
+    "gpt": ("gpt", (64,), {"width": 128, "depth": 4, "heads": 4, "expansion": 4}),
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One line of the table; times are of one minibatch of all members."""
+
+    host: str
+    parameters: int
+    precision: str
+    n: int
+    population_ms: float
+    compiled_loop_ms: float
+    vmap_ms: float
+    tflops: float
+    share: float  # of a large product's rate
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Mean wall time of a call after two that warm up."""
+    for _ in range(2):
+        call()
+    synchronise(device)
+    begun = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    synchronise(device)
+    return (time.perf_counter() - begun) / repeats * 1e3
+
+
+def product_rate(device: torch.device, precision: torch.dtype) -> float:
+    """FLOP/s of a large matrix product of random numbers."""
+    size = 8192 if device.type == "cuda" else 512
+    a, b = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
+    return 2e3 * size**3 / milliseconds(lambda: a @ b, device, 10)
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(outputs.flatten(0, -2).float(), targets.flatten())
+
+
+def compiled_step(host: Host, x: Tensor, y: Tensor, precision: torch.dtype) -> Callable[[], object]:
+    """One member's minibatch in plain PyTorch."""
+    optimiser = torch.optim.AdamW(host.parameters(), lr=1e-3, fused=True)
+    model = torch.compile(host)
+
+    def step() -> None:
+        with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
+            loss = loss_of(model(x), y)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(host.parameters(), 5.0)
+        optimiser.step()
+
+    return step
+
+
+def stacked_step(
+    hosts: list[nn.Module], x: Tensor, y: Tensor, precision: torch.dtype
+) -> Callable[[], object]:
+    """All members under vmap, with one optimiser over stacked weights."""
+    weights, buffers = stack_module_state(hosts)
+    optimiser = torch.optim.AdamW(weights.values(), lr=1e-3, fused=True)
+    base = hosts[0]
+
+    def loss(one: dict[str, Tensor], held: dict[str, Tensor]) -> Tensor:
+        with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
+            return loss_of(functional_call(base, (one, held), (x,)), y)
+
+    gradients = vmap(grad(loss))
+
+    def step() -> None:
+        found = gradients({name: value.detach() for name, value in weights.items()}, buffers)
+        for name, value in weights.items():
+            value.grad = found[name]
+        optimiser.step()
+
+    return step
+
+
+def measure(args: argparse.Namespace, name: str, members: int, rate: float) -> Result:
+    """One host at one number of members; NaN where a way runs out of memory or cannot run."""
+    device, precision = torch.device(args.device), getattr(torch, args.precision)
+    preset, shape, options = HOSTS[name]
+
+    def make() -> Host:
+        return build_host(preset, shape, CLASSES, **options)
+
+    tokens = preset == "gpt"
+    inputs = torch.randint(CLASSES, (BATCH, *shape)) if tokens else torch.randn(BATCH, *shape)
+    targets = torch.randint(CLASSES, (BATCH, *shape) if tokens else (BATCH,))
+    config = PopulationConfig(
+        batch_size=BATCH, batches_per_epoch=BATCHES, precision=args.precision, initial_weights=2
+    )
+    population = Population(make, config, torch.arange(members), device=device)
+    costs = ForwardCosts.of(population.bodies, inputs[:1], device)
+    states = SlotStates.empty(members, population.num_slots, device)
+    data = MemberData.shared(inputs, targets, members).to(device)
+    epoch = partial(population.train_epoch, states, data, Clock(0, 0, 10))
+    ours = milliseconds(epoch, device, args.repeats)
+    x, y = inputs.to(device), targets.to(device)
+    parameters = population.bodies.host_parameters
+    flops = TRAINING_PASSES * BATCH * costs.host * members
+    del population, epoch  # their memory
+
+    def tried(make_step: Callable[[], Callable[[], object]], scale: float) -> float:
+        try:
+            return scale * milliseconds(make_step(), device, args.repeats)
+        except RuntimeError as error:
+            print(f"{name}, {members} members: {str(error).splitlines()[0]}")
+            return float("nan")
+
+    looped = tried(lambda: compiled_step(make().to(device), x, y, precision), members)
+    stacked = tried(lambda: stacked_step([make().to(device) for _ in range(members)], x, y, precision), 1.0)
+    speed = flops / (ours / BATCHES / 1e3)
+    figures = (round(value, 3) for value in (ours / BATCHES, looped, stacked, speed / 1e12, speed / rate))
+    return Result(name, parameters, args.precision, members, *figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--hosts", choices=HOSTS, nargs="+", default=["resmlp", "resnet", "gpt"])
+    parser.add_argument("--members", type=positive, nargs="+", default=[16, 64, 256, 512])
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--device", type=existing_device, default="auto")
+    parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
+    args = parser.parse_args()
+    device = torch.device(args.device)
+    rate = product_rate(device, getattr(torch, args.precision))
+    table = Table(title=f"A minibatch of {BATCH} ({machine_name(args.device)}, {rate / 1e12:.3g} TFLOP/s)")
+    for name in Result.__dataclass_fields__:
+        table.add_column(name, justify="right")
+    for host in args.hosts:
+        for members in args.members:
+            result = measure(args, host, members, rate)
+            table.add_row(*[str(value) for value in asdict(result).values()])
+            if args.json:
+                print(line_of(result, machine_name(args.device)), flush=True)
+    if not args.json:
+        Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    main()
