@@ -19,10 +19,8 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Blend
-from esper.population.forms import NO_FORM
 from esper.population.plan import (
     NO_ROW,
-    Bools,
     Floats,
     Group,
     Ints,
@@ -32,6 +30,7 @@ from esper.population.plan import (
     Station,
     ship,
 )
+from esper.population.stations import Entries, Stations
 
 GroupKey = tuple[int, int]  # station, form
 _TABLE = "table "
@@ -155,8 +154,8 @@ class Sketch:
 
     def __init__(self, rows: Rows, view: SlotView, tables: Sequence[Ints] = (), blank: int = 0) -> None:
         self.rows, self.view, self.tables, self.blank = rows, view, tables, blank
-        self.met = _Stations.of(view)
-        self.entries = e = _Entries.of(rows, self.met)
+        self.met = Stations.of(view)
+        self.entries = e = Entries.of(rows, self.met)
         self.live_entries = np.flatnonzero(~e.held)  # the entry of each live part
         code, first, size = np.unique((e.at << 32) | e.form, return_index=True, return_counts=True)
         live = np.diff(np.searchsorted(self.live_entries, [*first, len(e.row)]))
@@ -358,80 +357,3 @@ def _padded(values: Ints, size: int) -> Ints:
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
     return np.concatenate([np.zeros(0, dtype=np.int64), *arrays])
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """The (row, station) pairs that meet a part, by station, then form, those that learn first."""
-
-    row: Ints  # [E]
-    at: Ints  # [E] the station
-    member: Ints  # [E]
-    form: Ints  # [E]
-    held: Bools  # [E] the weights are held fixed there
-    part: Ints  # [E]
-    alpha: Floats  # [E]
-    blend: Ints  # [E]
-    source: Ints  # [E] the incoming row
-    fork: Ints  # [R] the station where a row joins, -1 for own rows
-
-    @staticmethod
-    def of(rows: Rows, met: _Stations) -> _Entries:
-        alpha_at = met.alpha[rows.member]  # [R, V]
-        alpha_at[:, met.seeds] = rows.alpha
-        fork, shadow_at = (
-            np.where(slot < 0, NO_ROW, (slot + 1) * met.places - 1) for slot in (rows.fork, rows.shadow_slot)
-        )
-        row, at = np.nonzero((alpha_at > 0) & (np.arange(met.count) >= fork[:, None]))
-        form = met.form[rows.member[row], at]
-        held = (shadow_at[row] != NO_ROW) & (shadow_at[row] != at)
-        if ((fork != NO_ROW) & (shadow_at == NO_ROW)).any():  # rows that measure: the first that meets a part
-            first = np.unique(met.part[rows.member[row], at], return_index=True)[1]
-            held = ~np.isin(np.arange(len(row)), first)
-        order = np.lexsort((held, form, at))
-        row, at = row[order], at[order]
-        member = rows.member[row]
-        return _Entries(
-            row=row,
-            at=at,
-            member=member,
-            form=form[order],
-            held=held[order],
-            part=met.part[member, at],
-            alpha=alpha_at[row, at],
-            blend=met.blend[member, at],
-            source=np.where(fork[row] == at, member, row),
-            fork=fork,
-        )
-
-
-@dataclass(frozen=True)
-class _Stations:
-    """The places of all slots in the order in which rows meet them: folded parts first, the seed last."""
-
-    alpha: Floats  # [N, V] of what was folded in: 1, or 0 where nothing was
-    form: Ints  # [N, V]
-    blend: Ints  # [N, V]
-    part: Ints  # [N, V]
-    seeds: Ints  # [S] the stations of the seeds
-    places: int  # of a slot
-
-    @staticmethod
-    def of(view: SlotView) -> _Stations:
-        num_members, num_slots, places = view.form.shape
-        form, blend, part = (
-            np.roll(field, -1, axis=2).reshape(num_members, -1)
-            for field in (view.form, view.blend, view.part)
-        )
-        seeds = np.arange(1, num_slots + 1) * places - 1
-        alpha = (form != NO_FORM).astype(np.float64)
-        alpha[:, seeds] = 0.0
-        return _Stations(alpha, form, blend, part, seeds, places)
-
-    @property
-    def count(self) -> int:
-        return int(self.form.shape[1])
-
-    def place(self, station: int) -> int:
-        """The place of a slot that a station stands for: 1 and up, then 0, the seed."""
-        return (station % self.places + 1) % self.places
