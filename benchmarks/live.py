@@ -1,4 +1,4 @@
-"""What the live engine costs while nothing grows: `python -m benchmarks.live`
+"""What the live engine costs while nothing grows: `python -m benchmarks.live`, and `--loader` on 2 GB of data
 
 The same network, in the shape of a ResNet-18 with 11.7 million parameters, is trained for the same steps by
 a plain loop and by `esper.grow(engine="live", controller="static")`, each in a process of its own, both with
@@ -18,7 +18,7 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 from torch.utils.flop_counter import FlopCounterMode
 
 WAYS = ("plain", "live")
@@ -119,6 +119,34 @@ def measure(way: str, epochs: int, steps: int, batch: int, side: int) -> dict[st
     return {"seconds": seconds, "peak_mb": peak / 1024, "extra_mb": (peak - before) / 1024}
 
 
+class Pictures(Dataset[tuple[Tensor, Tensor]]):
+    """512 pictures of 4 MB each, made when they are asked for: 2 GB that are nowhere."""
+
+    def __len__(self) -> int:
+        return 512
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """index → [1, 1024, 1024], []"""
+        draw = torch.Generator().manual_seed(index)
+        return torch.randn(1, 1024, 1024, generator=draw) + index % 2, torch.tensor(index % 2)
+
+
+def measure_loader() -> float:
+    """MB that growing on 2 GB of data takes beyond what was there before."""
+    import esper.growing.api as api  # before memory is looked at
+    from esper.tamiyo.schedule import Schedule
+
+    layers = [nn.Conv2d(1, 4, 7, 16), nn.ReLU(), nn.Conv2d(4, 8, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
+    train = DataLoader(Pictures(), batch_size=4, shuffle=True)
+    val = DataLoader(Subset(Pictures(), range(16)), batch_size=4)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    recipe = Schedule([(0.0, "widen_full", "all"), (0.4, "conv_light", "all")])
+    grown = api.grow(model, train, val, controller=recipe, epochs=2, engine="live", progress=False)
+    assert grown.record.germinated.any(), "nothing was planted"
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+
+
 def main() -> None:
     """Both ways, and their ratio."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.live", description=__doc__)
@@ -127,7 +155,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="batches in an epoch")
     parser.add_argument("--batch", type=int, default=16, help="pictures in a batch")
     parser.add_argument("--side", type=int, default=112, help="of a picture, in points")
+    parser.add_argument("--loader", action="store_true", help="what growing on 2 GB of data takes in memory")
     given = parser.parse_args()
+    if given.loader:
+        print(f"2 GB of data, 2 epochs: {measure_loader():.0f} MB more than before")
+        return
     sizes = (given.epochs, given.steps, given.batch, given.side)
     if given.way:
         print(json.dumps(measure(given.way, *sizes)))

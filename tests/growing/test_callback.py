@@ -15,6 +15,7 @@ from esper.foundation.errors import UserError
 from esper.growing.live_slots import LiveSlot
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
 
@@ -253,3 +254,29 @@ def test_a_state_of_something_else_is_told() -> None:
     other, _ = made(models.Residual())
     with pytest.raises(ValueError, match="the saved model"):
         grower.load_state_dict(other.state_dict())
+
+
+@pytest.mark.usefixtures("everything_stays")
+def test_blocks_and_layers_of_the_model_grow_in_a_loop_of_ones_own_and_join_their_groups() -> None:
+    x, y = models.table(40)
+    model = models.small_mlp()
+    thick, flat = ([p for p in model.parameters() if (p.ndim > 1) is many] for many in (True, False))
+    optimiser = torch.optim.AdamW([{"params": thick}, {"params": flat, "weight_decay": 0.0}], lr=1e-2)
+    recipe = Schedule([(0.1, "widen_half", [0]), (0.3, "clone", [1])])
+    grower = esper.Grower(model, optimiser, (x, y), (x, y), controller=recipe, epochs=8, batch_size=20)
+    for _ in range(8):
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimiser.step()
+        grower.step({"val_loss": 1.0, "val_accuracy": 0.5})
+    assert [{p.ndim for p in group["params"]} for group in optimiser.param_groups] == [{2}, {1}]
+    assert sum(len(group["params"]) for group in optimiser.param_groups) == 6 + 3 + 2  # widened, repeated
+    plain = grower.finish()
+    assert [tuple(p.shape) for p in plain.parameters() if p.ndim > 1] == [(9, 5), (6, 9), (6, 6), (3, 6)]
+    torch.testing.assert_close(model[0].weight, plain[0].weight[:6])  # the given model keeps its shape
+
+
+def test_an_optimiser_of_another_model_is_refused_in_one_sentence() -> None:
+    other = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
+    with pytest.raises(UserError, match="the SGD holds none of the 10 parameters of the model"):
+        esper.Grower(models.small_cnn(), other, (X, Y), (X, Y))

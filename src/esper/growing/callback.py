@@ -70,14 +70,14 @@ class Grower:
         cpu = torch.device("cpu")
         device = next((p.device for p in model.parameters()), cpu)
         self.model, self._seed, self._device = model, chosen.seed, device
+        decider = make_controller(controller, chosen.rules(epochs).gates, cpu)
         with own_randomness(chosen.seed, device):
             loaders = loaders_of(train, val, chosen)
             live = LiveModel(model, loaders, chosen, device, slots, step)
             self._environment = LiveEnvironment(live, epochs, optimiser)
-            self._environment.reset(0)
+            self._environment.reset(0, looks=getattr(decider, "looks", True))
         self.slot_names = tuple(place.name for place in live.places)
         prices = LivePrices(self._environment.bodies, chosen.blueprints)
-        decider = make_controller(controller, self._environment.spec.lifecycle.gates, cpu)
         self._controller = Limited(decider, prices, budget)
         self._scene = Scene(self._environment.members, len(live.places), chosen.seed, cpu)
         self._controller.begin(self._scene)

@@ -35,6 +35,12 @@ class LiveOptimiser:
         self.config, self.owned = config, given is None
         self.host = [p for p in model.parameters() if p.requires_grad]
         self.rule = given or self._made(settings)
+        held = {id(p) for group in self.rule.param_groups for p in group["params"]}
+        if self.host and not any(id(p) in held for p in self.host):
+            raise UserError(
+                f"the {type(self.rule).__name__} holds none of the {len(self.host)} parameters of the model; "
+                "give it model.parameters(), or the groups that make_optimiser is called with"
+            )
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
         self.alone: dict[int, Optimizer] = {}  # by slot
 
