@@ -35,7 +35,7 @@ def assert_alike(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor], 
 
 
 @pytest.mark.parametrize("preset", HOST_PRESETS)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[Replayed]) -> None:
     """Random lives with every kind of seed, folds and members that finish, to rounding of float64."""

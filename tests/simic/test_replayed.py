@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.foundation.replay import Captured
+from esper.foundation.replay import MAKES, Captured, Studio
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -50,11 +50,12 @@ def test_replayed_decisions_are_the_decisions(clock: str) -> None:
 
 def test_what_is_given_back_is_not_overwritten() -> None:
     with replays_on_a_cpu():
-        from esper.foundation.replay import Studio
-
         double = Captured(lambda x, scale: (x * scale, None, "as it is"), Studio())
         results = [double(torch.full((2,), float(k)), 2.0) for k in range(4)]
         assert [float(found[0]) for found, _, _ in results] == [0.0, 2.0, 4.0, 6.0]
         assert results[0][1:] == (None, "as it is")
         assert double(torch.ones(2), 3.0)[0].tolist() == [3.0, 3.0]  # another make
         assert double(torch.ones(3), scale=3.0)[0].tolist() == [3.0, 3.0, 3.0]
+        for size in range(2 * MAKES):
+            assert double(torch.ones(size), 2.0)[0].tolist() == [2.0] * size
+        assert len(double._made) == MAKES

@@ -15,6 +15,7 @@ from torch import Tensor
 
 P = ParamSpec("P")
 Result = TypeVar("Result")
+MAKES = 16  # of arguments, for which a function is kept captured: the latest ones
 
 
 class Studio:
@@ -83,6 +84,8 @@ class Captured(Generic[P, Result]):
         make = _flatten((arguments, tuple(named.items())), given)
         key = make, tuple((tensor.shape, tensor.dtype) for tensor in given)
         if key not in self._made:
+            if len(self._made) == MAKES:
+                del self._made[next(iter(self._made))]
             self._made[key] = self._new(make)
         run, outline = self._made[key]
         flat = run(*given)
