@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from esper.growing.gain import Gain
-from examples import grow_cnn, grow_transformer
+from examples import grow_adapters, grow_cnn, grow_gpt, grow_resnet, grow_transformer, own_loop
 
 
 @pytest.mark.parametrize("main", [grow_cnn.main, grow_transformer.main], ids=["cnn", "transformer"])
@@ -17,8 +17,35 @@ def test_a_guide_ends_with_a_paired_interval(
     gain = main(epochs=2, members=2)
     said = capsys.readouterr().out.strip().splitlines()[-1]
     assert said == str(gain)
-    assert "over 2 paired members. Growth" in said
+    assert "over 2 pairs. Growth" in said
     assert len(gain.grown) == len(gain.ungrown) == 2
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda: grow_resnet.main(epochs=2, seeds=2, samples=100),
+        lambda: own_loop.main(epochs=2, seeds=2, samples=100),
+        lambda: grow_adapters.main(epochs=2, seeds=2, windows=(32, 16, 16)),
+    ],
+    ids=["resnet", "own loop", "adapters"],
+)
+def test_a_guide_to_one_real_model_ends_with_a_paired_interval(
+    run: Callable[[], Gain], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gain = run()
+    assert capsys.readouterr().out.strip().endswith(str(gain))
+    assert len(gain.grown) == len(gain.ungrown) == 2
+
+
+def test_the_guide_to_a_gpt_compares_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    losses = grow_gpt.main(epochs=4, seeds=2, windows=64)
+    assert {name: len(found) for name, found in losses.items()} == {
+        "2 blocks": 2,
+        "4 blocks": 2,
+        "grown 2 → 4": 2,
+    }
+    assert "planted CLONE" in capsys.readouterr().out
 
 
 def test_the_guide_to_tables(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from esper.growing.result import Grown
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The share of samples whose class has the largest output.  # [n, ..., classes], [n, ...] → []"""
     return (outputs.argmax(-1) == targets).float().mean()
 
 
@@ -28,6 +30,7 @@ class Gain:
 
     @property
     def helped(self) -> bool:
+        """Whether the whole interval lies above 0."""
         return self.mean - self.half_width > 0
 
     def __str__(self) -> str:
@@ -35,7 +38,7 @@ class Gain:
         without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
         told = (
             f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
-            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} paired members"
+            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} pairs"
         )
         if self.helped:
             return f"{told}. Growth helped."
@@ -54,5 +57,10 @@ def gain_on_test(
             "the same number in both, at least 2: give grow(members=...)"
         )
     scores = [[float(score(model(inputs), targets)) for model in run.models] for run in (grown, ungrown)]
-    mean, half = mean_interval([a - b for a, b in zip(*scores, strict=True)])
-    return Gain(tuple(scores[0]), tuple(scores[1]), mean, half)
+    return gain_of(*scores)
+
+
+def gain_of(grown: Sequence[float], ungrown: Sequence[float]) -> Gain:
+    """The gain of paired test scores, at least two of each."""
+    mean, half = mean_interval([a - b for a, b in zip(grown, ungrown, strict=True)])
+    return Gain(tuple(grown), tuple(ungrown), mean, half)
