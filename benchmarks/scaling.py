@@ -5,6 +5,7 @@ table has the wall time of a round; the processor time of a round in the process
 what the wall time would be with a core for each; how much of that is the update, which every process makes;
 and the bytes that each process sends.
 
+`--turns`: all members and half of them, a step each in turns, for a machine that others use as well.
 `--kills N`: a run of two processes of which one is killed at a random moment, N times, each held to the bits
 of a run that nobody disturbed. `--model`: the cost of a round on 1 to 1,024 GPUs by the formula of
 docs/scaling.md.
@@ -33,11 +34,12 @@ from rich.table import Table
 
 from benchmarks.lines import line_of
 from esper.builders import LEARNER, make_trainer
-from esper.config import load_config
+from esper.config import RunConfig, load_config
 from esper.foundation.devices import cpu_threads
-from esper.foundation.gather import Gather, exchange_values
+from esper.foundation.gather import Alone, Gather, exchange_values
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
+from esper.tamiyo.controller import Scene
 from esper.telemetry.checkpoints import load_checkpoint
 
 
@@ -154,6 +156,48 @@ def show(results: list[Result], machine: str) -> None:
     Console(width=120).print(table)
 
 
+# ---- in turns --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Half:
+    """The first of two processes, for as long as it need not talk."""
+
+    rank: int = 0
+    size: int = 2
+    patience: float = 0.0
+
+    def exchange(self, message: bytes) -> list[bytes]:
+        raise AssertionError("there is nobody to talk to")
+
+
+def step_seconds(config: RunConfig, gather: Gather) -> Iterator[float]:
+    """The processor time of each step of a process's first episode."""
+    trainer = make_trainer(config, torch.device("cpu"), gather)
+    world = trainer.environment
+    spans = trainer.blocks.spans(world.num_members)
+    seen = world.reset(0, None, trainer.blocks.looking(world.num_members))
+    trainer.blocks.begin(Scene(world.members, world.num_slots, world.spec.seed, world.device, 0))
+    while not world.done:
+        begun = time.process_time()
+        result = world.step(trainer.blocks.decide(seen, world.masks(), world.clock))
+        trainer.teach(result, spans)
+        seen = result.observation
+        yield time.process_time() - begun
+
+
+def in_turns(args: argparse.Namespace) -> None:
+    """All members and half of them, a step each in turns: what others do to the machine, they do to both."""
+    config = load_config(preset=args.preset, overrides=[*args.set, "device=cpu"])
+    halves = config.model_copy(update={"shards": 2})
+    with cpu_threads(1):
+        steps = list(zip(step_seconds(config, Alone()), step_seconds(halves, Half()), strict=False))[2:]
+    whole, half = (sum(column) for column in zip(*steps, strict=True))
+    print(
+        f"{len(steps)} steps: {whole:.1f} s of all members, {half:.1f} s of half of them: {whole / half:.2f}×"
+    )
+
+
 # ---- killed at random moments ----------------------------------------------------------------------------
 
 TINY = (
@@ -263,12 +307,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
     parser.add_argument("--kills", type=int, default=0, help="kill a process this many times instead")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--turns", action="store_true", help="a step each in turns, in one process, instead")
     parser.add_argument("--model", action="store_true", help="the cost by formula instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.model:
         show_model()
+    elif args.turns:
+        in_turns(args)
     elif args.kills:
         kill(args.kills, args.seed)
     elif args.worker:
