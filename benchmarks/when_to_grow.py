@@ -24,7 +24,8 @@ from esper.foundation.statistics import mean_interval
 from esper.tasks import load_task
 
 CONTROLLERS = ("heuristic", "tamiyo", "habit")
-MOST_SAMPLES = 1000  # of a data set
+MOST_SAMPLES = 1000  # of a data set to train on
+VALIDATION = 250  # samples: every decision measures on them, which growth pays for
 _GAPS = ("grown − static", "grown − wider")
 
 
@@ -105,7 +106,7 @@ def measure(name: str, controller: str, seed: int, epochs: int, engine: str) -> 
     grown = esper.grow(
         model,
         train=(task.train.inputs[:MOST_SAMPLES], task.train.targets[:MOST_SAMPLES]),
-        val=(task.validation.inputs, task.validation.targets),
+        val=(task.validation.inputs[:VALIDATION], task.validation.targets[:VALIDATION]),
         controller=controller,
         epochs=epochs,
         seed=seed,
