@@ -54,7 +54,7 @@ def main() -> None:
         members=blocks.members(torch.arange(-(-args.members // len(thirds)))),
         gamma=1.0,
         device=args.device,
-        episode=EpisodeConfig(steps=STEPS),
+        episode=EpisodeConfig(steps=STEPS, clock="steps"),
         lifecycle=LifecycleConfig(gates=GATES),
         population=PopulationConfig(batches_per_epoch=BATCHES),
     )

@@ -139,7 +139,7 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
         members=torch.arange(num_members),
         gamma=ppo.gamma,
         device=args.device,
-        episode=EpisodeConfig(steps=args.steps),
+        episode=EpisodeConfig(steps=args.steps, clock="steps"),
         lifecycle=lifecycle_for(args.steps, LifecycleConfig(allow_unfinished=True)),
         population=population,
         make_host=lambda: make_host(work),

@@ -67,7 +67,7 @@ def last(run: Path) -> Path:
         (["train", "--device", "cuda:99"], "device is 'cuda:99', and this torch sees"),
         (["train", "--set", "members=0"], "members is 0; allowed is a whole number at least 1"),
         (["train", "--set", "host.width=none"], "host.width is 'none'; allowed is a whole number"),
-        (["train", "--task", "spirals", "--set", "host.kernel=3"], "the mlp host has no option 'kernel'"),
+        (["train", "--task", "spirals", "--set", "host.kernel=3"], "the resmlp host has no option 'kernel'"),
         (["train", "--set", "seed=10000000000000000000000"], "seed is 10000000000000000000000; allowed is a"),
         (["train", "--set", "host.width=100000000"], "host.width is 100000000; allowed is a whole number or"),
         (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),

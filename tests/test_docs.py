@@ -156,7 +156,13 @@ def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.
 def test_modules_and_files_that_a_page_names_are_there(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     modules = re.findall(r"python -m ((?:benchmarks|studies|docs)\.\w+)", text)
-    assert [name for name in modules if not (ROOT / (name.replace(".", "/") + ".py")).exists()] == []
+    paths = {name: ROOT / name.replace(".", "/") for name in modules}
+    missing = [
+        name
+        for name, path in paths.items()
+        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists()
+    ]
+    assert missing == []
     files = re.findall(r"`((?:tests|benchmarks|studies|examples|docs|src)/[\w./-]+\.\w+)`", text)
     assert [name for name in files if not (ROOT / name).exists()] == []
 
@@ -166,6 +172,6 @@ def test_options_that_a_page_gives_to_a_script_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8").replace("\n", " ")
     calls = re.findall(r"python -m (benchmarks|studies)\.(\w+)((?: [^`#|]*?)?)(?=`|#|\||  )", text)
     for folder, name, options in calls:
-        source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).glob("*.py"))
+        source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / folder).rglob("*.py"))
         for option in re.findall(r" (--[a-z-]+)", options):
             assert f'"{option}"' in source, f"{folder}.{name} has no option {option}"

@@ -11,17 +11,15 @@ import pytest
 
 from benchmarks.hot_paths import find_works
 from docs import make_pictures
-from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import Blueprint
 from esper.tasks import task_names
-from studies import report
+from studies.growth import report
 from tests.operations import count_operations
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PERFORMANCE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
 STUDY = (ROOT / "docs/study.md").read_text(encoding="utf-8")
-TABLES = (ROOT / "docs/study_tables.md").read_text(encoding="utf-8")
 FINDINGS = (ROOT / "docs/findings.md").read_text(encoding="utf-8")
 REPRODUCE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
 MEASURED = ROOT / "benchmarks/results"
@@ -69,25 +67,11 @@ def test_every_picture_is_shown_on_some_page() -> None:
 
 
 def test_the_tables_of_the_study_are_what_its_files_give() -> None:
-    """If this fails: python -m studies.report"""
-    found = report.evaluations(make_pictures.STUDIED)
-    assert report.summary_table(found) in STUDY
-    assert report.shipped_table(found) in STUDY
-    made = {name: make(found) for name, (_, make) in report.TABLES.items()}
-    made |= {name: make(path) for name, (_, make, path) in report.extras(make_pictures.STUDIED).items()}
-    assert [name for name, table in made.items() if table not in TABLES] == []
-
-
-def test_mean_and_median_of_the_shipped_controller() -> None:
-    table = STUDY.split("<!-- study:shipped -->")[1].split("<!-- end:shipped -->")[0]
-    gains = {row[0]: float(row[1].split()[0]) for row in rows(table)[2:]}
-    mean = gains.pop("mean over tasks")
-    short = {"mean": f"{mean:+.3f}", "median": f"{statistics.median(gains.values()):+.3f}"}
-    for page in (README, STUDY):
-        said = re.search(r"(\+\.\d+)[^.]*? on the mean over\s+tasks[^.]*?(\+\.\d+) on the\s+median", page)
-        assert said is not None
-        assert [said[1], said[2]] == [value.replace("0.", ".") for value in short.values()]
-    assert f"{statistics.median(gains.values()):+.4f}".replace("0.", ".") in STUDY
+    """If this fails: python -m studies.growth report"""
+    study = report.Study.of()
+    assert report.page_with_tables(STUDY, study) == STUDY
+    for name in report.TABLES:
+        assert f"<!-- study:{name} -->" in STUDY
 
 
 def test_the_table_of_the_population_is_what_was_measured() -> None:
@@ -170,17 +154,17 @@ def test_operation_counts_of_the_findings_are_those_of_today(work: str, sentence
     assert int(told[1]) == pytest.approx(count_operations(case.ours), rel=0.1)
 
 
-def test_the_comparison_of_the_first_page_is_what_the_command_wrote() -> None:
-    results = json.loads((make_pictures.DOCS / "compared/digits.json").read_text(encoding="utf-8"))
-    arms = {arm["name"]: arm for arm in results["controllers"]}
-    told = README.split("The\ncommand above gives ")[1].split("(16 members)")[0]
-    accuracies = re.findall(r"([\d.]+) ± ([\d.]+)", told)
-    names = ("static", "habit", "tamiyo", "static-final of tamiyo")
-    for name, (mean, half) in zip(names, accuracies, strict=True):
-        reached, interval = mean_interval(arms[name]["test_accuracy"])
-        assert agrees(mean, 100 * reached)
-        assert agrees(half, 100 * interval)
-    spent = re.findall(r"at ([\d.]+)", told)
-    for names_of_one_price, giga in zip((names[:2], names[2:]), spent, strict=True):
-        for name in names_of_one_price:
-            assert agrees(giga, statistics.mean(arms[name]["flops"]) / 1e9)
+def test_the_regrets_that_the_pages_tell_are_those_of_the_study() -> None:
+    study = report.Study.of()
+    told = {
+        "random search ×1": r"lies (15) points[^.]*?, (10) at four[^.]*?and\s(1\.3) at sixteen",
+        report.TAMIYO: r"lies (0\.35), (1\.8) and (1\.3) below it when",
+        "widen, then clone": r"and (6\.0), (3\.1) and (0\.5) below it by the plain schedule",
+    }
+    for arm, sentence in told.items():
+        figures = re.search(sentence, README)
+        assert figures is not None, arm
+        for figure, budget in zip(figures.groups(), study.budgets, strict=True):
+            found = [study.regrets(task, budget, arm) for task in study.tasks]
+            mean = statistics.mean(float(regret.mean()) for regret in found if regret is not None)
+            assert agrees(figure, mean), f"{arm} at ×{budget:g}: {mean}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -58,6 +59,7 @@ def make_specs(
                 seed=config.seed,
                 device=device or choose_device(config.device),
                 episode=config.episode,
+                budgets=config.budgets,
                 reward=config.reward,
                 governor=config.governor,
                 lifecycle=config.lifecycle,
@@ -125,7 +127,8 @@ def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgen
 
 def make_learner(config: RunConfig, device: torch.device | None = None, name: str = LEARNER) -> Learner:
     """A learner that knows nothing yet."""
-    return Learner(name, make_agent(config, device), config.episode.steps, config.learner, config.reward)
+    steps = math.ceil(config.episode.steps * max(config.budgets))
+    return Learner(name, make_agent(config, device), steps, config.learner, config.reward)
 
 
 def make_trainer(

@@ -5,14 +5,17 @@ differs between two arms by what was done with it and by nothing else. What is r
 which is opened once per network, after its training.
 
 A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
-best of several hosts on validation data (`best-of`, `best-of:8`), or the network that a controller ended with
-(`final:NAME`). It is charged for its training and for no validation, but for the one that chooses the best.
+best of several hosts on validation data (`best-of`, `best-of:8`), a host of another size
+(`fixed:hidden=16+depth=2`), or the network that a controller ended with (`final:NAME`). It is charged for
+its training and for no validation, but for the one that chooses the best.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, count
 from typing import Self
 
@@ -28,6 +31,8 @@ from esper.foundation.rows import named, part
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.line_up import Arm, Fixed
+from esper.population.hosts import Host, build_host
+from esper.population.shapes import fresh_host, shapes_of
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
@@ -39,9 +44,10 @@ from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
+from esper.tasks.task import Task
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.lanes import Lanes
-from esper.telemetry.schema import Comparison, ControllerResult, FilmReel
+from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint, FilmReel
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
@@ -56,6 +62,7 @@ class ControllerRun:
     test: TestResult
     potential: Floats  # [N] Φ with the test accuracy
     epochs: float  # trained, in epochs of a decision step
+    shapes: list[str] | None = None  # of networks that are nothing but blocks
 
     def result(self) -> ControllerResult:
         """The figures that results.json holds, member by member."""
@@ -67,6 +74,15 @@ class ControllerRun:
             member_epochs=[self.epochs] * self.record.num_members,
             flops=self.record.flops.tolist(),
             potential=self.potential.tolist(),
+            curve=[
+                CurvePoint(float(flops), float(accuracy), float(parameters))
+                for flops, accuracy, parameters in zip(
+                    self.record.spent.mean(axis=1),
+                    self.record.accuracy.mean(axis=1),
+                    self.record.parameters.mean(axis=1),
+                    strict=True,
+                )
+            ],
         )
 
 
@@ -154,7 +170,9 @@ def run_controller(
         torch.from_numpy(record.parameter_ratio[-1]).float(),
         shards.first.spec.reward,
     )
-    return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
+    whole = shards.first.num_members == shards.members
+    shapes = shapes_of(shards.first.population, shards.first.slots) if whole else None
+    return ControllerRun(name, record, test, worth.numpy(), record.num_steps, shapes)
 
 
 # ---- networks that never change --------------------------------------------------------------------------
@@ -231,6 +249,24 @@ def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None 
     return one.costs.prices(held.to(one.device), config.batch_size, samples)
 
 
+class _Pace:
+    """Calls `on_step` `ticks` times in all, however few steps a controller's networks take: they may grow."""
+
+    def __init__(self, on_step: OnStep | None, ticks: int) -> None:
+        self._on_step, self._left = on_step, ticks
+
+    def __call__(self, result: StepResult) -> None:
+        self._result = result
+        if self._on_step is not None and self._left > 0:
+            self._on_step(result)
+            self._left -= 1
+
+    def finish(self) -> None:
+        """The ticks that are left, once the last step is over."""
+        while self._on_step is not None and self._left > 0:
+            self(self._result)
+
+
 def _paced(on_step: OnStep | None, steps: int, ticks: int) -> OnStep:
     """Calls `on_step` `ticks` times in all while `steps` steps pass: every arm moves a bar alike."""
     done = count(1)
@@ -291,24 +327,51 @@ def compare(
         raise ValueError(
             f"final networks of {', '.join(unknown)} are asked for; the controllers that run are {allowed}"
         )
-    runs = {
-        name: run_controller(environment, name, arm, on_step=on_step, decided=decided)
-        for name, arm in arms.items()
-        if not isinstance(arm, Fixed)
-    }
+    ticks = one.spec.episode.steps * len(Shards.of(environment).held)
+    runs = {}
+    for name, arm in arms.items():
+        if not isinstance(arm, Fixed):
+            pace = _Pace(on_step, ticks)
+            runs[name] = run_controller(environment, name, arm, on_step=pace, decided=decided)
+            pace.finish()
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
     episode = one.steps * one.spec.population.batches_per_epoch
     usual = max(spent.values(), default=episode * float(prices_of(environment).batch.mean()))
     for name, arm in fixed.items():
-        if arm.of and (runs[arm.of].record.final_slots.room < one.spec.population.folds).any():
-            raise UserError(
-                f"{name} asks for the network that {arm.of} ended with, and parts of it were folded into the "
-                "host; compare with a host of that size instead: --set host.depth=..., --set host.hidden=..."
-            )
-        slots = from_the_start(runs[arm.of].record.final_slots) if arm.of else None
         budget = spent[arm.of] if arm.of else usual
-        runs[name] = run_fixed(environment, name, budget, slots, arm.restarts, on_step)
+        world, slots = _beginning(Shards.of(environment), arm, runs.get(arm.of))
+        runs[name] = run_fixed(world, name, budget, slots, arm.restarts, on_step)
     return [runs[name] for name in arms]
+
+
+def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Shards, SlotStates | None]:
+    """Where the networks of a fixed arm live, and the seeds that they begin with.
+
+    The final networks of a controller that repeated or widened blocks are fresh ones of the shape that most
+    of them have. Raises UserError where shapes are unknown: other seeds stand between the blocks, or the
+    members are spread over several processes.
+    """
+    spec, task = shards.first.spec, shards.first.spec.task
+    if arm.host:
+        host = replace(task.host, options={**task.host.options, **arm.host})
+        return shards.remade(task=replace(task, host=host)), None
+    if of is None:
+        return shards, None
+    if of.shapes is not None:
+        ((shape, _),) = Counter(of.shapes).most_common(1)
+        return shards.remade(make_host=partial(_shaped_host, task, shape)), None
+    if (of.record.final_slots.room < spec.population.folds).any():
+        raise UserError(
+            f"the network that {of.name} ended with is asked for, and its shape is not known: other seeds "
+            "stand between its blocks, or its members are spread over processes; compare with a host of "
+            "that size instead, as in fixed:depth=2"
+        )
+    return shards, from_the_start(of.record.final_slots)
+
+
+def _shaped_host(task: Task, shape: str) -> Host:
+    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
 
 
 def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> Comparison:
@@ -372,10 +435,11 @@ class Contest:
 
 
 def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:
-    """One arm's results over all seeds."""
+    """One arm's results over all seeds; the curve is that of the first."""
     columns = ("members", "test_accuracy", "parameters", "member_epochs", "flops", "potential")
     return ControllerResult(
         name=parts[0].name,
+        curve=parts[0].curve,
         **{name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in columns},
     )
 

@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat
 
 from esper.foundation.config_files import build, merged, parse_override, parse_yaml, read_yaml
 from esper.foundation.errors import UserError
@@ -110,12 +110,17 @@ class RunConfig(Config):
         default=1800.0, gt=0, description="torchrun: seconds that processes wait for the slowest of them"
     )
     episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
+    budgets: tuple[PositiveFloat, ...] = Field(
+        default=(1.0,),
+        min_length=1,
+        description="multiples of the episode's budget, dealt to the members by their ids",
+    )
     reward: RewardConfig = Field(default=RewardConfig(), description="what is paid")
     governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")
     lifecycle: LifecycleConfig = Field(
         default=lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
     )
-    population: PopulationConfig = Field(default=PopulationConfig(), description="how bodies train")
+    population: PopulationConfig = Field(default=PopulationConfig(folds=4), description="how bodies train")
     policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the shape of Tamiyo's network")
     ppo: PPOConfig = Field(default=PPOConfig(), description="how Simic learns")
     learner: LearnerConfig = Field(

@@ -27,6 +27,7 @@ AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controll
 GREEDY = ":greedy"
 FINAL = "final:"  # in a comparison: the network that a controller ended with, from the start
 BEST_OF = "best-of"  # in a comparison: the best of several networks that never grow
+FIXED = "fixed:"  # in a comparison: a host of another size that never grows
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,22 @@ def describe() -> list[tuple[str, str]]:
             "compare only: the best on validation data of as many ungrown networks as growth's FLOPs buy; "
             f"after a colon: how many are to share them, as in {BEST_OF}:8",
         ),
+        (
+            f"{FIXED}OPTIONS",
+            "compare only: a host of another size that never grows, at equal FLOPs, as in "
+            f"{FIXED}hidden=16+depth=2",
+        ),
     ]
+
+
+def host_options(name: str) -> dict[str, int]:
+    """The options in 'fixed:hidden=16+depth=2'; raises UserError where it has none or one is no number."""
+    pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
+    if any(not option or not value.isdecimal() for option, _, value in pairs):
+        raise UserError(
+            f"controller is {name!r}; after the colon: options of the host, as in {FIXED}hidden=16+depth=2"
+        )
+    return {option: int(value) for option, _, value in pairs}
 
 
 def restarts_of(name: str) -> int:
@@ -120,7 +136,7 @@ def load_controller(
     when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for a
     name that nothing has.
     """
-    if name_or_path.startswith((FINAL, BEST_OF)):
+    if name_or_path.startswith((FINAL, BEST_OF, FIXED)):
         raise UserError(
             f"controller is {name_or_path!r}; that is an arm of 'esper compare' and decides nothing"
         )

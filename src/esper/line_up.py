@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 
 from esper.config import RunConfig
-from esper.controllers import BEST_OF, CONTROLLER_NAMES, FINAL, load_controller, restarts_of
+from esper.controllers import (
+    BEST_OF,
+    CONTROLLER_NAMES,
+    FINAL,
+    FIXED,
+    host_options,
+    load_controller,
+    restarts_of,
+)
 from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.tamiyo.controller import Controller
@@ -21,6 +29,7 @@ class Fixed:
     """An arm of networks that never change."""
 
     of: str = ""  # the controller whose final networks they are; by default the task's own host
+    host: Mapping[str, int] = field(default_factory=dict)  # options of the host that are other than its own
     restarts: int = 1  # hosts that share the compute of a member, 0 for as many as it pays for
 
 
@@ -51,7 +60,7 @@ class LineUp:
         if twice:
             raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
         named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
-        controllers = [name for name in named if not name.startswith((FINAL, BEST_OF))]
+        controllers = [name for name in named if not name.startswith((FINAL, BEST_OF, FIXED))]
         shown = {name: _shown(name) for name in controllers}
         if len(set(shown.values())) < len(shown):
             shown = {name: name for name in controllers}
@@ -72,6 +81,8 @@ class LineUp:
             return Fixed(of=next(label for label, known in self.controllers.items() if known == name))
         if asked.startswith(BEST_OF):
             return Fixed(restarts=restarts_of(asked))
+        if asked.startswith(FIXED):
+            return Fixed(host=host_options(asked))
         loaded = load_controller(asked, config.lifecycle.gates, own_device(config.device))
         return Fixed() if isinstance(loaded, Static) else loaded
 

@@ -38,7 +38,8 @@ BLUEPRINTS = {
     "mlp": {3, 8, 9, 10, 11},
 }
 FIRST_CURVE = {0: 0, 1: 0, 2: 3, 3: 3}  # by style
-CLONE = 13  # its first weights are copied
+CLONE = 13
+GROWTH = (13, 14, 15)  # CLONE, WIDEN_HALF, WIDEN_FULL: no training alone
 STEEPNESS = {2: 6.0, 3: 12.0, 4: 24.0}  # by curve
 EVIDENCE = ("contribution", "shadow_gain", "gradient_health", "exploding", "gradient_ratio")
 
@@ -99,9 +100,21 @@ def of_the_blind(rules: Rules) -> Rules:
     return replace(rules, open=True, strict=False, allow_unfinished=True)
 
 
-def is_legal(member: list[Slot], op: int, index: int, rules: Rules, steps_left: float = math.inf) -> bool:
+def is_legal(
+    member: list[Slot],
+    op: int,
+    index: int,
+    rules: Rules,
+    steps_left: float = math.inf,
+    fitting: set[int] | None = None,
+) -> bool:
     slot = member[index]
-    if not slot.enabled or (steps_left < math.inf and steps_needed(slot, op, rules) > steps_left):
+    if not slot.enabled:
+        return False
+    if op == GERMINATE and fitting is not None:
+        if not in_time(slot, fitting, rules, steps_left):
+            return False
+    elif steps_left < math.inf and steps_needed(slot, op, rules) > steps_left:
         return False
     if op == WAIT:
         return True
@@ -121,7 +134,14 @@ def is_legal(member: list[Slot], op: int, index: int, rules: Rules, steps_left: 
     return slot.stage == HOLDING  # FOSSILIZE
 
 
-def steps_needed(slot: Slot, op: int, rules: Rules) -> int:
+def in_time(slot: Slot, fitting: set[int], rules: Rules, steps_left: float) -> set[int]:
+    """The blueprints that can still be raised."""
+    if steps_left == math.inf:
+        return fitting
+    return {b for b in fitting if steps_needed(slot, GERMINATE, rules, b) <= steps_left}
+
+
+def steps_needed(slot: Slot, op: int, rules: Rules, blueprint: int = 1) -> int:
     """Decisions, this one included, until the seed is HOLDING if all goes well: by playing them."""
     if rules.allow_unfinished or op not in (GERMINATE, ADVANCE, SET_ALPHA_TARGET):
         return 0
@@ -132,7 +152,7 @@ def steps_needed(slot: Slot, op: int, rules: Rules) -> int:
     seed = replace(slot)
     if op == ADVANCE:
         seed.alpha_target = 1.0
-    perform(seed, op, {head: 0 for head in HEAD_NAMES} | {"blueprint": 1, "alpha_target": 2})
+    perform(seed, op, {head: 0 for head in HEAD_NAMES} | {"blueprint": blueprint, "alpha_target": 2})
     healthy = {"exploding": 0.0, "gradient_health": 1.0, "shadow_gain": 1.0, "gradient_ratio": 1.0}
     decisions = 1
     while seed.stage != HOLDING:
@@ -166,7 +186,7 @@ def refusing_gate(slot: Slot, op: int, fits: bool, evidence: dict[str, float], r
     if op == GERMINATE:
         return NO_GATE if fits else 0
     if op == ADVANCE and slot.stage == TRAINING:
-        if rules.open or slot.blueprint == CLONE:
+        if rules.open or slot.blueprint in GROWTH:
             return NO_GATE
         if rules.strict:
             good = evidence["shadow_gain"] >= 0.5 and evidence["gradient_ratio"] >= 0.10
@@ -175,7 +195,7 @@ def refusing_gate(slot: Slot, op: int, fits: bool, evidence: dict[str, float], r
         return NO_GATE if good and slot.epochs_in_stage >= rules.training_epochs else 2
     if op == ADVANCE and slot.stage == BLENDING:
         good = slot.alpha_target == 1.0 and slot.alpha == 1.0 and slot.alpha_mode == HOLD
-        if rules.strict and slot.blueprint != CLONE:
+        if rules.strict and slot.blueprint not in GROWTH:
             good = good and slot.epochs_in_stage >= rules.blending_epochs
         return NO_GATE if good else 3
     if op == FOSSILIZE and not rules.open:
@@ -228,10 +248,11 @@ def act(
     if op == WAIT:
         return Verdict(True, True, WAIT, NO_GATE)
     index = action["slot"]
-    if not is_legal(member, op, index, rules, steps_left):
-        return Verdict(False, False, WAIT, NO_GATE)
     slot = member[index]
-    blueprints = fitting[index] if fitting else BLUEPRINTS[rules.topology]
+    fits = fitting[index] if fitting else None
+    if not is_legal(member, op, index, rules, steps_left, fits):
+        return Verdict(False, False, WAIT, NO_GATE)
+    blueprints = BLUEPRINTS[rules.topology] if fits is None else in_time(slot, fits, rules, steps_left)
     gate = refusing_gate(slot, op, action["blueprint"] in blueprints, evidence[index], rules)
     if gate != NO_GATE:
         return Verdict(True, False, WAIT, gate)
@@ -251,11 +272,14 @@ def perform(slot: Slot, op: int, action: dict[str, int]) -> None:
         slot.clear(GERMINATED)
         slot.blueprint, slot.style, slot.tempo = action["blueprint"], action["style"], action["tempo"]
         slot.alpha_target = target
+        if slot.blueprint in GROWTH and slot.tempo == 0:
+            enter(slot, HOLDING if target == 1 else BLENDING)
+            begin_ramp(slot, target, 0, FIRST_CURVE[slot.style])
     elif op == ADVANCE and slot.stage == GERMINATED:
         enter(slot, TRAINING)
     elif op == ADVANCE and slot.stage == TRAINING:
         enter(slot, BLENDING)
-        ticks = 0 if slot.blueprint == CLONE and slot.tempo == 0 else (3, 5, 8)[slot.tempo]
+        ticks = 0 if slot.blueprint in GROWTH and slot.tempo == 0 else (3, 5, 8)[slot.tempo]
         begin_ramp(slot, slot.alpha_target, ticks, FIRST_CURVE[slot.style])
     elif op == ADVANCE:
         enter(slot, HOLDING)

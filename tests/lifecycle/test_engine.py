@@ -251,10 +251,11 @@ def test_operations_of_a_step_do_not_depend_on_members_or_slots() -> None:
     [
         (Blueprint.CLONE, Tempo.FAST, 0),
         (Blueprint.CLONE, Tempo.STANDARD, 5),
-        (Blueprint.WIDEN_FULL, Tempo.FAST, 3),
+        (Blueprint.WIDEN_FULL, Tempo.FAST, 0),
+        (Blueprint.NORM, Tempo.FAST, 3),
     ],
 )
-def test_a_copied_seed_is_heard_in_full_at_once_when_its_tempo_is_fast(
+def test_a_grown_block_is_heard_in_full_at_once_when_its_tempo_is_fast(
     blueprint: Blueprint, tempo: Tempo, ticks: int
 ) -> None:
     record = SlotRecord(
@@ -264,6 +265,20 @@ def test_a_copied_seed_is_heard_in_full_at_once_when_its_tempo_is_fast(
     assert states.stage.item() == Stage.BLENDING
     assert states.alpha_steps_total.item() == ticks
     assert states.alpha.item() == (1.0 if ticks == 0 else 0.0)
+
+
+@pytest.mark.parametrize(("target", "stage"), [(2, Stage.HOLDING), (0, Stage.BLENDING)])
+def test_a_block_is_repeated_within_the_step_that_plants_it_when_its_tempo_is_fast(
+    target: int, stage: Stage
+) -> None:
+    wish = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.CLONE, Head.ALPHA_TARGET: target}
+    fits = torch.ones(1, 1, len(Blueprint), dtype=torch.bool)
+    for tempo, expected in ((Tempo.FAST, stage), (Tempo.SLOW, Stage.GERMINATED)):
+        actions = Actions.of([wish | {Head.TEMPO: tempo}])
+        evidence = SlotEvidence.unmeasured(1, 1)
+        after = apply(SlotStates.empty(1, 1), actions, evidence, RULES, "cnn", fits=fits).states
+        assert after.stage.item() == expected
+        assert after.alpha.item() == (after.alpha_target.item() if tempo is Tempo.FAST else 0.0)
 
 
 def test_a_fossil_is_folded_while_its_slot_has_room_and_keeps_it_otherwise() -> None:

@@ -76,7 +76,7 @@ def test_the_episodes_reach_every_stage_and_op_and_gate() -> None:
     stages: set[int] = set()
     ops: set[int] = set()
     gates: set[int] = set()
-    for seed in range(8):
+    for seed in range(20):
         for step in episode(seed, 4, 3, steps=40):
             stages |= set(step.ticked.states.stage.flatten().tolist())
             stages |= set(step.applied.states.stage.flatten().tolist())

@@ -132,10 +132,13 @@ CLONE = int(Blueprint.CLONE)
 
 
 @pytest.mark.parametrize("config", [PERMISSIVE, STRICT])
-def test_a_copied_seed_moves_on_at_once_but_has_to_earn_its_place(config: LifecycleConfig) -> None:
-    copied = SlotRecord(Stage.TRAINING, CLONE, alpha_target=1.0)
-    fresh = SlotRecord(Stage.TRAINING, int(Blueprint.WIDEN_FULL), alpha_target=1.0)
-    assert outcome_of(copied, Op.ADVANCE, config) == PASSED
+def test_a_grown_block_moves_on_at_once_but_has_to_earn_its_place(
+    config: LifecycleConfig,
+) -> None:
+    fresh = SlotRecord(Stage.TRAINING, int(Blueprint.NORM), alpha_target=1.0)
+    for blueprint in (Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL):
+        grows = SlotRecord(Stage.TRAINING, int(blueprint), alpha_target=1.0)
+        assert outcome_of(grows, Op.ADVANCE, config) == PASSED
     assert outcome_of(fresh, Op.ADVANCE, config) == (False, int(Gate.G2))
     full = SlotRecord(Stage.BLENDING, CLONE, alpha=1.0, alpha_target=1.0)
     assert outcome_of(full, Op.ADVANCE, config) == PASSED
@@ -168,6 +171,6 @@ def test_g0_refuses_what_does_not_fit_its_slot() -> None:
     actions = Actions.of([{Head.OP: Op.GERMINATE, Head.SLOT: s, Head.BLUEPRINT: b} for s, b in asked])
     states, unmeasured = SlotStates.empty(3, 2), SlotEvidence.unmeasured(3, 2)
     outcome = apply_actions(states, actions, unmeasured, PERMISSIVE, "cnn", fits=fits)
-    assert outcome.legal.all()
-    assert outcome.refused_by.tolist() == [Gate.NONE, Gate.G0, Gate.G0]
+    assert outcome.legal.tolist() == [True, False, True], "nothing can begin in a slot that nothing fits"
+    assert outcome.refused_by.tolist() == [Gate.NONE, Gate.NONE, Gate.G0]
     assert outcome.germinated.nonzero().tolist() == [[0, 1]]

@@ -96,14 +96,24 @@ def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budge
     environment.step([Actions.of([action, WAIT]) for action in RAISE])
     unbounded = environment.flops.clone()
     while not environment.population.finished[0]:
-        assert unbounded[0] < environment.budget * (1 - 1e-9), "nobody goes on without a budget"
+        assert unbounded[0] < environment.budget[0] * (1 - 1e-9), "nobody goes on without a budget"
         left = environment.observe().steps_left[0]
         unbounded = unbounded + environment.bare_cost * environment.observe().step_cost.double()
         environment.step(Actions.wait(2))
     assert left == 1, "the last step was announced"
-    assert unbounded[0] > environment.budget
-    assert environment.flops[0] == environment.budget
+    assert unbounded[0] > environment.budget[0]
+    assert environment.flops[0] == environment.budget[0]
     assert environment.spent[0] == 1
+
+
+def test_budgets_are_dealt_to_the_members_by_their_ids() -> None:
+    environment = make_environment(members=(4, 1, 0), episode=COMPUTE, budgets=(0.5, 1.0))
+    assert (environment.budget / environment.bare_cost).tolist() == [4, 8, 4]
+    assert environment.steps == 8
+    record = play(environment, Static(), 0)
+    np.testing.assert_allclose(record.spent[-1], environment.budget.numpy())
+    np.testing.assert_allclose(record.spent[4], 4 * environment.bare_cost)
+    assert environment.observe().progress.tolist() == [1, 1, 1]
 
 
 def test_flops_may_be_given_and_a_bare_host_gets_the_steps_that_they_pay_for() -> None:
@@ -127,7 +137,7 @@ def test_only_those_who_look_pay_for_measurements() -> None:
 
 
 def test_with_steps_as_the_clock_everyone_gets_as_many() -> None:
-    results = live(make_environment(members=(0, 1), episode=EpisodeConfig(steps=4)))
+    results = live(make_environment(members=(0, 1), episode=EpisodeConfig(steps=4, clock="steps")))
     assert stacked(results, "active").all()
     assert stacked(results, "terminated").tolist() == [[False] * 2] * 3 + [[True] * 2]
     progress = torch.stack([result.observation.progress for result in results])
@@ -172,7 +182,7 @@ def test_a_spent_budget_moves_no_weight() -> None:
     environment.step(Actions.wait(1))
     assert environment.population.finished.all()
     moved = (environment.population.hosts.weights - before).abs().max()
-    full = make_environment(members=(0,), episode=EpisodeConfig(steps=8), population=flat)
+    full = make_environment(members=(0,), episode=EpisodeConfig(steps=8, clock="steps"), population=flat)
     full.reset(0)
     full.step(Actions.wait(1))
     assert moved < 0.1 * (full.population.hosts.weights - before).abs().max()
@@ -299,10 +309,8 @@ def test_a_block_is_not_widened_beyond_its_widest() -> None:
     environment = make_residual(folds=2)
     environment.reset(0, looks=False)
     widen = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
-    steps = [Actions.of([action, WAIT]) for action in (widen, ADVANCE, ADVANCE)]
-    environment.step(steps)
-    while int(environment.slots.stage[0, 0]) != Stage.DORMANT:
-        environment.step([Actions.of([action, WAIT]) for action in (ADVANCE, FOSSILISE)])
+    environment.step([Actions.of([action, WAIT]) for action in (widen, FOSSILISE)])
+    assert environment.slots.stage[0, 0] == Stage.DORMANT
     offered = environment.masks().blueprint[:, [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
     assert offered.tolist() == [[True, False, False], [True, True, True]]
 
@@ -310,7 +318,7 @@ def test_a_block_is_not_widened_beyond_its_widest() -> None:
 def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:
     environment = make_residual(members=(0, 1), steps=6, folds=1)
     environment.reset(0, looks=False)
-    burst = [CLONE, ADVANCE, ADVANCE, ADVANCE, FOSSILISE]
+    burst = [CLONE, FOSSILISE]
     result = environment.step([Actions.of([action, WAIT]) for action in burst])
     assert result.ticked.folded.tolist() == [[True], [False]]
     assert environment.slots.stage.tolist() == [[Stage.DORMANT], [Stage.DORMANT]]
@@ -324,14 +332,14 @@ def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:
 def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     environment = make_residual(members=(0, 1), steps=9, folds=2, governor=GovernorConfig(snapshot_every=8))
     environment.reset(0, looks=False)
-    burst = [CLONE, ADVANCE, ADVANCE, ADVANCE, FOSSILISE]
+    burst = [CLONE, FOSSILISE]
     environment.step([Actions.of([action] * 2) for action in burst])
     assert environment.slots.room.tolist() == [[1], [1]]
     environment.population.hosts.weights[0] = torch.nan
     result = environment.step(Actions.of([CLONE] * 2))
     assert result.panicked.tolist() == [True, False]
     assert environment.slots.room.tolist() == [[2], [1]]
-    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.GERMINATED]
+    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.HOLDING]
     assert environment.parameters[0] == environment.host_parameters
     environment.step(Actions.wait(2))
 

@@ -113,7 +113,7 @@ def test_what_is_pruned_is_forgotten_and_has_no_body() -> None:
 
 
 def test_measurements_may_be_rarer_and_then_age() -> None:
-    environment = make_environment(steps=9, episode=EpisodeConfig(steps=9, measure_every=3))
+    environment = make_environment(steps=9, episode=EpisodeConfig(steps=9, clock="steps", measure_every=3))
     environment.reset(0)
     ages = []
     for action in (PLANT, ADVANCE, ADVANCE, {}, {}, {}, {}, {}, {}):

@@ -44,8 +44,8 @@ def test_spaces_masks_and_info() -> None:
     long_enough = {**OPTIONS, "steps": 6}  # to plant a seed and raise it
     envs = gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=3, **long_enough)
     observations, infos = envs.reset(seed=1)
-    sizes = head_sizes(3)
-    assert envs.single_action_space.nvec.tolist() == [3, 16, 4, 3, 3, 4, 5, 6] == list(sizes)
+    sizes = head_sizes(2)
+    assert envs.single_action_space.nvec.tolist() == [2, 16, 4, 3, 3, 4, 5, 6] == list(sizes)
     assert envs.observation_space.contains(observations)
     assert infos["action_mask"].shape == (3, sum(sizes))
     ops = infos["action_mask"][:, -sizes[Head.OP] :]

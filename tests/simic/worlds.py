@@ -19,7 +19,7 @@ from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks import load_task
-from esper.tasks.task import Task
+from esper.tasks.task import HostSpec, Task
 
 GAMMA = PPOConfig().gamma
 SMALL = PopulationConfig(
@@ -33,9 +33,16 @@ QUICK = LifecycleConfig(
 )
 
 
+HOSTS = {
+    "spirals": HostSpec("mlp", {"width": 8, "depth": 3}),
+    "digits": HostSpec("cnn", {"width": 4, "depth": 3}),
+}
+
+
 @cache
 def task(name: str = "spirals") -> Task:
-    return load_task(name)
+    """A task with a host of three slots without blocks, where seeds are planted."""
+    return replace(load_task(name), host=HOSTS[name])
 
 
 def make_spec(
@@ -46,7 +53,7 @@ def make_spec(
         members=torch.tensor(members),
         gamma=GAMMA,
         seed=5,
-        episode=EpisodeConfig(steps=steps),
+        episode=EpisodeConfig(steps=steps, clock="steps"),
         lifecycle=QUICK,
         population=SMALL,
     )

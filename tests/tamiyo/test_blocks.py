@@ -50,7 +50,7 @@ def test_a_block_that_decides_several_actions_at_once_does_not_disturb_the_other
     together = play(environment, blocks, episode=3)
     observation, masks = environment.observe(), environment.masks()
     lists = blocks.decide(observation, masks, 5)
-    assert len(lists) == 5 * environment.num_slots
+    assert len(lists) == 4 * environment.num_slots
     for actions in lists[1:]:
         assert (actions[Head.OP][[0, 1, 4, 5]] == Op.WAIT).all()
     spans = blocks.spans(together.num_members)

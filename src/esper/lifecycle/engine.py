@@ -33,10 +33,10 @@ from esper.lifecycle.gates import (
     Gate,
     g0_valid_blueprint,
     gate_table,
-    is_copied,
+    grows_block,
     open_gates,
 )
-from esper.lifecycle.legality import holds_seed, legal_slots_by_op
+from esper.lifecycle.legality import fitting_in_time, holds_seed, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, TRANSITIONS, Stage
 
@@ -137,7 +137,9 @@ def apply(
     in_range = choices == actions.choices
     read = relevance(op)  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
-    pair_legal = legal_slots_by_op(states, config, None, steps_left, looks)[members, op, slot]
+    if fits is not None:
+        fits = fitting_in_time(fits, config, steps_left, looks)
+    pair_legal = legal_slots_by_op(states, config, None, steps_left, looks, fits)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]
@@ -268,13 +270,16 @@ def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, T
     at_once = (orders.pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
     prune_now, prune_later = at[Op.PRUNE] & at_once, at[Op.PRUNE] & ~at_once
     after = _plant(_without_seed(states, at[Op.GERMINATE] | prune_now), orders)
-    after = _begin_ramps(after, orders, prune_later)
+    heard = at[Op.GERMINATE] & grows_block(after.blueprint) & (after.tempo == Tempo.FAST)  # at once
+    after = _begin_ramps(after, orders, heard, prune_later)
 
     stage = torch.where(at[Op.ADVANCE], _next_stages(states.device).take(states.stage), states.stage)
     lowered = (at[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
     entered = {
         Stage.GERMINATED: at[Op.GERMINATE],
-        Stage.BLENDING: lowered & (states.stage == Stage.HOLDING),  # HOLDING is alpha 1 at rest
+        Stage.HOLDING: heard,
+        Stage.BLENDING: (lowered & (states.stage == Stage.HOLDING))  # HOLDING is alpha 1 at rest
+        | (heard & (after.alpha_target < 1.0)),
         Stage.FOSSILIZED: at[Op.FOSSILIZE],
         Stage.PRUNED: prune_now,
     }
@@ -299,13 +304,16 @@ def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
     )
 
 
-def _begin_ramps(states: SlotStates, orders: _Orders, prune_later: Tensor) -> SlotStates:
-    """The first ramp of a seed that enters BLENDING, a new target, or the way down to a prune."""
+def _begin_ramps(states: SlotStates, orders: _Orders, heard: Tensor, prune_later: Tensor) -> SlotStates:
+    """The first ramp of a seed that enters BLENDING, a new target, or the way down to a prune.
+
+    heard [N, S] bool: seeds that are heard from the step of their birth on.
+    """
     device, pick = states.device, orders.pick
-    first = orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING)
+    first = heard | (orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING))
     chosen = _target_alphas(device).take(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
     tempo, speed = tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
-    tempo = tempo.masked_fill(is_copied(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
+    tempo = tempo.masked_fill(grows_block(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
     ramped = retarget(
         states,
         where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import COPIED_BLUEPRINTS, NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
@@ -56,16 +56,16 @@ def blueprint_table(topology: str) -> Tensor:
 
 
 @device_table
-def _copied_table() -> Tensor:
+def _growth_table() -> Tensor:
     """By blueprint, and a last row that NO_BLUEPRINT, -1, finds.  # [blueprints + 1] bool"""
     table = torch.zeros(NUM_BLUEPRINTS + 1, dtype=torch.bool)
-    table[[int(b) for b in COPIED_BLUEPRINTS]] = True
+    table[[int(b) for b in GROWTH_BLUEPRINTS]] = True
     return table
 
 
-def is_copied(blueprint: Tensor) -> Tensor:
-    """Where a seed began as a copy of something trained; False where there is none.  # any shape"""
-    return _copied_table(blueprint.device).take(blueprint)
+def grows_block(blueprint: Tensor) -> Tensor:
+    """Where a seed repeats or widens the block ahead of it; False where there is none.  # any shape"""
+    return _growth_table(blueprint.device).take(blueprint)
 
 
 def g0_valid_blueprint(blueprint: Tensor, topology: str) -> Tensor:
@@ -82,7 +82,7 @@ def g1_ready_to_train(states: SlotStates) -> Tensor:
 def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
     """Into BLENDING: long enough in TRAINING, and healthy (permissive) or useful (strict).  # [N, S]
 
-    A seed with copied weights is trained already: it moves on at once.
+    A seed that repeats or widens a block needs no training alone: it moves on at once.
     """
     training = states.stage == Stage.TRAINING
     if config.mode == "open":
@@ -93,7 +93,7 @@ def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateCo
         ready = dwelt & gains & _at_least(evidence.gradient_ratio, config.min_gradient_ratio)
     else:
         ready = dwelt & (evidence.exploding == 0) & _at_least(evidence.gradient_health, config.min_health)
-    return training & (ready | is_copied(states.blueprint))
+    return training & (ready | grows_block(states.blueprint))
 
 
 def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
@@ -101,7 +101,7 @@ def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
     full = (states.alpha_target == 1.0) & (states.alpha == 1.0) & (states.alpha_mode == AlphaMode.HOLD)
     ready = (states.stage == Stage.BLENDING) & full
     if config.mode == "strict":
-        return ready & ((states.epochs_in_stage >= config.blending_epochs) | is_copied(states.blueprint))
+        return ready & ((states.epochs_in_stage >= config.blending_epochs) | grows_block(states.blueprint))
     return ready
 
 

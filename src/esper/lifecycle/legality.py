@@ -7,10 +7,10 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
+from esper.lifecycle.actions import NUM_BLUEPRINTS, NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import is_copied, open_gates
+from esper.lifecycle.gates import grows_block, open_gates
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
@@ -78,6 +78,7 @@ def legal_slots_by_op(
     evidence: SlotEvidence | None = None,
     steps_left: int | Tensor | None = None,
     looks: Tensor | None = None,
+    fits: Tensor | None = None,
 ) -> Tensor:
     """True where an op is legal on a slot.  # [N, ops, S] bool
 
@@ -85,7 +86,8 @@ def legal_slots_by_op(
     until the episode ends, the next one included, one number or one for each member [N]: with it, what
     cannot be finished in time is not legal, unless `config.allow_unfinished`. looks [N] bool: whose
     controller reads what is measured, by default everyone's; the others' gates are open, and they may begin
-    what they cannot finish.
+    what they cannot finish. fits [N, S, blueprints] bool: which blueprints a seed may have, of
+    `fitting_in_time`; a seed may begin where there is one.
     """
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
@@ -105,37 +107,69 @@ def legal_slots_by_op(
     if steps_left is not None and not config.allow_unfinished:
         left = steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left
         in_time = steps_to_finish(states, config.gates) <= left
+        if fits is not None:
+            in_time[..., Op.GERMINATE] = True
         legal = legal & (in_time if looks is None else in_time | ~looks.view(-1, 1, 1))
+    if fits is not None:
+        legal[..., Op.GERMINATE] &= fits.any(dim=2)
     return legal.movedim(2, 1)
+
+
+def fitting_in_time(
+    fits: Tensor, config: LifecycleConfig, steps_left: int | Tensor | None, looks: Tensor | None = None
+) -> Tensor:
+    """The blueprints that fit a slot and whose seeds can be HOLDING before the episode ends.
+
+    fits [N, S, blueprints] bool; steps_left and looks as in `legal_slots_by_op` → [N, S, blueprints] bool
+    """
+    if steps_left is None or config.allow_unfinished:
+        return fits
+    left = steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left
+    in_time = _raising_table(fits.device, *_dwells(config.gates)) <= left
+    return fits & (in_time if looks is None else in_time | ~looks.view(-1, 1, 1))
 
 
 def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
     """The fewest decisions, this one included, that an op needs on a slot to come to something.
 
-    For GERMINATE, of a seed with fresh weights, and ADVANCE: until the seed can be HOLDING, if every gate
-    opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
+    For GERMINATE, of a seed that trains alone first, and ADVANCE: until the seed can be HOLDING, if every
+    gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
     Else 0.  # [N, S, ops] int64
     """
+    table = _finish_table(states.device, *_dwells(gates))
+    return table[states.stage, states.tempo, grows_block(states.blueprint).long()]
+
+
+def _dwells(gates: GateConfig) -> tuple[int, int]:
+    """The fewest steps of a fresh seed in TRAINING and in BLENDING."""
     alone = 0 if gates.mode == "open" else gates.training_epochs
-    dwell = gates.blending_epochs if gates.mode == "strict" else 0
-    table = _finish_table(states.device, max(1, alone), dwell)
-    return table[states.stage, states.tempo, is_copied(states.blueprint).long()]
+    return max(1, alone), gates.blending_epochs if gates.mode == "strict" else 0
+
+
+@device_table
+def _raising_table(alone: int, dwell: int) -> Tensor:
+    """The fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
+
+    A block is repeated or widened within the decision that plants its seed.
+    """
+    fresh = _finish_table(torch.device("cpu"), alone, dwell)[Stage.DORMANT, 0, 0, Op.GERMINATE]
+    return torch.where(grows_block(torch.arange(NUM_BLUEPRINTS)), 1, fresh)
 
 
 @device_table
 def _finish_table(alone: int, dwell: int) -> Tensor:
-    """`steps_to_finish` by stage, tempo and origin: fresh, or copied.
+    """`steps_to_finish` by stage, tempo and kind: other seeds, and those that repeat or widen a block.
 
-    `alone` steps pass in TRAINING, at least `dwell` in BLENDING; what is copied dwells nowhere, and FAST is
-    at once.  # [stages, tempos, origins, ops]
+    `alone` steps pass in TRAINING, at least `dwell` in BLENDING; the second kind dwells nowhere, and FAST is
+    at once.  # [stages, tempos, kinds, ops]
     """
     table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
     ticks = tempo_ticks(torch.device("cpu"))  # [tempos]
     at_once = ticks.masked_fill(torch.arange(len(Tempo)) == Tempo.FAST, 1)  # HOLDING is the next decision
     table[..., Op.ADVANCE] = 1
-    for origin, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
-        table[Stage.GERMINATED, :, origin, Op.ADVANCE] = 1 + training + blending
-        table[Stage.TRAINING, :, origin, Op.ADVANCE] = 1 + blending
+    for kind, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
+        table[Stage.GERMINATED, :, kind, Op.ADVANCE] = 1 + training + blending
+        table[Stage.TRAINING, :, kind, Op.ADVANCE] = 1 + blending
     table[..., Op.GERMINATE] = 1 + table[Stage.GERMINATED, :, 0, Op.ADVANCE].min()
     table[..., Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
     return table

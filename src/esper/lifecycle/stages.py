@@ -29,7 +29,8 @@ class Stage(IntEnum):
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.UNKNOWN: frozenset(),
-    Stage.DORMANT: frozenset({Stage.GERMINATED}),
+    # A block that is repeated or widened at once is heard from the start.
+    Stage.DORMANT: frozenset({Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING}),
     Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
     Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),
     Stage.BLENDING: frozenset({Stage.HOLDING, Stage.PRUNED}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blueprint
+from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blocks import AttendToPast, Branch
@@ -21,19 +22,41 @@ def describe_growth(population: Population, states: SlotStates, member: int) -> 
     heard at 50%". Blocks are counted from 1. A seed that is not heard is no change; empty for a member that
     did not grow.
     """
-    population.look(states)
-    slots, forms = states[member].to("cpu"), population.forms[member].tolist()
     lines: list[str] = []
-    for s, slot in enumerate(population.bodies.slots):
-        chain = [form for form in forms[s][1:] if form != NO_FORM]
-        alpha = float(slots.alpha[0, s]) if Stage(int(slots.stage[0, s])) in HEARD_STAGES else 0.0
-        if alpha == 1.0:
-            chain = _with_seed(slot, chain, forms[s][0])
+    chains = standing_forms(population, states)[member]
+    slots = states[member].to("cpu")
+    for s, (slot, chain) in enumerate(zip(population.bodies.slots, chains, strict=True)):
         lines += _changes(slot, s, chain)
+        alpha = float(slots.alpha[0, s]) if Stage(int(slots.stage[0, s])) in HEARD_STAGES else 0.0
         if 0.0 < alpha < 1.0:
             name = Blueprint(int(slots.blueprint[0, s])).name
             lines.append(f"{name} at {_at(slot, s)}, heard at {alpha:.0%}")
     return lines
+
+
+def standing_forms(population: Population, states: SlotStates) -> list[list[list[int]]]:
+    """Every member's forms, slot by slot, in the order in which they run; a seed counts once it is heard in
+    full.
+    """
+    population.look(states)
+    heard = (is_heard(states) & (states.alpha == 1.0)).tolist()
+    found = []
+    for member, forms in enumerate(population.forms.tolist()):
+        chains = []
+        for s, slot in enumerate(population.bodies.slots):
+            chain = [form for form in forms[s][1:] if form != NO_FORM]
+            chains.append(_with_seed(slot, chain, forms[s][0]) if heard[member][s] else chain)
+        found.append(chains)
+    return found
+
+
+def units_of(slot: SlotForms, form: int) -> int:
+    """The hidden units of a block's form, of the block ahead of a slot or of the one that leads it."""
+    codes = slot.codes
+    branch, first = (slot.branch, codes.block) if form < codes.lead else (slot.lead, codes.lead)
+    assert branch is not None
+    assert codes.block <= form < codes.pair, "a form of a block"
+    return slot.units(branch, form - first)
 
 
 def _at(slot: SlotForms, s: int) -> str:

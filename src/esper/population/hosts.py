@@ -266,7 +266,7 @@ def block_of(segment: nn.Module) -> Block | None:
     return last if isinstance(last, Block) else None
 
 
-def _residual_scale(blocks: int) -> float:
+def residual_scale(blocks: int) -> float:
     """What the first weights of each block's second layer are multiplied by: the sum of all stays near 1."""
     return float((2 * blocks) ** -0.5)
 
@@ -287,7 +287,7 @@ def resnet(
     two convolutions of a block of the first stage (0: as many as its width), twice as many in the next.
     """
     convolution = _convolution_for(input_shape, "resnet")
-    scale, segments, widths, channels = _residual_scale(stages * depth), [], [], input_shape[0]
+    scale, segments, widths, channels = residual_scale(stages * depth), [], [], input_shape[0]
     for stage in range(stages):
         wide = width << stage
         stride = 2 if stage else first_stride
@@ -307,7 +307,7 @@ def resmlp(
 ) -> Host:
     """A residual perceptron over flattened inputs: a Linear layer, then `depth` blocks of `hidden` units."""
     features = int(torch.Size(input_shape).numel())
-    blocks = [perceptron(width, hidden, _residual_scale(depth)) for _ in range(depth)]
+    blocks = [perceptron(width, hidden, residual_scale(depth)) for _ in range(depth)]
     entry = nn.Sequential(nn.Flatten(), nn.Linear(features, width))
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_classes))
     return Host([Entered(entry, blocks[0]), *blocks[1:]], "mlp", head, width)
@@ -328,7 +328,7 @@ def gpt(
     """
     if len(input_shape) != 1:
         raise ValueError(f"input_shape is {list(input_shape)}; a gpt host takes token indices [time]")
-    scale = _residual_scale(depth)
+    scale = residual_scale(depth)
     layers = [
         (attention(width, heads, scale), perceptron(width, expansion * width, scale)) for _ in range(depth)
     ]

@@ -30,7 +30,7 @@ def explained_by_baseline(
     # expected [T, N]: rewards of the twins
     """
     plain = returns_to_go(record.reward, record.gamma)
-    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T.astype(np.float64)  # [T, N]
+    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T[: len(plain)]  # [T, N]
     if expected is not None:
         baseline = baseline + returns_to_go(expected, record.gamma)
     lived = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]

@@ -17,7 +17,7 @@ class EpisodeConfig(Config):
         default=30, ge=1, description="decision steps (an action and an epoch) of a member that never grows"
     )
     clock: Literal["compute", "steps"] = Field(
-        default="steps",
+        default="compute",
         description="what ends an episode: a member's budget in training FLOPs, which is what the bare host "
         "spends in `steps`, or the number of steps itself",
     )
@@ -44,7 +44,7 @@ class RewardConfig(Config):
     )
     accuracy_weight: float = Field(default=1.0, ge=0, description="what accuracy 1 is worth")
     rent_weight: float = Field(
-        default=0.02, ge=0, description="what a network e times as large as its host costs"
+        default=0.002, ge=0, description="what a network e times as large as its host costs"
     )
     control_variate: bool = Field(
         default=False,

@@ -70,8 +70,6 @@ _PER_MEMBER = ("potential", "start_potential", "flops", "last_op", "last_succeed
 class GrowthEnvironment:
     """N members that live one episode at a time; `reset` begins the first, and nothing is seen before it."""
 
-    population_type = Population  # a study of the learner puts simulated bodies in its place
-
     def __init__(self, spec: EnvironmentSpec):
         self.spec = spec
         self.device = torch.device(spec.device)
@@ -89,8 +87,11 @@ class GrowthEnvironment:
             spec.population.batch_size * spec.population.batches_per_epoch
         )  # samples of a member in a step
         self.bare_cost = TRAINING_PASSES * trained * self.costs.host  # FLOPs of a step of a bare host
-        self.budget = spec.episode.flops or spec.episode.steps * self.bare_cost
-        self.steps = math.ceil(self.budget / self.bare_cost - ROUNDING)  # of those no larger than the host
+        shares = torch.tensor(spec.budgets, dtype=torch.float64, device=self.device)
+        unit = spec.episode.flops or spec.episode.steps * self.bare_cost
+        self.budget = unit * shares[self.members % len(shares)]  # [N] FLOPs
+        most = max(spec.budgets) * unit / self.bare_cost
+        self.steps = math.ceil(most - ROUNDING)  # of those no larger than the host
         self._prepare_replays()
         chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
         self._chance_loss = math.log(spec.task.num_classes) if chance_is_known else math.nan
@@ -100,7 +101,7 @@ class GrowthEnvironment:
         """What a step computes over rows, replayed where the population itself is."""
         replays = type(self.population) is Population and self.population.replays
         studio = Studio() if replays else None
-        world = World(self.population, self.costs, self.spec.lifecycle, self.topology)
+        world = World.of(self.population, self.costs, self.spec.lifecycle, self.topology)
         self._ruled = Captured(partial(rule, world=world), studio)
         self._masked = Captured(partial(fitting_masks, world=world), studio)
         self._sized, self._priced = (
@@ -111,7 +112,7 @@ class GrowthEnvironment:
 
     def _make_population(self) -> Population:
         spec, task, host = self.spec, self.spec.task, self.spec.task.host
-        return self.population_type(
+        return Population(
             spec.make_host
             or (lambda: build_host(host.preset, task.input_shape, task.num_classes, **host.options)),
             spec.population,
@@ -346,7 +347,7 @@ class GrowthEnvironment:
         cost = self._cost(slots, measure)
         validation = self.population.validate(slots, self.validation, measure, unfinished=True)
         spent = self.flops + cost
-        self.flops = spent.clamp(max=self.budget) if self.spec.episode.clock == "compute" else spent
+        self.flops = spent.minimum(self.budget) if self.spec.episode.clock == "compute" else spent
         return validation
 
     @property

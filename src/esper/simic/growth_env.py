@@ -67,7 +67,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             members=torch.arange(num_envs),
             gamma=gamma,
             device=device,
-            episode=EpisodeConfig(steps=steps),
+            episode=EpisodeConfig(steps=steps, clock="steps"),
             reward=reward or RewardConfig(),
             lifecycle=lifecycle_for(steps),
             population=PopulationConfig(batches_per_epoch=batches_per_epoch),

@@ -249,6 +249,8 @@ class Episode:
     def record(self) -> EpisodeRecord:
         """The episode so far, of at least one step."""
         environment = self.environment
+        seen, done = _read(self._seen), _read(self._done)
+        steps = _steps_that_counted(seen["spent"])
         return EpisodeRecord(
             episode=environment.episode,
             gamma=environment.spec.gamma,
@@ -258,8 +260,8 @@ class Episode:
             gate_parameters=environment.population.bodies.gate_parameters().numpy(),
             members=environment.members.cpu().numpy(),
             final_slots=environment.slots.to("cpu"),
-            **_read(self._seen),
-            **_read(self._done),
+            **{name: np.concatenate([value[:steps], value[-1:]]) for name, value in seen.items()},
+            **{name: value[:steps] for name, value in done.items()},
         )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -356,6 +358,15 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
         "pruned": outcome.pruned | ticked.pruned,
         "rolled_back": result.rolled_back,
     }
+
+
+def _steps_that_counted(spent: NDArray[Any]) -> int:
+    """How many steps there were but for those at the end before which all had finished; at least one.
+
+    spent [T + 1, N]: nobody spends anything in an empty step.
+    """
+    moved = (np.diff(spent, axis=0) > 0).any(axis=1)
+    return int(np.flatnonzero(moved).max(initial=0)) + 1
 
 
 def _read(rows: list[dict[str, Tensor]]) -> dict[str, NDArray[Any]]:

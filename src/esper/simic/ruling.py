@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from esper.foundation.rows import choose
-from esper.lifecycle.actions import Actions
+from esper.lifecycle.actions import Actions, Blueprint
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
+from esper.population.hosts import block_of
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
@@ -29,6 +30,21 @@ class World:
     costs: ForwardCosts
     rules: LifecycleConfig
     topology: str
+    allowed: Tensor  # [S, blueprints] bool: what the rules let grow in each slot
+
+    @staticmethod
+    def of(population: Population, costs: ForwardCosts, rules: LifecycleConfig, topology: str) -> World:
+        """A world in which slots behind a block take the blueprints that the rules name."""
+        segments = population.bodies.host.segments
+        allowed = torch.ones(len(segments), len(Blueprint), dtype=torch.bool)
+        named = [name.upper() for name in rules.block_blueprints]
+        behind_block = [block_of(segment) is not None for segment in segments]
+        allowed[behind_block] = torch.tensor([b.name in named for b in Blueprint])
+        return World(population, costs, rules, topology, allowed.to(population.device))
+
+    def fits(self) -> Tensor:
+        """The blueprints that a seed may have now in each slot.  # [N, S, blueprints] bool"""
+        return self.population.growable() & self.allowed
 
 
 @dataclass(frozen=True)
@@ -56,7 +72,7 @@ def rule(
     """
     outcomes, population = [], world.population
     for wanted in choices:
-        fits = population.growable()  # after what the actions before this one planted
+        fits = world.fits()  # after what the actions before this one planted
         asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
         outcome = apply(states, asked, evidence, world.rules, world.topology, left, fits, looks)
         population.prune(outcome.pruned)
@@ -99,7 +115,7 @@ def fitting_masks(
         evidence=evidence,
         steps_left=left,
         looks=looks,
-        fits=world.population.growable(),
+        fits=world.fits(),
     )
 
 

@@ -39,6 +39,7 @@ class EnvironmentSpec:
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
     objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
     rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
+    budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
 
 
 @dataclass(frozen=True)

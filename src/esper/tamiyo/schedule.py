@@ -18,7 +18,8 @@ from torch import Tensor
 
 from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
+from esper.lifecycle.gates import grows_block
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -65,8 +66,8 @@ class Event:
 class Schedule:
     """A controller that plants by the share of the budget that is spent and keeps all that it plants.
 
-    It never looks at what is measured, so that its seeds pass their gates unmeasured. A seed that begins as
-    a copy is part of its host within the step in which it is due; one with fresh weights takes its ramp.
+    It never looks at what is measured, so that its seeds pass their gates unmeasured. A block is
+    repeated or widened within the step in which that is due; any other seed takes its ramp.
     """
 
     looks = False
@@ -78,6 +79,7 @@ class Schedule:
             raise UserError(
                 f"the schedule's shares are {[e.at for e in self.events]}; put them in rising order"
             )
+        self._plants = any(event.blueprint not in GROWTH_BLUEPRINTS for event in self.events)
 
     @staticmethod
     def parse(text: str) -> Schedule:
@@ -126,19 +128,25 @@ class Schedule:
             blueprint = torch.where(now, int(event.blueprint), blueprint)
             self._owed[k] -= now.long()
             due |= now
-        blending = slots.stage == Stage.BLENDING
+        grows = grows_block(blueprint)
         for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
-            found += self._raise(s, due[:, s], blueprint[:, s], blending[:, s])
-        return found or [Actions.wait(slots.num_members, slots.device)]
+            found += self._raise(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
+        return found
 
-    def _raise(self, slot: int, due: Tensor, blueprint: Tensor, blending: Tensor) -> list[Actions]:
+    def _raise(
+        self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
+    ) -> list[Actions]:
         """Plant and raise in one slot; a seed whose ramp is over is made permanent.  # each [N]"""
         details = torch.zeros(len(due), len(Head), dtype=torch.long, device=due.device)
         details[:, Head.BLUEPRINT] = blueprint
         details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)
         details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
         at = torch.full_like(blueprint, slot)
-        early = [Op.GERMINATE, Op.ADVANCE, Op.ADVANCE]
-        late = [Op.ADVANCE, Op.FOSSILIZE]
-        ops = [(op, due) for op in early] + [(op, due | blending) for op in late]
-        return [as_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in ops]
+        blending = stage == Stage.BLENDING
+        slowly = [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
+        orders = [  # what grows a block is heard at once; any other seed is advanced to its ramp
+            (Op.GERMINATE, due),
+            *(slowly if self._plants else []),
+            (Op.FOSSILIZE, (due & grows) | blending),
+        ]
+        return [as_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in orders]

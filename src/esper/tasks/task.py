@@ -100,7 +100,6 @@ class Task:
     validation: Split
     held_out: TestSplit
     host: HostSpec
-    ungrown_accuracy: float | None = None  # test accuracy of the host trained alone, 0..1; None is unmeasured
     description: str = ""
     standardise: Standardise | None = None  # what was done to the inputs of every split; None is nothing
 

@@ -48,8 +48,7 @@ TEXT = TaskEntry(
     input_shape=(CONTEXT,),
     num_classes=len(CHARACTERS) + 1,
     sizes=(8192, 1024, 1024),
-    host=HostSpec("gpt", {"width": 8, "depth": 3, "heads": 2}),
-    ungrown_accuracy=0.477,
+    host=HostSpec("gpt", {"width": 32, "heads": 4, "expansion": 2}),
     description="The next character of the Python standard library's sources",
     scaling="none",
 )

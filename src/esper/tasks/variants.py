@@ -1,8 +1,7 @@
 """Tasks from tasks: pure functions that keep the shape, so that members may each have their own.
 
 Every function takes a seed and returns a new task. Training, validation and test data change alike, and the
-test split changes behind its door, unread; what changes training alone says so. What an ungrown host reaches
-is unknown afterwards.
+test split changes behind its door, unread; what changes training alone says so.
 """
 
 from __future__ import annotations
@@ -76,7 +75,6 @@ def input_noise(task: Task, deviation: float, seed: int) -> Task:
         train=adder()(task.train),
         validation=adder()(task.validation),
         held_out=task.held_out.transformed(adder()),
-        ungrown_accuracy=None,
     )
 
 
@@ -90,7 +88,7 @@ def label_noise(task: Task, share: float, seed: int) -> Task:
     drawn = torch.from_numpy(generator.integers(task.num_classes, size=shape))
     targets = torch.where(wrong, drawn, task.train.targets)
     train = Split(task.train.inputs, targets)
-    return replace(task, name=f"{task.name} (labels {share:g} wrong)", train=train, ungrown_accuracy=None)
+    return replace(task, name=f"{task.name} (labels {share:g} wrong)", train=train)
 
 
 def training_subset(task: Task, size: int, seed: int) -> Task:
@@ -99,7 +97,7 @@ def training_subset(task: Task, size: int, seed: int) -> Task:
         raise ValueError(f"size is {size}; task {task.name} has {len(task.train)} training samples")
     chosen = torch.from_numpy(np.random.default_rng(seed).permutation(len(task.train))[:size].copy())
     name = f"{task.name} ({size} samples)"
-    return replace(task, name=name, train=task.train.subset(chosen), ungrown_accuracy=None)
+    return replace(task, name=name, train=task.train.subset(chosen))
 
 
 def _need_numbers(task: Task, what: str) -> None:
@@ -114,5 +112,4 @@ def _changed(task: Task, how: str, change: Callable[[Split], Split]) -> Task:
         train=change(task.train),
         validation=change(task.validation),
         held_out=task.held_out.transformed(change),
-        ungrown_accuracy=None,
     )

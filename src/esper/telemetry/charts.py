@@ -171,6 +171,25 @@ def head_entropy(rounds: Sequence[RoundSummary]) -> Figure:
     return picture
 
 
+def accuracy_against_compute(controllers: Sequence[ControllerResult]) -> Figure:
+    """Validation accuracy against what was spent, a line for each arm; points are as large as networks."""
+    picture = figure(4.2)
+    axes = dress(picture.subplots(), "Accuracy against compute", x="training GFLOPs", y="validation accuracy")
+    curves = {result.name: result.curve for result in controllers if len(result.curve) > 1}
+    least = min(point.parameters for curve in curves.values() for point in curve)
+    lowest = min(curve[-1].accuracy for curve in curves.values())
+    for i, (name, curve) in enumerate(curves.items()):
+        spent, reached = [p.flops / 1e9 for p in curve], [p.accuracy for p in curve]
+        colour = SERIES[i % len(SERIES)]
+        axes.plot(spent, reached, color=colour, linewidth=1.6, label=name)
+        areas = [12 * p.parameters / least for p in curve]
+        axes.scatter(spent, reached, s=areas, color=colour, alpha=0.45, linewidths=0)
+    axes.set_ylim(max(0.0, 2 * lowest - 1.02), 1.0)
+    axes.yaxis.set_major_formatter(percent())
+    axes.legend(frameon=False, fontsize=9, loc="lower right")
+    return picture
+
+
 def frontier(controllers: Sequence[ControllerResult]) -> Figure:
     """Test accuracy against parameters: every member faintly, every controller's mean with its intervals."""
     picture = figure(4.2)

@@ -155,6 +155,13 @@ def _pictures(
         )
     elif rounds:
         yield from _round_pictures(rounds, settings.get("ppo", {}))
+    if results is not None and any(len(result.curve) > 1 for result in results.controllers):
+        yield Picture(
+            lambda: charts.accuracy_against_compute(results.controllers),
+            "Accuracy against compute",
+            f"Means over {len(results.controllers[0].members)} networks an arm on validation data; a point "
+            "is as large as the networks are then, so that one sees them grow.",
+        )
     if results is not None and results.controllers:
         yield Picture(
             lambda: charts.frontier(results.controllers),

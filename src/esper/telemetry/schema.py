@@ -142,6 +142,15 @@ class FilmReel:
 
 
 @dataclass(frozen=True)
+class CurvePoint:
+    """Where the networks of an arm stood, on the mean over members."""
+
+    flops: Number  # spent by then
+    accuracy: Number  # on validation data
+    parameters: Number
+
+
+@dataclass(frozen=True)
 class ControllerResult:
     """What one controller reached. Position i of every list is the same member in every controller."""
 
@@ -152,6 +161,7 @@ class ControllerResult:
     member_epochs: Sequence[Number]
     flops: Sequence[Number]
     potential: Sequence[Number] = ()  # Φ: accuracy less the rent of parameters, or nothing
+    curve: Sequence[CurvePoint] = ()  # means over members on the way, or nothing
 
     def __post_init__(self) -> None:
         quantities = ("test_accuracy", "parameters", "member_epochs", "flops")

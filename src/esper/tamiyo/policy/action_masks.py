@@ -20,7 +20,7 @@ from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Bluepri
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.gates import blueprint_table
-from esper.lifecycle.legality import legal_slots_by_op
+from esper.lifecycle.legality import fitting_in_time, legal_slots_by_op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
@@ -149,9 +149,9 @@ def compute_batch_masks(
     `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order.
     Given states alone, what a gate may refuse is legal; given `evidence` too, only what its gate lets
     through, and given `steps_left`, only what can be finished in time (see `legal_slots_by_op`, for `looks`
-    too). Given `fits` [N, S, blueprints] bool, a seed may begin only where some blueprint fits, and the
-    blueprints are those that fit one of these slots. Raises ValueError where the slots differ from those of
-    `slot_config`, or the topology is unknown.
+    too). Given `fits` [N, S, blueprints] bool, a seed may begin only where some blueprint fits and can be
+    finished in time, and the blueprints are those of these slots. Raises ValueError where the slots differ
+    from those of `slot_config`, or the topology is unknown.
     """
     states = _states(batch_slot_states, device)
     if slot_config is not None and slot_config.num_slots != states.num_slots:
@@ -160,11 +160,12 @@ def compute_batch_masks(
             f"({', '.join(slot_config.slot_ids)}); give the slot_config of this host"
         )
     device = states.device
-    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, looks)  # [N, ops, S]
+    if fits is not None:
+        fits = fitting_in_time(fits, config, steps_left, looks)
+    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, looks, fits)  # [N, ops, S]
     constant = _constant_heads(device, topology, states.num_members)
     if fits is not None:
         begins = slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits  # [N, S, blueprints]
-        slot_by_op[:, Op.GERMINATE] = begins.any(dim=2)
         found = begins.any(dim=1)
         blueprint = torch.where(found.any(dim=1, keepdim=True), found, constant["blueprint"])
         constant = {**constant, "blueprint": blueprint}
