@@ -3,7 +3,7 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup TORCH=
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := dev,gym,data,fast,watch,docs,lightning,transformers
+EXTRAS := dev,gym,data,fast,watch,docs,lightning,transformers,searches
 
 .PHONY: setup demo test check format bench study docs clean
 
@@ -36,9 +36,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.hot_paths
 
 study: setup   # a small one; two tasks at a time, one thread each
-	printf '%s\n' digits spirals mnist1d | OMP_NUM_THREADS=1 xargs -P 2 -n 1 \
+	printf '%s\n' letter spirals | OMP_NUM_THREADS=1 xargs -P 2 -n 1 \
 		$(BIN)/python -m studies.growth evaluate --quick --out runs/quick --task
-	$(BIN)/python -m studies.report --results runs/quick --docs runs/quick
 
 docs: setup   # site/index.html; a broken link or a page that is left out ends it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -23,8 +23,9 @@ from docs import report_picture, watch_picture
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
-from studies import gpt, report, training_log
-from studies.pictures import PICTURES as STUDY_PICTURES
+from studies import gpt
+from studies.growth.report import PICTURES as STUDY_PICTURES
+from studies.growth.report import Study
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -69,10 +70,8 @@ def from_lines(module: object, file: Path) -> Drawing:
     return Drawing(draw, bytes_of([file]))
 
 
-def of_study(draw: Callable[..., None]) -> Drawing:
-    return Drawing(
-        lambda path: draw(report.evaluations(STUDIED), path), bytes_of(STUDIED.glob("evaluation-*.json"))
-    )
+def of_study(draw: Callable[[Study, Path], None]) -> Drawing:
+    return Drawing(lambda path: draw(Study.of(), path), bytes_of((STUDIED / "growth").glob("*.jsonl.gz")))
 
 
 PICTURES: dict[str, Drawing] = {
@@ -87,10 +86,6 @@ PICTURES: dict[str, Drawing] = {
     "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
     "study_gpt.png": Drawing(gpt.draw, bytes_of(STUDIED.glob("gpt-*P.jsonl"))),
-    training_log.PICTURE: Drawing(
-        lambda path: training_log.picture(training_log.read(STUDIED / training_log.LOG), path),
-        bytes_of([STUDIED / training_log.LOG]),
-    ),
 }
 
 

@@ -25,10 +25,6 @@ copied from a paper.
 ## The learner's hot paths beside theirs
 
 {peers}
-
-## Growth beside gromo
-
-{gromo}
 """
 
 
@@ -61,10 +57,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def compares() -> str:
-    """The page of comparisons, from the README, the benchmark of peers and the tables of the study."""
+    """The page of comparisons, from the README and the benchmark of peers."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     table = next(block for block in readme.split("\n\n") if "| gromo |" in block)
     peers = (ROOT / "benchmarks/results/peers-cpu.md").read_text(encoding="utf-8")
-    study = (ROOT / "docs/study_tables.md").read_text(encoding="utf-8")
-    gromo = study.split("<!-- study:gromo -->")[1].split("<!-- end:gromo -->")[0]
-    return COMPARES.format(table=table, peers=re.sub(r"^#+ ", "### ", peers, flags=re.MULTILINE), gromo=gromo)
+    return COMPARES.format(table=table, peers=re.sub(r"^#+ ", "### ", peers, flags=re.MULTILINE))

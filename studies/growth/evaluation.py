@@ -1,0 +1,277 @@
+"""All arms on one held-out task, each at every budget, in a few programs.
+
+    fixed0 …  the sizes of the ladder, each at the learning rate that other members chose on validation data
+    grown     the trained controllers and the scripted ones, from the least size on, as one program
+    final     the shape that the trained controllers ended with most often, from the start
+    masked    a slimmable network, and pruning from a large one
+
+Searches over sizes are replayed from what the fixed sizes left (`searches.py`) when tables are made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.foundation.errors import UserError
+from esper.lifecycle.actions import Head, Op
+from esper.population.hosts import Host, build_host
+from esper.population.shapes import fresh_host, shapes_of
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.rollout import EpisodeRecord, evaluate_test, play
+from esper.simic.steps import EnvironmentSpec
+from esper.tamiyo.blocks import Blocks
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Static
+from esper.tasks import Task, load_task
+from studies.growth.ladders import SIZES, with_size
+from studies.growth.masked import pruned, slimmable
+from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
+from studies.growth.world import (
+    BUDGETS,
+    CHOOSING_MEMBER,
+    CONFIG,
+    RATES,
+    STEPS,
+    budget_of,
+    judged,
+    spec_of,
+    tidy,
+    unit_of,
+)
+
+LARGE = 3  # of a ladder: what is slimmed and pruned
+CHOOSING = 16  # members at each budget that choose a learning rate
+GATES = CONFIG.lifecycle.gates
+SCRIPTED: dict[str, Callable[[], Controller]] = {
+    "start": Static,
+    "clone at 10 %": lambda: Schedule([(0.1, "clone")]),
+    "widen at 10 %": lambda: Schedule([(0.1, "widen_full")]),
+    "widen, then clone": lambda: Schedule([(0.05, "widen_full"), (0.2, "clone")]),
+    "widen twice, clone twice": lambda: Schedule([(0.03, "widen_full", "all", 2), (0.15, "clone", "all", 2)]),
+    "habit": lambda: Habit(gates=GATES),
+    "heuristic": lambda: Heuristic(gates=GATES),
+    "periodic": lambda: Periodic(gates=GATES),
+}
+
+
+@dataclass
+class Course:
+    """One task on its way through the programs."""
+
+    name: str
+    each: int  # members at every budget
+    device: str
+    controllers: Mapping[str, Controller]
+    samples: list[Sample] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)  # programs
+
+    def __post_init__(self) -> None:
+        self.task = load_task(self.name)
+        self.flops, self.host_forward = unit_of(self.task)
+        self.members = judged(self.each)
+
+    def add(self, program: str, samples: Iterable[Sample]) -> None:
+        """Keep what a program found."""
+        self.samples += samples
+        self.done.add(program)
+
+    def take(self, program: str, folder: Path) -> None:
+        """What a program found before; raises UserError where it has left no file."""
+        path = path_of(folder, self.name, program)
+        if not path.exists():
+            raise UserError(f"{path} does not exist; run --programs {program} first")
+        self.add(program, read(path))
+
+    def found(self, arm: str, budget: float) -> Sample:
+        """An arm that was played before."""
+        return next(s for s in self.samples if s.arm == arm and s.budget == budget)
+
+
+# ---- networks that never change ----------------------------------------------------------------------------
+
+
+def train_fixed(
+    course: Course,
+    size: int = 0,
+    make_host: Callable[[], Host] | None = None,
+    budgets: Sequence[float] = BUDGETS,
+) -> Iterator[Sample]:
+    """Networks of a size of the ladder, or of any other shape, at all learning rates at once.
+
+    At each budget those of the rate are kept that was best for other members, on validation data.
+    """
+    arm = f"fixed {size}" if make_host is None else "final"
+    task = with_size(course.task, size)
+    chosen = CHOOSING_MEMBER + torch.arange(CHOOSING * len(BUDGETS))
+    ids = torch.cat([course.members, chosen])
+    ids = ids[torch.isin(budget_of(ids), torch.tensor(budgets))]
+    episode = CONFIG.episode.model_copy(update={"flops": course.flops})
+    scales = tuple(rate for rate in RATES for _ in ids)
+    more = {"episode": episode, "rate_scale": scales, "make_host": make_host}
+    spec = spec_of(task, ids.repeat(len(RATES)), course.device, **more)
+    cost = _forward_cost(spec) / course.host_forward
+    measured = max(1, round(STEPS * CONFIG.population.batches_per_epoch / POINTS / cost))
+    spec = spec_of(task, ids.repeat(len(RATES)), course.device, batches=measured, **more)
+    environment = GrowthEnvironment(spec)
+    record = play(environment, Static(), 0)
+    test = evaluate_test(environment).accuracy
+    yield from _best_rates(course, arm, ids, record, test, cost, budgets)
+
+
+def _forward_cost(spec: EnvironmentSpec) -> float:
+    """FLOPs of a forward pass of a sample."""
+    small = replace(spec, members=spec.members[:1], rate_scale=(), device="cpu", budgets=(1.0,))
+    return GrowthEnvironment(small).costs.host
+
+
+def _best_rates(
+    course: Course,
+    arm: str,
+    ids: Tensor,
+    record: EpisodeRecord,
+    test: np.ndarray,
+    cost: float,
+    budgets: Sequence[float],
+) -> Iterator[Sample]:
+    """A sample for each budget, of the rate with the best mean validation accuracy of other members."""
+    each, judges = budget_of(ids).numpy(), (ids >= CHOOSING_MEMBER).numpy()
+    final = record.accuracy[-1].reshape(len(RATES), -1)
+    for budget in budgets:
+        choosing = judges & (each == budget)
+        rate = int(final[:, choosing].mean(1).argmax())
+        mine = rate * len(ids) + np.flatnonzero(~judges & (each == budget))
+        spent = record.spent[:, mine] / record.spent[-1, mine]
+        yield Sample(
+            task=course.name,
+            arm=arm,
+            budget=budget,
+            rate=RATES[rate],
+            validation=rounded(record.accuracy[-1, mine]),
+            test=rounded(test[mine]),
+            parameters=record.parameters[-1, mine].tolist(),
+            cost=rounded([cost] * len(mine), 3),
+            curves=on_the_way(spent, record.accuracy[:, mine]),
+        )
+
+
+# ---- networks that grow ------------------------------------------------------------------------------------
+
+
+def grown(course: Course) -> Iterator[Sample]:
+    """Every controller as a block of one program, at the rate that was chosen for the least size."""
+    entrants = {name: make() for name, make in SCRIPTED.items()} | dict(course.controllers)
+    entrants["random"] = RandomLegal(0.1)
+    blocks = Blocks(entrants)
+    budgets = budget_of(course.members)
+    rates = {budget: course.found("fixed 0", budget).rate for budget in BUDGETS}
+    scales = tuple(rates[float(budget)] for budget in budgets) * len(entrants)
+    environment = GrowthEnvironment(
+        spec_of(course.task, blocks.members(course.members), course.device, rate_scale=scales)
+    )
+    record = play(environment, blocks, 0)
+    test = evaluate_test(environment).accuracy
+    relative = environment.costs.relative(environment.slots, environment.population).cpu().numpy()
+    shapes = np.asarray(shapes_of(environment.population, environment.slots) or ["?"] * len(test))
+    for name, span in blocks.spans(environment.num_members).items():
+        for budget in BUDGETS:
+            mine = np.arange(environment.num_members)[span][(budgets == budget).numpy()]
+            yield Sample(
+                task=course.name,
+                arm=name,
+                budget=budget,
+                rate=rates[budget],
+                validation=rounded(record.accuracy[-1, mine]),
+                test=rounded(test[mine]),
+                parameters=record.parameters[-1, mine].tolist(),
+                cost=rounded(relative[mine], 3),
+                curves=on_the_way(record.spent[:, mine] / record.spent[-1, mine], record.accuracy[:, mine]),
+                events=events_of(record, mine),
+                shapes=dict(Counter(shapes[mine].tolist()).most_common(12)),
+            )
+
+
+def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
+    """What happened to a member on the mean, and the share of requests that were refused."""
+    asked = record.choices[:, mine, Head.OP]
+    requests = int((asked != Op.WAIT).sum())
+    refused = int((~record.succeeded[:, mine] & (asked != Op.WAIT)).sum())
+    return {
+        "germinated": round(float(record.germinated[:, mine].sum() / len(mine)), 3),
+        "pruned": round(float(record.pruned[:, mine].sum() / len(mine)), 3),
+        "rolled back": round(float(record.panicked[:, mine].sum() / len(mine)), 4),
+        "refused": round(refused / max(requests, 1), 4),
+    }
+
+
+def final(course: Course) -> Iterator[Sample]:
+    """What the trained controllers ended with most often at each budget, from the start."""
+    for budget in BUDGETS:
+        counts: Counter[str] = Counter()
+        for name in course.controllers:
+            counts.update(course.found(name, budget).shapes)
+        shape = counts.most_common(1)[0][0]
+        make_host = partial(_shaped, course.task, shape)
+        yield from train_fixed(course, make_host=make_host, budgets=(budget,))
+        tidy()
+
+
+def _shaped(task: Task, shape: str) -> Host:
+    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
+
+
+def masked(course: Course) -> Iterator[Sample]:
+    """A slimmable network, and one that is pruned to the cost at which trained controllers ended."""
+    size = with_size(course.task, LARGE).host
+    for budget in BUDGETS:
+        ended = [course.found(name, budget).cost for name in course.controllers]
+        ids = course.members[budget_of(course.members) == budget]
+        given = (course.task, size, budget * course.flops, ids, RATES, course.device, course.host_forward)
+        yield replace(slimmable(*given, budget=budget), task=course.name)
+        yield replace(pruned(*given, target_cost=float(np.mean(ended)), budget=budget), task=course.name)
+        tidy()
+
+
+PROGRAMS: dict[str, Callable[[Course], Iterable[Sample]]] = {
+    **{f"fixed{size}": partial(train_fixed, size=size) for size in range(SIZES)},
+    "grown": grown,
+    "final": final,
+    "masked": masked,
+}
+FOLLOWERS = {"grown": ("fixed0",), "final": ("grown",), "masked": ("grown",)}  # and what they need
+
+
+def evaluate(course: Course, programs: Sequence[str], out: Path) -> None:
+    """Run programs on a task, each into a file of its own; what they need may have been found before."""
+    for name in programs:
+        for needed in FOLLOWERS.get(name, ()):
+            if needed not in course.done:
+                course.take(needed, out)
+        begun = time.perf_counter()
+        samples = []
+        for sample in PROGRAMS[name](course):
+            samples.append(sample)
+            print(line_of(sample, time.perf_counter() - begun), flush=True)
+        course.add(name, samples)
+        write(samples, path_of(out, course.name, name))
+        tidy()
+
+
+def line_of(sample: Sample, seconds: float) -> str:
+    """A sample in one line of the console."""
+    return (
+        f"{sample.task:16s} ×{sample.budget:<3g} {sample.arm:26s} test {np.mean(sample.test):.4f}  "
+        f"validation {np.mean(sample.validation):.4f}  cost {np.mean(sample.cost):5.2f}  "
+        f"rate {sample.rate:g}  {seconds:5.1f} s"
+    )

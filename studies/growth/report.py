@@ -1,0 +1,286 @@
+"""The tables and pictures of docs/study.md, from the samples that the evaluation left.
+
+    python -m studies.growth report          writes the tables into the page; pictures: docs.make_pictures
+
+An arm's regret is the test accuracy of the oracle (the best fixed size for that budget, by validation data)
+minus its own, member by member, in points: below 0 it is ahead of the oracle.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.foundation.statistics import mean_interval, t_quantile
+from studies.growth.records import Sample, read
+from studies.growth.searches import all_searches
+
+RESULTS = Path(__file__).parents[1] / "results" / "growth"
+PAGE = Path(__file__).parents[2] / "docs" / "study.md"
+TAMIYO = "Tamiyo"
+SCHEDULES = ("clone at 10 %", "widen at 10 %", "widen, then clone", "widen twice, clone twice")
+BEST_SCHEDULE = "best schedule"
+
+
+@dataclass(frozen=True)
+class Study:
+    """All samples, and those that follow from them."""
+
+    samples: tuple[Sample, ...]
+
+    @staticmethod
+    def of(folder: Path = RESULTS) -> Study:
+        """The samples of a folder with the searches that they allow."""
+        found = [sample for path in sorted(folder.glob("*.jsonl.gz")) for sample in read(path)]
+        for task, budget in sorted({(sample.task, sample.budget) for sample in found}):
+            own = [sample for sample in found if sample.task == task]
+            found += all_searches(own, task, budget)
+            here = [sample for sample in own if sample.budget == budget]
+            found.append(mean_of([sample for sample in here if sample.arm.startswith("main-")], TAMIYO))
+            schedules = [sample for sample in here if sample.arm in SCHEDULES]
+            best = max(schedules, key=lambda sample: float(np.mean(sample.validation)))
+            found.append(replace(best, arm=BEST_SCHEDULE, shapes={best.arm: len(best.test)}))
+        return Study(tuple(found))
+
+    @cached_property
+    def tasks(self) -> list[str]:
+        return sorted({sample.task for sample in self.samples})
+
+    @cached_property
+    def budgets(self) -> list[float]:
+        return sorted({sample.budget for sample in self.samples})
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, float, str], Sample]:
+        return {(sample.task, sample.budget, sample.arm): sample for sample in self.samples}
+
+    def find(self, task: str, budget: float, arm: str) -> Sample | None:
+        """An arm's sample, or None where it was not played."""
+        return self._by_name.get((task, budget, arm))
+
+    def regrets(self, task: str, budget: float, arm: str) -> NDArray[np.float64] | None:
+        """Points that an arm lies below the oracle, member by member.  # [n]"""
+        sample, best = self.find(task, budget, arm), self.find(task, budget, "oracle")
+        if sample is None or best is None:
+            return None
+        return 100.0 * (np.asarray(best.test) - np.asarray(sample.test))
+
+    def ahead(self, task: str, budget: float, arm: str) -> NDArray[np.float64] | None:
+        """Points that Tamiyo lies above another arm, member by member.  # [n]"""
+        other, own = self.regrets(task, budget, arm), self.regrets(task, budget, TAMIYO)
+        return None if other is None or own is None else other - own
+
+
+def mean_of(trainings: Sequence[Sample], name: str) -> Sample:
+    """Member by member, the mean over several trainings of a controller."""
+
+    def mean(field: str) -> list[float]:
+        return list(np.mean([getattr(sample, field) for sample in trainings], axis=0))
+
+    events = {key: float(np.mean([s.events[key] for s in trainings])) for key in trainings[0].events}
+    return replace(
+        trainings[0],
+        arm=name,
+        validation=mean("validation"),
+        test=mean("test"),
+        parameters=mean("parameters"),
+        cost=mean("cost"),
+        curves=np.mean([s.curves for s in trainings], axis=0).tolist(),
+        events=events,
+        shapes={},
+    )
+
+
+# ---- tables ------------------------------------------------------------------------------------------------
+
+
+def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of which the first column is text."""
+    lines = [titles, ["---"] + ["---:"] * (len(titles) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def interval(values: NDArray[np.float64] | None, intervals: int = 1) -> str:
+    """A mean with the half-width of its 95 % interval, after Bonferroni for several."""
+    if values is None:
+        return "–"
+    mean, half = mean_interval(values.tolist())
+    wider = t_quantile(len(values) - 1, intervals) / t_quantile(len(values) - 1)
+    return f"{mean:+.2f} ± {half * wider:.2f}"
+
+
+def by_task(study: Study) -> str:
+    """Every task and budget: the oracle, Tamiyo, and how far she is ahead of the main opponents."""
+    opponents = ("oracle", "random search ×1", "ASHA ×4", "widen, then clone", BEST_SCHEDULE, "final")
+    rows = []
+    for task in study.tasks:
+        for budget in study.budgets:
+            best, own = study.find(task, budget, "oracle"), study.find(task, budget, TAMIYO)
+            if best is None or own is None:
+                continue
+            cells = [interval(study.ahead(task, budget, arm), len(opponents)) for arm in opponents]
+            rows.append(
+                [
+                    f"{task} ({len(own.test)})",
+                    f"×{budget:g}",
+                    f"{100 * np.mean(best.test):.1f} ({np.mean(best.cost):.1f})",
+                    f"{100 * np.mean(own.test):.1f} ({np.mean(own.cost):.1f})",
+                    *cells,
+                ]
+            )
+    return markdown(["task (networks)", "budget", "oracle, % (cost)", "Tamiyo, % (cost)", *opponents], rows)
+
+
+def over_tasks(study: Study) -> str:
+    """Every arm's regret over tasks: the mean with tasks as a random effect, and the median."""
+    judged = {b: [t for t in study.tasks if study.find(t, b, "oracle") is not None] for b in study.budgets}
+    arms = dict.fromkeys(s.arm for s in study.samples if not s.arm.startswith(("main-", "fixed")))
+    rows = []
+    for arm in [TAMIYO, *(arm for arm in arms if arm not in (TAMIYO, "oracle", "start"))]:
+        cells = []
+        for budget, tasks in judged.items():
+            found = [study.regrets(task, budget, arm) for task in tasks]
+            means = [float(regret.mean()) for regret in found if regret is not None]
+            mean, half = mean_interval(means)
+            whole = len(means) == len(tasks)
+            cells.append(f"{mean:+.2f} ± {half:.2f} ({np.median(means):+.2f})" if whole else "–")
+        rows.append([arm, *cells])
+    return markdown(["arm", *(f"×{b:g}, {len(tasks)} tasks" for b, tasks in judged.items())], rows)
+
+
+def equal_accuracy(study: Study) -> str:
+    """How much compute the best fixed size would need for Tamiyo's accuracy, over hers, by task and budget.
+
+    Accuracy of the oracle between budgets is interpolated in the logarithm of the budget; outside them the
+    table says so.
+    """
+    rows = []
+    for task in study.tasks:
+        known = {b: study.find(task, b, "oracle") for b in study.budgets}
+        budgets = [budget for budget, sample in known.items() if sample is not None]
+        means = [100 * float(np.mean(sample.test)) for sample in known.values() if sample is not None]
+        reached = np.maximum.accumulate(means)
+        cells = []
+        for budget in study.budgets:
+            own = study.find(task, budget, TAMIYO)
+            if own is None:
+                cells.append("–")
+                continue
+            accuracy = 100 * float(np.mean(own.test))
+            if accuracy > reached[-1]:
+                cells.append(f"> {budgets[-1] / budget:g}")
+            elif accuracy < reached[0]:
+                cells.append(f"< {budgets[0] / budget:g}")
+            else:
+                needed = math.exp(np.interp(accuracy, reached, np.log(budgets)))
+                cells.append(f"{needed / budget:.2f}")
+        rows.append([task, *cells])
+    return markdown(["task", *(f"×{budget:g}" for budget in study.budgets)], rows)
+
+
+def what_grew(study: Study) -> str:
+    """Final cost over the first host's by budget, seeds planted, what was refused, the commonest shape."""
+    rows = []
+    for task in study.tasks:
+        for budget in study.budgets:
+            own = study.find(task, budget, TAMIYO)
+            if own is None:
+                continue
+            shapes: dict[str, int] = {}
+            for sample in study.samples:
+                if (sample.task, sample.budget) == (task, budget) and sample.arm.startswith("main-"):
+                    for shape, number in sample.shapes.items():
+                        shapes[shape] = shapes.get(shape, 0) + number
+            shape = max(shapes, key=lambda key: shapes[key])
+            rows.append(
+                [
+                    task,
+                    f"×{budget:g}",
+                    f"{np.mean(own.cost):.2f}",
+                    f"{own.events['germinated']:.2f}",
+                    f"{100 * own.events['refused']:.1f} %",
+                    f"`{shape}`",
+                ]
+            )
+    return markdown(["task", "budget", "final cost", "seeds", "refused", "commonest shape"], rows)
+
+
+TABLES: Mapping[str, Callable[[Study], str]] = {
+    "regret": over_tasks,
+    "by task": by_task,
+    "equal accuracy": equal_accuracy,
+    "what grew": what_grew,
+}
+
+
+def page_with_tables(page: str, study: Study) -> str:
+    """The page with every table of TABLES between its marks."""
+    for name, make in TABLES.items():
+        marks = re.compile(rf"(<!-- study:{name} -->\n).*?(\n<!-- end:{name} -->)", re.DOTALL)
+        table = make(study)
+        page = marks.sub(lambda found, table=table: found[1] + table + found[2], page)
+    return page
+
+
+# ---- pictures ----------------------------------------------------------------------------------------------
+
+SHOWN = {TAMIYO: "tab:red", "oracle": "black", BEST_SCHEDULE: "tab:blue", "ASHA ×1": "tab:green"}
+
+
+def draw_regret(study: Study, path: Path) -> None:
+    """Test accuracy against the budget, a panel for each task; every fixed size in grey."""
+    columns = 5
+    lines = math.ceil(len(study.tasks) / columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(3 * columns, 2.6 * lines), squeeze=False)
+    for axis in axes.flat[len(study.tasks) :]:
+        axis.set_axis_off()
+    for axis, task in zip(axes.flat, study.tasks, strict=False):
+        sizes = sorted({s.arm for s in study.samples if s.task == task and s.arm.startswith("fixed")})
+        for arm in [*sizes, *SHOWN]:
+            points = [(b, study.find(task, b, arm)) for b in study.budgets]
+            known = [(b, 100 * float(np.mean(s.test))) for b, s in points if s is not None]
+            colour = SHOWN.get(arm, "0.8")
+            label = arm if arm in SHOWN else None
+            axis.plot(*zip(*known, strict=True), color=colour, marker=".", label=label)
+        axis.set(title=task, xscale="log", xlabel="budget", ylabel="test accuracy, %")
+        axis.grid(alpha=0.3)
+    axes.flat[0].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+def draw_sizes(study: Study, path: Path) -> None:
+    """Final cost against the budget, of Tamiyo's networks and of the oracle, a line for each task."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True)
+    for axis, arm in zip(axes, (TAMIYO, "oracle"), strict=True):
+        for task in study.tasks:
+            found = [(b, study.find(task, b, arm)) for b in study.budgets]
+            known = [(b, float(np.mean(s.cost))) for b, s in found if s is not None]
+            axis.plot(*zip(*known, strict=True), marker="o", label=task)
+        axis.set(title=arm, xscale="log", yscale="log", xlabel="budget", ylabel="final cost of a step")
+        axis.grid(alpha=0.3)
+    axes[1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
+
+
+PICTURES: Mapping[str, Callable[[Study, Path], None]] = {
+    "study.png": draw_regret,
+    "study_sizes.png": draw_sizes,
+}
+
+
+def write_tables() -> None:
+    """Put the tables of the committed samples into the page."""
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8"), Study.of()), encoding="utf-8")
+    print(f"wrote the tables of {PAGE}")

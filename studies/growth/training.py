@@ -1,0 +1,138 @@
+"""Training of the study's controllers: all of them at once, on made tasks, until the time is up.
+
+Every agent is saved every few rounds and at the end (`main-0.safetensors` ...), each file whole or not at
+all. `train.jsonl` gets one line per agent and round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from safetensors.torch import save as as_safetensors
+
+from esper.builders import LEARNER, agent_schema, make_agent, make_learner
+from esper.simic.agent.ppo import PPOAgent
+from esper.simic.learner import LearnedController
+from esper.simic.trainer import Round, Trainer
+from esper.telemetry.checkpoints import save_checkpoint
+from esper.telemetry.files import write_atomically
+from studies.growth.families import FAMILIES, make_tasks
+from studies.growth.world import CONFIG, spec_of, tidy
+
+TRAINING_SEED = 1000  # of the worlds; judged members live under another
+SAVE_EVERY = 4  # rounds
+
+
+def train(args: argparse.Namespace) -> None:
+    """Rounds on the families in turn, until the time is up or all are played."""
+    learners = [
+        make_learner(CONFIG.model_copy(update={"seed": k}), torch.device(args.device), f"main-{k}")
+        for k in range(args.trainings)
+    ]
+    known = {family.name: family for family in FAMILIES}
+    chosen = [known[name] for name in args.families]
+    worlds = []
+    for family in chosen:
+        tasks = make_tasks(family)
+        more = {"variants": tuple(tasks), "budgets": CONFIG.budgets}
+        worlds.append(spec_of(tasks[0], torch.arange(args.members), args.device, **more))
+    trainer = Trainer(worlds, learners, args.rounds)
+    agents = {learner.name: learner.agent for learner in learners}
+    if args.resume:
+        for name, agent in agents.items():
+            agent.load_state_dict(load_file(args.resume / f"{name}.safetensors", device=args.device))
+        trainer.rounds_done = min(agent.updates for agent in agents.values())
+    args.out.mkdir(parents=True, exist_ok=True)
+    first = trainer.rounds_done
+    begun = time.perf_counter()
+    slowest = 0.0
+    with (args.out / "train.jsonl").open("w") as log:
+        for number, rounds in enumerate(trainer.run(), start=first):
+            spent = time.perf_counter() - begun
+            slowest = max(slowest, spent / (number + 1 - first))
+            family = chosen[number % len(chosen)].name
+            for name, told in rounds.items():
+                when = {"round": number, "family": family, "seconds": round(spent, 1), "agent": name}
+                print(json.dumps({**when, **log_row(told)}), file=log, flush=True)
+            print(f"round {number:3d} {family:8s} {summary(rounds)}  {spent:.0f} s", flush=True)
+            if (number + 1) % SAVE_EVERY == 0:
+                save(agents, args.out)
+            if spent + 1.5 * slowest > args.seconds:
+                break
+    save(agents, args.out)
+    tidy()
+
+
+KEPT = ("above_twin", "above_twin_ci", "germinated", "pruned", "rollbacks")
+
+
+def log_row(told: Round) -> dict[str, Any]:
+    """One agent's round as a line of the log."""
+    summary, record = told.summary, told.record
+    ratio = record.parameter_ratio[-1]
+    count = len(CONFIG.budgets)
+    by_budget = {
+        f"{budget:g}": [float(ratio[k::count].mean()), float(record.returns[k::count].mean())]
+        for k, budget in enumerate(CONFIG.budgets)
+    }
+    return {
+        "return": summary.return_mean,
+        "accuracy": summary.accuracy_mean,
+        "kl": summary.kl,
+        "explained_variance": summary.explained_variance,
+        "entropy": summary.entropy,
+        "ops": summary.op_shares,
+        "size and return by budget": by_budget,
+        **{name: summary.extra[name] for name in KEPT if name in summary.extra},
+    }
+
+
+def summary(rounds: Mapping[str, Round]) -> str:
+    """One line: means over the agents."""
+    rows = [log_row(told) for told in rounds.values()]
+
+    def mean(key: str) -> float:
+        return sum(float(row.get(key, float("nan"))) for row in rows) / len(rows)
+
+    sizes = [
+        sum(row["size and return by budget"][f"{budget:g}"][0] for row in rows) / len(rows)
+        for budget in CONFIG.budgets
+    ]
+    return (
+        f"above twin {mean('above_twin'):+.4f}  accuracy {mean('accuracy'):.3f}  "
+        f"sizes {' '.join(f'{size:.2f}' for size in sizes)}  kl {mean('kl'):.3f}  "
+        f"entropy {mean('entropy'):.2f}"
+    )
+
+
+def save(agents: Mapping[str, PPOAgent], folder: Path) -> None:
+    """Every agent in a file of its own."""
+    for name, agent in agents.items():
+        state = {key: tensor.cpu().contiguous() for key, tensor in agent.state_dict().items()}
+        write_atomically(folder / f"{name}.safetensors", as_safetensors(state))
+
+
+def load_controllers(folder: Path, device: str) -> dict[str, LearnedController]:
+    """The trained controllers of a folder, by name."""
+    found = {}
+    for path in sorted(folder.glob("main-*.safetensors")):
+        agent = make_agent(CONFIG, torch.device(device))
+        agent.load_state_dict(load_file(path, device=device))
+        found[path.stem] = LearnedController(agent, CONFIG.learner)
+    return found
+
+
+def ship(args: argparse.Namespace) -> None:
+    """Write a trained policy as the controller that comes with the package."""
+    agent = make_agent(CONFIG, torch.device("cpu"))
+    agent.load_state_dict(load_file(args.policy))
+    record = {"config": CONFIG.model_dump(mode="json"), "round": args.rounds}
+    tensors = {f"{LEARNER}.{name}": value for name, value in agent.state_dict().items()}
+    save_checkpoint(args.to, tensors, record, agent_schema())

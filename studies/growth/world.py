@@ -1,0 +1,84 @@
+"""What all arms share: the budgets, the recipe of a network, who is judged on what.
+
+Compute is the budget. Its unit is what the host that growth begins with spends in STEPS decision steps;
+every task is played at each of BUDGETS units, by members of one program.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.config import load_config
+from esper.simic.environment import GrowthEnvironment
+from esper.simic.steps import EnvironmentSpec
+from esper.tasks.task import Task
+
+RECIPE = Path(__file__).parents[1] / "tamiyo.yaml"
+CONFIG = load_config(RECIPE)
+STEPS = CONFIG.episode.steps  # decision steps that a unit of budget pays for, of a host that never grows
+BUDGETS = (1.0, 4.0, 16.0)  # at which arms are judged; controllers are trained at those of the recipe
+RATES = (0.5, 1.5, 4.0)  # of the recipe's learning rate, tried for every fixed size
+FIRST_MEMBER = 6000  # of those that are judged; divisible by the number of budgets
+CHOOSING_MEMBER = 9000  # those from here on choose learning rates and take no further part
+WORLD_SEED = 77
+
+HELD_OUT = {  # the real tasks that controllers are judged on, and how many networks at each budget
+    "letter": 96,
+    "penbased": 96,
+    "optdigits": 96,
+    "spirals": 96,
+    "digits": 48,
+    "mnist5000": 24,
+    "mnist1d": 48,
+    "mnist1d_shuffled": 48,
+    "text": 24,
+}
+
+
+def spec_of(
+    task: Task, members: Tensor, device: str, batches: int | None = None, **more: Any
+) -> EnvironmentSpec:
+    """An environment of the study; `more` goes into the spec, `batches` are the minibatches of a step."""
+    changes = {} if batches is None else {"batches_per_epoch": batches}
+    return EnvironmentSpec(
+        task=task,
+        members=members,
+        gamma=CONFIG.ppo.gamma,
+        seed=WORLD_SEED,
+        device=device,
+        episode=more.pop("episode", CONFIG.episode),
+        reward=CONFIG.reward,
+        governor=CONFIG.governor,
+        lifecycle=CONFIG.lifecycle,
+        population=CONFIG.population.model_copy(update=changes),
+        budgets=more.pop("budgets", BUDGETS),
+        **more,
+    )
+
+
+def unit_of(task: Task) -> tuple[float, float]:
+    """The unit of budget in FLOPs, and the forward FLOPs of a sample, of a task's own host."""
+    environment = GrowthEnvironment(spec_of(task, torch.zeros(1, dtype=torch.long), "cpu", budgets=(1.0,)))
+    return float(environment.budget[0]), environment.costs.host
+
+
+def budget_of(members: Tensor) -> Tensor:
+    """The budget of each member, in units.  # [N] ids → [N]"""
+    return torch.tensor(BUDGETS)[members.cpu() % len(BUDGETS)]
+
+
+def judged(each: int) -> Tensor:
+    """The ids of `each` members at every budget."""
+    return FIRST_MEMBER + torch.arange(each * len(BUDGETS))
+
+
+def tidy() -> None:
+    """Give back the memory of programs that are over: their parts refer to each other in circles."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

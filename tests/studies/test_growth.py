@@ -1,0 +1,93 @@
+"""The study of growth, whole, on a task so small that it says nothing."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from studies.growth import evaluation, report, training, world
+from studies.growth.records import POINTS, Sample, on_the_way, read
+
+TINY = world.CONFIG.model_copy(
+    update={
+        "population": world.CONFIG.population.model_copy(
+            update={"batch_size": 4, "batches_per_epoch": 1, "validation_samples": 16, "initial_weights": 8}
+        ),
+        "policy": world.CONFIG.policy.model_copy(update={"width": 8}),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A training of two controllers and all arms on one task."""
+    out = tmp_path_factory.mktemp("study")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (evaluation, training, world):
+            patch.setattr(module, "CONFIG", TINY)
+        patch.setattr(evaluation, "CHOOSING", 1)
+        patch.setattr(evaluation, "RATES", (1.0, 2.0))
+        training.train(
+            argparse.Namespace(
+                trainings=2, members=3, rounds=1, seconds=600.0, families=["tables"], device="cpu", out=out,
+                resume=None,
+            )
+        )  # fmt: skip
+        learned = training.load_controllers(out, "cpu")
+        assert list(learned) == ["main-0", "main-1"]
+        course = evaluation.Course("spirals", 2, "cpu", learned)
+        evaluation.evaluate(course, [name for name in evaluation.PROGRAMS if name != "masked"], out)
+    return out
+
+
+def test_every_arm_is_played_at_every_budget_for_equal_compute(folder: Path) -> None:
+    samples = [sample for path in folder.glob("*.jsonl.gz") for sample in read(path)]
+    arms = {sample.arm for sample in samples}
+    assert {"fixed 0", "fixed 5", "main-0", "main-1", "habit", "random", "final"} <= arms
+    for arm in arms:
+        assert {s.budget for s in samples if s.arm == arm} == set(world.BUDGETS)
+    for sample in samples:
+        assert len(sample.test) == len(sample.validation) == len(sample.cost) == 2
+        assert np.isfinite(sample.test).all()
+    fixed = sorted((s for s in samples if s.arm.startswith("fixed") and s.budget == 1), key=lambda s: s.arm)
+    costs = [float(np.mean(s.cost)) for s in fixed]
+    assert costs == sorted(costs)
+    assert costs[0] == pytest.approx(1.0)
+    assert costs[-1] > 14
+
+
+def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
+    study = report.Study.of(folder)
+    regret = study.regrets("spirals", 16.0, report.TAMIYO)
+    assert regret is not None
+    best, own = (study.find("spirals", 16.0, arm) for arm in ("oracle", report.TAMIYO))
+    assert best is not None
+    assert own is not None
+    assert regret.mean() == pytest.approx(100 * (np.mean(best.test) - np.mean(own.test)))
+    trainings = [s for s in study.samples if s.arm.startswith("main-") and s.budget == 16.0]
+    assert np.mean(own.test) == pytest.approx(np.mean([s.test for s in trainings]))
+    page = "\n".join(f"<!-- study:{name} -->\nold\n<!-- end:{name} -->" for name in report.TABLES)
+    filled = report.page_with_tables(page, study)
+    assert "old" not in filled
+    assert filled == report.page_with_tables(filled, study)
+    for name, draw in report.PICTURES.items():
+        draw(study, folder / name)
+
+
+def test_a_curve_has_the_first_measurement_at_each_share_of_the_budget() -> None:
+    spent = np.linspace(0, 1, 17)[:, None]
+    assert on_the_way(spent, spent)[0] == pytest.approx(np.arange(1, POINTS + 1) / POINTS)
+    coarse = np.array([[0.0], [0.6], [1.0]])
+    accuracy = np.array([[0.1], [0.5], [0.9]])
+    assert on_the_way(coarse, accuracy)[0] == [0.5] * 4 + [0.9] * 4
+
+
+def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    from studies.growth.records import write
+
+    sample = Sample("t", "a", 4.0, 1.5, [0.5], [0.25], [10], [1.0], [[0.1] * POINTS], {"x": 1.0}, {"8|8": 1})
+    write([sample, sample], tmp_path / "t.jsonl.gz")
+    assert read(tmp_path / "t.jsonl.gz") == [sample, sample]

@@ -1,0 +1,186 @@
+"""Networks whose units are switched off: they are the smaller networks, and pay what those cost."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import vmap
+
+from esper.population.hosts import Host, build_host
+from esper.tasks import load_task
+from esper.tasks.synthetic import synthetic_task
+from esper.tasks.task import HostSpec, Task
+from studies.growth import masked
+from studies.growth.masked_network import Network, branches_of, count_flops
+
+HOSTS = {
+    "synthetic": HostSpec("resmlp", {"width": 8, "hidden": 8, "depth": 2}),
+    "digits": HostSpec("resnet", {"width": 4, "hidden": 6, "depth": 1, "stages": 2}),
+    "text": HostSpec("gpt", {"width": 8, "heads": 4, "expansion": 2, "depth": 1}),
+}
+MEMBERS = torch.arange(3)
+MINIBATCH = masked.TRAINING_PASSES * masked.RECIPE.batch  # forward passes
+
+
+@cache
+def task(name: str) -> Task:
+    return synthetic_task(seed=0, sizes=(256, 64, 64)) if name == "synthetic" else load_task(name)
+
+
+def network(name: str = "synthetic") -> Network:
+    return Network(task(name), HOSTS[name])
+
+
+def whole_flops(net: Network) -> float:
+    return float(net.flops.of(np.array(net.units, dtype=float)))
+
+
+def smaller(net: Network, row: torch.Tensor, kept: list[list[int]]) -> Host:
+    """The module that has these units of each block alone."""
+    host = net.host
+    module = build_host(host.preset, net.task.input_shape, net.task.num_classes, **host.options)
+    nn.utils.vector_to_parameters(row, module.parameters())
+    for branch, units in zip(branches_of(module), kept, strict=True):
+        each = branch.second.weight.shape[1] // branch.units
+        inner = torch.arange(branch.units * each).view(branch.units, each)[units].flatten()
+        outer = torch.cat([inner + part * branch.units * each for part in range(branch.copies)])
+        less = copy.deepcopy(branch).with_units(len(units))
+        less.first.weight = nn.Parameter(branch.first.weight[outer])
+        if branch.first.bias is not None:
+            less.first.bias = nn.Parameter(branch.first.bias[outer])
+        less.second.weight = nn.Parameter(branch.second.weight[:, inner])
+        branch.first, branch.middle, branch.second = less.first, less.middle, less.second
+    return module
+
+
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("full", [True, False])
+def test_a_masked_network_is_the_smaller_network_in_outputs_price_and_parameters(
+    name: str, full: bool
+) -> None:
+    net = network(name)
+    row = net.first_weights(torch.tensor([5]), "cpu")[0]
+    mask = torch.ones(sum(net.units))
+    if not full:
+        mask[1::2] = 0.0
+    on = [torch.nonzero(part).flatten().tolist() for part in mask.split(net.units)]
+    module = smaller(net, row, on)
+    inputs = net.task.train.inputs[:4]
+    torch.testing.assert_close(net.outputs(row, mask, inputs), module(inputs), atol=1e-5, rtol=1e-4)
+    kept = net.units_on(mask.unsqueeze(0))
+    assert kept.tolist() == [[len(units) for units in on]]
+    assert net.flops.of(kept)[0] == count_flops(module, inputs[:1])
+    assert net.parameters.of(kept)[0] == module.num_parameters
+
+
+def test_a_unit_that_is_off_moves_nothing_else() -> None:
+    """Two members that differ in the weights of a unit that is off: the gradients of all others agree."""
+    net = network()
+    mask = torch.ones(2, sum(net.units))
+    mask[:, 0] = 0.0
+    rows = net.first_weights(torch.tensor([1, 1]), "cpu")
+    net.named(rows[1])[f"{net.places[0]}.first.weight"][0] = 7.0
+    inputs, targets = net.task.train.inputs[:8], net.task.train.targets[:8]
+    gradient = vmap(torch.func.grad(net.loss), in_dims=(0, 0, None, None))(rows, mask, inputs, targets)
+    torch.testing.assert_close(gradient[0], gradient[1])
+    assert not net.named(gradient[0])[f"{net.places[0]}.first.weight"][0].any()
+
+
+@pytest.mark.parametrize(("name", "budget"), [("synthetic", 12.9), ("digits", 4.0), ("text", 3.2)])
+def test_both_arms_spend_their_budget_to_within_one_minibatch(name: str, budget: float) -> None:
+    """The budget is that of so many minibatches of the whole network."""
+    net = network(name)
+    step = MINIBATCH * whole_flops(net)
+    flops = budget * step
+    for train in (
+        lambda learners: masked.train_slimmable(learners, MEMBERS, flops),
+        lambda learners: masked.train_pruned(learners, flops, 0.6 * whole_flops(net)),
+    ):
+        end = train(masked.Learners.of(net, MEMBERS, [1.0] * 3, "cpu"))
+        assert np.abs(end.spent - flops).max() <= step / 2
+        assert end.weights.isfinite().all()
+
+
+def test_the_rate_rises_stays_and_falls_by_the_share_that_is_spent() -> None:
+    costs = np.repeat([[1.0, 2.0]], 200, axis=0)
+    plan = masked.Plan.of(costs, 100.0, np.zeros(2), 100.0)
+    assert plan.spent.tolist() == [100.0, 100.0]
+    assert plan.rate.shape == (100, 2)
+    assert not plan.rate[50:, 1].any()  # twice the price, half the steps
+    torch.testing.assert_close(plan.rate[[0, 20, 74, 99], 0], torch.tensor([0.5 / 3, 1.0, 0.51, 0.01]))
+    torch.testing.assert_close(plan.rate[[1, 10, 37], 1], torch.tensor([1.0, 1.0, 0.5]))
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_pruned_network_costs_at_most_the_target_and_has_lost_its_least_units(name: str) -> None:
+    net = network(name)
+    rows = net.first_weights(MEMBERS, "cpu")
+    target = (net.flops.always + whole_flops(net)) / 2
+    masks = masked.prune(net, rows, target)
+    prices = net.flops.of(net.units_on(masks))
+    assert (prices <= target).all()
+    assert (prices > target - net.flops.unit.max()).all()  # and no unit too many
+    importance = vmap(net.importance)(rows)
+    off = masks == 0
+    assert (importance.where(off, 0.0).amax(1) <= importance.where(~off, torch.inf).amin(1)).all()
+    with pytest.raises(ValueError, match="give a larger target_cost"):
+        masked.prune(net, rows, 0.9 * net.flops.always)
+
+
+def test_one_step_of_the_rows_is_a_step_of_torch_adamw() -> None:
+    net = network()
+    learners = masked.Learners.of(net, MEMBERS, [0.5] * 3, "cpu")
+    reference = nn.Parameter(learners.weights[1].clone())
+    recipe = masked.RECIPE
+    adamw = torch.optim.AdamW(
+        [reference], 0.5 * recipe.peak, betas=recipe.betas, weight_decay=recipe.weight_decay
+    )
+    batches = masked.minibatches(net.task.train, MEMBERS, recipe.batch)
+    learners.train(masked.Plan(torch.ones(3, 3), np.zeros(3)), lambda step: torch.ones(3, sum(net.units)))
+    for _ in range(3):
+        inputs, targets = next(batches)
+        adamw.zero_grad()
+        net.loss(reference, torch.ones(sum(net.units)), inputs[1], targets[1]).backward()
+        nn.utils.clip_grad_norm_([reference], recipe.clip)
+        adamw.step()
+    torch.testing.assert_close(learners.weights[1], reference.detach(), atol=1e-5, rtol=1e-4)
+
+
+def test_samples_of_both_arms_say_what_was_kept_and_the_test_split_is_read_once() -> None:
+    fresh = synthetic_task(seed=1, sizes=(256, 64, 64))
+    net = Network(fresh, HOSTS["synthetic"])
+    whole = whole_flops(net)
+    setting = (fresh, HOSTS["synthetic"], 30 * MINIBATCH * whole, MEMBERS, (1.0, 1e-6), "cpu", whole / 4)
+    slim = masked.slimmable(*setting, budget=4.0)
+    assert fresh.test_reads == 1
+    less = masked.pruned(*setting, target_cost=3.0)
+    assert (slim.arm, slim.budget, slim.rate) == ("slimmable", 4.0, 1.0)
+    widths = np.array([[2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
+    allowed = dict(zip(net.parameters.of(widths), net.flops.of(widths) * 4 / whole, strict=True))
+    for parameters, cost in zip(slim.parameters, slim.cost, strict=True):
+        assert cost == pytest.approx(allowed[parameters], abs=1e-3)
+    assert max(less.cost) <= 3.0
+    assert {len(values) for arm in (slim, less) for values in (arm.test, arm.validation)} == {3}
+    assert min(np.mean(slim.test), np.mean(less.test)) > 1.5 * fresh.chance
+
+
+def test_a_member_learns_the_same_whoever_else_is_there() -> None:
+    net = network()
+    flops = 6 * MINIBATCH * whole_flops(net)
+    alone, among = (
+        masked.train_slimmable(masked.Learners.of(net, ids, [1.0] * len(ids), "cpu"), ids, flops)
+        for ids in (torch.tensor([2]), torch.tensor([0, 1, 2]))
+    )
+    torch.testing.assert_close(alone.weights[0], among.weights[2], atol=1e-4, rtol=1e-3)
+
+
+def test_hosts_without_blocks_and_budgets_without_a_step_are_refused() -> None:
+    with pytest.raises(ValueError, match="no residual blocks; give resnet"):
+        Network(task("synthetic"), HostSpec("mlp", {"width": 4}))
+    with pytest.raises(ValueError, match="give more FLOPs"):
+        masked.train_pruned(masked.Learners.of(network(), MEMBERS, [1.0] * 3, "cpu"), 10.0, 1e9)
