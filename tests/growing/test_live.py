@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -429,3 +430,27 @@ def test_every_controller_grows_a_living_model(controller: str) -> None:
 def test_a_budget_holds_here_too() -> None:
     grown = grow(models.small_cnn(), (X, Y), controller="random", budget=60, epochs=14)
     assert grown.record.parameters.max() <= grown.host_parameters + 60
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize("folds", [0, 1])
+def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_so(folds: int) -> None:
+    recipe = "schedule:clone@0.1+widen_half@0.3"
+    settings = {"controller": recipe, "epochs": 12, "folds": folds, "step": rising_score()}
+    grown = grow(models.small_mlp(), models.table(), models.table(), **settings)
+    ending = ", for good" if folds else " ("
+    lines = grown.diff().splitlines()
+    assert lines[0] == "  99 parameters as given"
+    for told in (f"+ 0 6 → 9 wide{ending}", f"+ 3 repeated{ending}"):
+        assert any(line.startswith(told) for line in lines), grown.report()
+    assert lines[-1] == f"= {sum(p.numel() for p in grown.model.parameters())} parameters"
+    assert f"{2 + folds} planted, {2 + folds} kept" in grown.report()  # a slot that is free again grows again
+    assert grown.model[0].out_features == grown.model[2].in_features == 9
+    assert len(grown.model) == 7
+    assert grown.record.flops[0] > 0
+
+
+def rising_score() -> Callable[..., tuple[Tensor, float]]:
+    """A step whose score only rises, so that the last epoch is the best."""
+    scores = count()
+    return lambda model, batch: (F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6)

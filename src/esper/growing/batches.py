@@ -95,6 +95,14 @@ def read_until(stop: Callable[[], bool], loader: Iterable[Any]) -> Iterator[Any]
             raise
 
 
+def length_of(loader: Iterable[Any]) -> int:
+    """How many batches a loader has; 0 where nobody knows before it was read."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else 0
+    except TypeError:
+        return 0
+
+
 def moved(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device."""
     if isinstance(batch, Tensor):

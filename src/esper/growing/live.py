@@ -8,19 +8,19 @@ are those of every other growth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, moved, read_until
+from esper.growing.batches import Judge, length_of, moved, read_until
 from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import LiveSlot
-from esper.growing.live_state import put_back, tensors_of
+from esper.growing.live_state import OPTIMISER, put_back, tensors_of
 from esper.growing.rates import Rates
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
@@ -73,7 +73,7 @@ class LivePopulation:
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
         self.rates = Rates(settings.make_scheduler, self.config, self.optimiser.peak)
-        self.batches = _length(self.train_loader)
+        self.batches = length_of(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
@@ -365,13 +365,24 @@ class LivePopulation:
 
     def snapshot(self) -> dict[str, Tensor]:
         """Copies of `tensors`, from which `restore` goes back. One that is still true is not made again."""
-        if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
-            self._latest = {name: value.clone() for name, value in self.tensors().items()}
-        return self._latest
+        return self._copied({})
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """A new snapshot where True, else the saved one.  # where [1]"""
-        return self.snapshot() if bool(where) else saved
+        """A new snapshot where True, else the saved one.  # where [1]
+
+        The optimiser's moments, most of a snapshot, are written over those of the saved one.
+        """
+        moments = {name: value for name, value in saved.items() if name.startswith(OPTIMISER)}
+        return self._copied(moments) if bool(where) else saved
+
+    def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A snapshot, written into tensors of the same name and shape where there are such."""
+        if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
+            self._latest = {}
+            for name, value in self.tensors().items():
+                fits = name in room and room[name].shape == value.shape and room[name].dtype == value.dtype
+                self._latest[name] = room[name].copy_(value) if fits else value.clone()
+        return self._latest
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
         """Go back to a snapshot: the weights, the seeds that lived then, and the optimiser's moments."""
@@ -387,11 +398,3 @@ class LivePopulation:
         """A plain copy of the model with the seeds that the states hold."""
         self.follow(states)
         return self.hooks.plain_model()
-
-
-def _length(loader: Iterable[Any]) -> int:
-    """How many batches a loader has; 0 where nobody knows before it was read."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else 0
-    except TypeError:
-        return 0

@@ -175,8 +175,9 @@ class Hooks:
 
     def parameters(self) -> int:
         """Those of all seeds, as they are when they have become part of the model."""
-        parts = [p for slot in self.slots if isinstance(slot.seed, Widening) for p in slot.seed.parts]
-        seeds = 0
+        growing = [slot.seed for slot in self.slots if isinstance(slot.seed, Widening)]
+        parts = [part for seed in growing for part in seed.parts]
+        seeds = sum(seed.padding() for seed in growing)
         for slot in self.slots:
             used = [slot.seed, slot.gate if slot.blend is Blend.GATE else None]
             seeds += sum(p.numel() for part in used if part is not None for p in part.parameters())

@@ -42,7 +42,7 @@ class Addition:
     """One seed that the model ended with."""
 
     slot: str  # the user's submodule after which it sits
-    module: str  # its own name in the plain model
+    module: str  # its own name in the plain model; that of the slot where the model's own layers grew
     blueprint: str
     summary: str
     blend: str
@@ -128,11 +128,13 @@ class Grown:
         """What was added where, with how many parameters, earning how much."""
         lines = [f"  {self.host_parameters:,} parameters as given"]
         for item in self.added:
-            lines.append(
-                f"+ after {item.slot}: {item.blueprint} ({item.module}), {item.parameters:,} parameters, "
-                f"{item.blend}, worth {item.contribution:+.1f} points of validation {self.score_name}: "
-                f"{item.summary}"
-            )
+            worth = f"worth {item.contribution:+.1f} points of validation {self.score_name}"
+            size = f"{item.parameters:,} parameters"
+            if Blueprint[item.blueprint] in GROWTH_BLUEPRINTS:
+                lines.append(f"+ {item.summary} ({item.blueprint}), {size}, {worth}")
+            else:
+                kind = f"{item.blueprint} ({item.module}), {size}, {item.blend}"
+                lines.append(f"+ after {item.slot}: {kind}, {worth}: {item.summary}")
         lines += [f"+ {line}, for good" for line in self.folded]
         total = int(self.record.parameters[-1, self.best])
         ending = f"= {total:,} parameters" if self.added or self.folded else "nothing was added"

@@ -28,6 +28,7 @@ from esper.growing.units import (
     passing,
     reader_beside,
     units_in,
+    units_out,
 )
 
 _BESIDE = {Role.MAKER: maker_beside, Role.PASSER: passer_beside, Role.READER: reader_beside}
@@ -76,6 +77,16 @@ class Widening(nn.Module):
             for name, value in beside._parameters.items()
             if value is not None
         }
+
+    def padding(self) -> int:
+        """Weights that a fold adds as 0: other widenings were folded into the layers since its birth."""
+        total = 0
+        for part, beside in zip(self.parts, self.beside, strict=True):
+            sizes = {Role.MAKER: units_in, Role.READER: units_out}.get(part.role)
+            if sizes is not None:
+                kernel = int(cast(Tensor, part.layer.weight)[0, 0].numel())
+                total += (sizes(part.layer) - sizes(beside)) * part.more * kernel
+        return total
 
     @torch.no_grad()
     def fold(self, strength: float) -> list[Joined]:

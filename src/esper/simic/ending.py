@@ -34,11 +34,11 @@ class BestRows:
         environment, rows = self.environment, self.environment.rows
         score = rows.signals.accuracy.nan_to_num(-torch.inf)
         if self.rows is None:
-            self.rows, self.bodies = rows, environment.population.snapshot()
+            self.rows, self.bodies = rows, _lasting(environment.population.snapshot())
             return torch.ones_like(score, dtype=torch.bool)
         better = score >= self.rows.signals.accuracy.nan_to_num(-torch.inf)
         self.rows = choose(better, rows, self.rows)
-        self.bodies = environment.population.keep(self.bodies, better)
+        self.bodies = _lasting(environment.population.keep(self.bodies, better))
         return better
 
     def restore(self) -> None:
@@ -58,6 +58,11 @@ class BestRows:
         device = self.environment.population.device
         self.rows = refill(self.environment.rows, part("rows", tensors))
         self.bodies = {name: value.to(device) for name, value in part("bodies", tensors).items()}
+
+
+def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A snapshot without what an optimiser of torch's remembers: at the end nothing is trained any more."""
+    return {name: value for name, value in bodies.items() if not name.startswith("optimiser.")}
 
 
 class Ending:
