@@ -25,9 +25,8 @@ DEMO = Path(__file__).parent / "demo"
 FILES = ("metrics.jsonl", "results.json")
 COLUMNS = {
     "controller": 0.0,
-    "test accuracy, %": 0.3,
-    "parameters": 0.55,
-    "worth Φ": 0.78,
+    "test accuracy, %": 0.42,
+    "parameters": 0.68,
 }  # and where each begins
 
 
@@ -38,7 +37,6 @@ def results_table(results: Comparison) -> Figure:
             result.name,
             _interval([100 * a for a in result.test_accuracy], ".1f"),
             _interval(result.parameters, ",.0f"),
-            _interval(result.potential, ".3f"),
         ]
         for result in results.controllers
     ]
@@ -64,11 +62,15 @@ def _interval(values: object, form: str) -> str:
 
 
 def draw(path: Path) -> None:
-    """One picture below the other: the results, the learning curves, what the controller does."""
+    """One picture below the other: the results, accuracy against compute, the learning curves."""
     folder = RunFolder(DEMO, {})
     rounds, results = folder.metrics(), folder.results()
     assert results is not None
-    figures = [results_table(results), charts.learning_curves(rounds), charts.op_shares_by_round(rounds)]
+    figures = [
+        results_table(results),
+        charts.accuracy_against_compute(results.controllers),
+        charts.learning_curves(rounds),
+    ]
     parts = [Image.open(io.BytesIO(png_bytes(part))).convert("RGB") for part in figures]
     whole = Image.new("RGB", (max(p.width for p in parts), sum(p.height for p in parts)), "white")
     for k, part in enumerate(parts):

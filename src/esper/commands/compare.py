@@ -163,8 +163,11 @@ def run_contest(contest: Contest, quiet: bool = False) -> tuple[Comparison, Film
         return contest.run(lambda environment: progress.advance())
 
 
-def print_comparison(comparison: Comparison) -> None:
-    """Print means with 95 % intervals, and paired differences to the first controller, as a table."""
+def print_comparison(comparison: Comparison, worth: bool = True) -> None:
+    """Print means with 95 % intervals, and paired differences to the first controller, as a table.
+
+    worth: with Φ, what a controller is paid for.
+    """
     from rich.table import Table
 
     from esper.foundation.statistics import mean_interval
@@ -174,7 +177,7 @@ def print_comparison(comparison: Comparison) -> None:
     screen = console()
     if not screen.is_terminal:
         screen.width = WIDTH
-    titles = WIDE if screen.width >= WIDTH else NARROW
+    titles = [t for t in (WIDE if screen.width >= WIDTH else NARROW) if worth or "Φ" not in t]
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("controller", no_wrap=True)
     for title in titles:
@@ -183,19 +186,21 @@ def print_comparison(comparison: Comparison) -> None:
         accuracy, half = mean_interval(result.test_accuracy)
         flops, half_flops = mean_interval(result.flops)
         gaps = {d.quantity: d for d in comparison.differences if d.controller == result.name}
-        points, worth = gaps.get("test_accuracy"), gaps.get("potential")
+        points, value = gaps.get("test_accuracy"), gaps.get("potential")
         cells = {
             "test accuracy, %": interval(100 * accuracy, 100 * half, ".1f"),
             "parameters": interval(*mean_interval(result.parameters), ",.0f"),
             "Φ": interval(*mean_interval(result.potential), ".3f"),
             "GFLOPs": interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
             "Δ accuracy": interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
-            "Δ Φ": interval(worth.mean, worth.ci, "+.3f") if worth else "",
+            "Δ Φ": interval(value.mean, value.ci, "+.3f") if value else "",
         }
         table.add_row(result.name, *[cells[title] for title in titles])
     members = len(comparison.controllers[0].members)
     print_line(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
     print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
-    print_line("Φ is accuracy less a price on parameters: what a controller is paid for.\n")
+    if worth:
+        print_line("Φ is accuracy less a price on parameters: what a controller is paid for.")
+    print_line("")
     screen.print(table)
     screen.print()

@@ -53,7 +53,7 @@ def complete(run: TrainingRun, members: int) -> None:
             comparison, _ = run_contest(_contest(run, members))
         run.folder.write_results(comparison)
         page = write_report(run.folder)
-    print_comparison(comparison)
+    print_comparison(comparison, worth=False)
     print_line(verdict(comparison))
     print_line(f"\nThe report with all pictures: {page}")
 
