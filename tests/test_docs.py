@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,6 +151,12 @@ def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.
     assert sum(p.numel() for p in seed.parameters()) == registry.parameter_count(
         Blueprint.CONV_LIGHT, "cnn", 4, 2
     )
+
+
+def test_the_schedule_of_the_page_is_one() -> None:
+    names: dict[str, Any] = {}
+    exec(compile(snippets_of("equal_compute.md")[0], "equal_compute.md", "exec"), names)
+    assert [event.at for event in names["recipe"].events] == [0.05, 0.30]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
