@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -99,6 +100,7 @@ def test_weights_and_biases_has_one_run_and_no_step_twice_after_a_run_went_back(
                 RoundSummary(round=number, rounds=6, members=1, member_epochs=3, seconds=1.0, kl=number / 4)
             )
         sink.close()
+        time.sleep(1.1)  # the library names a folder by the second in which it was made
     points, ids = [], set()
     for file in sorted(folder.path.glob("wandb/offline-run-*/run-*.wandb")):
         for data in offline_records(file.read_bytes()):
