@@ -66,9 +66,14 @@ def test_every_picture_is_shown_on_some_page() -> None:
     assert {p.name for p in make_pictures.DOCS.glob("*.png")} <= shown
 
 
-def test_the_tables_of_the_study_are_what_its_files_give() -> None:
+@pytest.fixture(scope="module")
+def study() -> report.Study:
+    """The committed samples, with the searches that are replayed from them."""
+    return report.Study.of()
+
+
+def test_the_tables_of_the_study_are_what_its_files_give(study: report.Study) -> None:
     """If this fails: python -m studies.growth report"""
-    study = report.Study.of()
     assert report.page_with_tables(STUDY, study) == STUDY
     for name in report.TABLES:
         assert f"<!-- study:{name} -->" in STUDY
@@ -154,8 +159,7 @@ def test_operation_counts_of_the_findings_are_those_of_today(work: str, sentence
     assert int(told[1]) == pytest.approx(count_operations(case.ours), rel=0.1)
 
 
-def test_the_regrets_that_the_pages_tell_are_those_of_the_study() -> None:
-    study = report.Study.of()
+def test_the_regrets_that_the_pages_tell_are_those_of_the_study(study: report.Study) -> None:
     told = {
         "random search ×1": r"lies (15) points[^.]*?, (10) at four[^.]*?and\s(1\.3) at sixteen",
         report.TAMIYO: r"lies (0\.35), (1\.8) and (1\.3) below it when",

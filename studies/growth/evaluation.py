@@ -105,12 +105,14 @@ def train_fixed(
     course: Course,
     size: int = 0,
     make_host: Callable[[], Host] | None = None,
-    budgets: Sequence[float] = BUDGETS,
+    budgets: Sequence[float] = (),
 ) -> Iterator[Sample]:
     """Networks of a size of the ladder, or of any other shape, at all learning rates at once.
 
-    At each budget those of the rate are kept that was best for other members, on validation data.
+    At each budget (of those given, or of all) those of the rate are kept that was best for other members, on
+    validation data.
     """
+    budgets = budgets or BUDGETS
     arm = f"fixed {size}" if make_host is None else "final"
     task = with_size(course.task, size)
     chosen = CHOOSING_MEMBER + torch.arange(CHOOSING * len(BUDGETS))
