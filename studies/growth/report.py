@@ -222,11 +222,13 @@ TABLES: Mapping[str, Callable[[Study], str]] = {
 
 
 def page_with_tables(page: str, study: Study) -> str:
-    """The page with every table of TABLES between its marks."""
+    """The page with every table of TABLES between its marks; raises ValueError where marks are missing."""
     for name, make in TABLES.items():
-        marks = re.compile(rf"(<!-- study:{name} -->\n).*?(\n<!-- end:{name} -->)", re.DOTALL)
+        marks = re.compile(rf"(<!-- study:{name} -->\n).*?(<!-- end:{name} -->)", re.DOTALL)
         table = make(study)
-        page = marks.sub(lambda found, table=table: found[1] + table + found[2], page)
+        page, found = marks.subn(lambda mark, table=table: f"{mark[1]}{table}\n{mark[2]}", page)
+        if found != 1:
+            raise ValueError(f"the page has {found} places for the table {name!r}, not one")
     return page
 
 
