@@ -23,6 +23,8 @@ from esper.foundation.devices import choose_device, cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
 from esper.lifecycle.actions import HEAD_CHOICES
+from esper.population.hosts import Host, build_host
+from esper.population.shapes import fresh_host
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
@@ -144,3 +146,9 @@ def agent_schema() -> str:
     """A fingerprint of what an agent sees and of what it may choose: part of every checkpoint."""
     choices = [(head.name, [choice.name for choice in names]) for head, names in HEAD_CHOICES.items()]
     return hashlib.sha256(f"{schema_hash()} {choices}".encode()).hexdigest()[:16]
+
+
+def shaped_host(task: Task, shape: str) -> Host:
+    """A fresh host of a task, grown to a shape as `population.shapes.shapes_of` names it."""
+    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)

@@ -17,34 +17,32 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, count
-from typing import Self
 
 import numpy as np
 import torch
 
-from esper.builders import make_environment
+from esper.builders import shaped_host
 from esper.config import RunConfig
-from esper.foundation.devices import cpu_threads, own_device
+from esper.foundation.devices import cpu_threads
 from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather, gather_pieces, held_shards
-from esper.foundation.rows import named, part
+from esper.foundation.gather import Alone, Gather
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.line_up import Arm, Fixed
-from esper.population.hosts import Host, build_host
-from esper.population.shapes import fresh_host, shapes_of
+from esper.population.shapes import shapes_of
+from esper.shards import Shards
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
+from esper.simic.episode_record import EpisodeRecord, Floats
 from esper.simic.films import film, film_reel
 from esper.simic.lanes import lanes_of
 from esper.simic.rewards import potential
-from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
+from esper.simic.rollout import TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
-from esper.tasks.task import Task
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.lanes import Lanes
 from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint, FilmReel
@@ -84,64 +82,6 @@ class ControllerRun:
                 )
             ],
         )
-
-
-class Shards:
-    """The members of a comparison, in the environments that this process holds and in those of others.
-
-    What is measured comes from all of them, in the order of the members. One environment is one shard.
-    """
-
-    def __init__(
-        self, held: Sequence[GrowthEnvironment], ranges: Sequence[range], members: int, gather: Gather
-    ) -> None:
-        """ranges: which of the `members` each environment has, by their place among all."""
-        self.held, self.ranges, self.members, self.gather = held, ranges, members, gather
-
-    @classmethod
-    def of(cls, environment: GrowthEnvironment | Self) -> Self:
-        """The environment alone, or the shards as they are."""
-        if not isinstance(environment, GrowthEnvironment):
-            return environment
-        members = environment.num_members
-        return cls([environment], [range(members)], members, Alone())
-
-    @classmethod
-    def made(cls, config: RunConfig, gather: Gather) -> Self:
-        """Those that this process holds; raises UserError where there are too few members or shards."""
-        shards, device = config.shards or 1, own_device(config.device)
-        ranges = held_shards(config.members, shards, gather)
-        held = [make_environment(config, device, torch.arange(r.start, r.stop)) for r in ranges]
-        return cls(held, ranges, config.members, gather)
-
-    @property
-    def first(self) -> GrowthEnvironment:
-        """One of them, for all that they have in common."""
-        return self.held[0]
-
-    def remade(self, **changes: object) -> Self:
-        """Fresh environments of the same members with other settings."""
-        held = [type(e)(replace(e.spec, **changes)) for e in self.held]  # type: ignore[arg-type]
-        return type(self)(held, self.ranges, self.members, self.gather)
-
-    def slots(self, slots: SlotStates | None) -> list[SlotStates | None]:
-        """The slots of each environment, of those of all members."""
-        return [None if slots is None else slots[slice(r.start, r.stop)] for r in self.ranges]
-
-    def joined(self, played: Sequence[tuple[EpisodeRecord, TestResult]]) -> tuple[EpisodeRecord, TestResult]:
-        """What all members did and reached, from what each environment of this process had."""
-        record, test = played[0]
-        if record.num_members == self.members:
-            return record, test
-        pieces = [
-            named("record", record.tensors())
-            | named("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
-            for record, test in played
-        ]
-        everyone = gather_pieces(self.gather, pieces)
-        reached = [part("test", piece) for piece in everyone]
-        whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
-        return record.side_by_side([part("record", piece) for piece in everyone]), TestResult(**whole)
 
 
 def run_controller(
@@ -359,7 +299,7 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
         return shards, None
     if of.shapes is not None:
         ((shape, _),) = Counter(of.shapes).most_common(1)
-        return shards.remade(make_host=partial(_shaped_host, task, shape)), None
+        return shards.remade(make_host=partial(shaped_host, task, shape)), None
     if (of.record.final_slots.room < spec.population.folds).any():
         raise UserError(
             f"the network that {of.name} ended with is asked for, and its shape is not known: other seeds "
@@ -367,11 +307,6 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
             "that size instead, as in fixed:depth=2"
         )
     return shards, from_the_start(of.record.final_slots)
-
-
-def _shaped_host(task: Task, shape: str) -> Host:
-    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
 
 
 def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> Comparison:

@@ -16,26 +16,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from esper.builders import shaped_host
 from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Head, Op
-from esper.population.hosts import Host, build_host
-from esper.population.shapes import fresh_host, shapes_of
+from esper.population.hosts import Host
+from esper.population.shapes import shapes_of
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.rollout import EpisodeRecord, evaluate_test, play
+from esper.simic.episode_record import EpisodeRecord
+from esper.simic.rollout import evaluate_test, play
 from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Static
-from esper.tasks import Task, load_task
+from esper.tasks import load_task
 from studies.growth.ladders import SIZES, with_size
-from studies.growth.masked import pruned, slimmable
+from studies.growth.masked import Trial, pruned, slimmable
 from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
 from studies.growth.world import (
     BUDGETS,
@@ -153,18 +156,20 @@ def _best_rates(
         choosing = judges & (each == budget)
         rate = int(final[:, choosing].mean(1).argmax())
         mine = rate * len(ids) + np.flatnonzero(~judges & (each == budget))
-        spent = record.spent[:, mine] / record.spent[-1, mine]
-        yield Sample(
-            task=course.name,
-            arm=arm,
-            budget=budget,
-            rate=RATES[rate],
-            validation=rounded(record.accuracy[-1, mine]),
-            test=rounded(test[mine]),
-            parameters=record.parameters[-1, mine].tolist(),
-            cost=rounded([cost] * len(mine), 3),
-            curves=on_the_way(spent, record.accuracy[:, mine]),
-        )
+        found = _measured(record, test, np.full(len(test), cost), mine)
+        yield Sample(course.name, arm, budget, RATES[rate], **found)
+
+
+def _measured(record: EpisodeRecord, test: np.ndarray, cost: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
+    """The columns of a sample of some members of an episode.  # test, cost: of all [N]; mine [n] rows"""
+    spent = record.spent[:, mine] / record.spent[-1, mine]
+    return {
+        "validation": rounded(record.accuracy[-1, mine]),
+        "test": rounded(test[mine]),
+        "parameters": record.parameters[-1, mine].tolist(),
+        "cost": rounded(cost[mine], 3),
+        "curves": on_the_way(spent, record.accuracy[:, mine]),
+    }
 
 
 # ---- networks that grow ------------------------------------------------------------------------------------
@@ -188,19 +193,10 @@ def grown(course: Course) -> Iterator[Sample]:
     for name, span in blocks.spans(environment.num_members).items():
         for budget in BUDGETS:
             mine = np.arange(environment.num_members)[span][(budgets == budget).numpy()]
-            yield Sample(
-                task=course.name,
-                arm=name,
-                budget=budget,
-                rate=rates[budget],
-                validation=rounded(record.accuracy[-1, mine]),
-                test=rounded(test[mine]),
-                parameters=record.parameters[-1, mine].tolist(),
-                cost=rounded(relative[mine], 3),
-                curves=on_the_way(record.spent[:, mine] / record.spent[-1, mine], record.accuracy[:, mine]),
-                events=events_of(record, mine),
-                shapes=dict(Counter(shapes[mine].tolist()).most_common(12)),
-            )
+            found = _measured(record, test, relative, mine)
+            counts = dict(Counter(shapes[mine].tolist()).most_common(12))
+            happened = events_of(record, mine)
+            yield Sample(course.name, name, budget, rates[budget], **found, events=happened, shapes=counts)
 
 
 def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
@@ -223,14 +219,9 @@ def final(course: Course) -> Iterator[Sample]:
         for name in course.controllers:
             counts.update(course.found(name, budget).shapes)
         shape = counts.most_common(1)[0][0]
-        make_host = partial(_shaped, course.task, shape)
+        make_host = partial(shaped_host, course.task, shape)
         yield from train_fixed(course, make_host=make_host, budgets=(budget,))
         tidy()
-
-
-def _shaped(task: Task, shape: str) -> Host:
-    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
 
 
 def masked(course: Course) -> Iterator[Sample]:
@@ -239,9 +230,10 @@ def masked(course: Course) -> Iterator[Sample]:
     for budget in BUDGETS:
         ended = [course.found(name, budget).cost for name in course.controllers]
         ids = course.members[budget_of(course.members) == budget]
-        given = (course.task, size, budget * course.flops, ids, RATES, course.device, course.host_forward)
-        yield replace(slimmable(*given, budget=budget), task=course.name)
-        yield replace(pruned(*given, target_cost=float(np.mean(ended)), budget=budget), task=course.name)
+        flops = budget * course.flops
+        trial = Trial(course.task, size, flops, ids, RATES, course.device, course.host_forward, budget)
+        yield replace(slimmable(trial), task=course.name)
+        yield replace(pruned(trial, target_cost=float(np.mean(ended))), task=course.name)
         tidy()
 
 

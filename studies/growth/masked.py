@@ -161,49 +161,40 @@ class Trained:
 Trainer = Callable[[Network, Tensor, Sequence[float]], Trained]  # members and the scales of their rates
 
 
-def slimmable(
-    task: Task,
-    host: HostSpec,
-    flops: float,
-    members: Tensor,
-    rates: tuple[float, ...],
-    device: str,
-    host_flops: float,
-    budget: float = 1.0,
-) -> Sample:
-    """Networks of one size, trained at sampled widths and kept at the one that is best on validation data.
+@dataclass(frozen=True)
+class Trial:
+    """Networks of one size on a task, and what they may spend."""
 
-    flops: the budget of each member; members: their ids [N]; rates: scales of the learning rate to choose
-    from; host_flops: of a forward pass of the host that costs are relative to; budget: as it is recorded
+    task: Task
+    host: HostSpec
+    flops: float  # the budget of each member
+    members: Tensor  # [N] ids
+    rates: tuple[float, ...]  # scales of the learning rate to choose from
+    device: str
+    host_flops: float  # of a forward pass of the host that costs are relative to
+    budget: float = 1.0  # as it is recorded
+
+
+def slimmable(trial: Trial) -> Sample:
+    """Networks that train at sampled widths and are kept at the one that is best on validation data."""
+
+    def train(network: Network, members: Tensor, scales: Sequence[float]) -> Trained:
+        return train_slimmable(Learners.of(network, members, scales, trial.device), members, trial.flops)
+
+    return _judged("slimmable", train, trial)
+
+
+def pruned(trial: Trial, target_cost: float) -> Sample:
+    """Whole networks for half of the budget, then pruned to a cost of at most `target_cost` hosts.
+
+    Raises ValueError where no pruning reaches the target.
     """
 
     def train(network: Network, members: Tensor, scales: Sequence[float]) -> Trained:
-        return train_slimmable(Learners.of(network, members, scales, device), members, flops)
+        learners = Learners.of(network, members, scales, trial.device)
+        return train_pruned(learners, trial.flops, target_cost * trial.host_flops)
 
-    return _judged("slimmable", train, Network(task, host), members, rates, flops, host_flops, budget)
-
-
-def pruned(
-    task: Task,
-    host: HostSpec,
-    flops: float,
-    members: Tensor,
-    rates: tuple[float, ...],
-    device: str,
-    host_flops: float,
-    target_cost: float,
-    budget: float = 1.0,
-) -> Sample:
-    """Networks of one size for half of the budget, then pruned to at most `target_cost` host_flops.
-
-    The other arguments are those of `slimmable`. Raises ValueError where no pruning reaches the target.
-    """
-
-    def train(network: Network, members: Tensor, scales: Sequence[float]) -> Trained:
-        learners = Learners.of(network, members, scales, device)
-        return train_pruned(learners, flops, target_cost * host_flops)
-
-    return _judged("pruned from big", train, Network(task, host), members, rates, flops, host_flops, budget)
+    return _judged("pruned from big", train, trial)
 
 
 def train_slimmable(learners: Learners, members: Tensor, flops: float) -> Trained:
@@ -282,18 +273,10 @@ def choose_rate(train: Trainer, network: Network, members: Tensor, rates: Sequen
     return rates[int(found.view(len(rates), CHOOSING).mean(1).argmax())]
 
 
-def _judged(
-    arm: str,
-    train: Trainer,
-    network: Network,
-    members: Tensor,
-    rates: tuple[float, ...],
-    flops: float,
-    host_flops: float,
-    budget: float,
-) -> Sample:
+def _judged(arm: str, train: Trainer, trial: Trial) -> Sample:
     """Choose a learning rate, train the members at it and read the test split once."""
-    rate = choose_rate(train, network, members, rates)
+    network, members = Network(trial.task, trial.host), trial.members
+    rate = choose_rate(train, network, members, trial.rates)
     end = train(network, members, [rate] * len(members))
     kept = network.units_on(end.masks)
     test = network.accuracy(end.weights, end.masks, network.task.test())
@@ -301,12 +284,12 @@ def _judged(
     return Sample(
         task=network.task.name,
         arm=arm,
-        budget=budget,
+        budget=trial.budget,
         rate=rate,
         validation=rounded(end.validation.cpu().numpy()),
         test=rounded(test.cpu().numpy()),
         parameters=network.parameters.of(kept).round().astype(int).tolist(),
-        cost=rounded(network.flops.of(kept) / host_flops, 3),
-        events={"budgets": round(float((end.spent / flops).mean()), 4)},
+        cost=rounded(network.flops.of(kept) / trial.host_flops, 3),
+        events={"budgets": round(float((end.spent / trial.flops).mean()), 4)},
         shapes=dict(shapes.most_common(12)),
     )

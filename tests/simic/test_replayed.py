@@ -14,8 +14,9 @@ from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import lifecycle_for
+from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import LearnedController
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.rollout import play
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from tests.replaying import replays_on_a_cpu
 from tests.simic.worlds import make_residual

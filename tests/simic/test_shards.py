@@ -11,8 +11,9 @@ import torch
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
 from esper.simic.config import EpisodeConfig, RewardConfig
+from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.rollout import play
 from esper.simic.trainer import Trainer
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.scripted import RandomLegal, Static

@@ -156,9 +156,10 @@ def test_samples_of_both_arms_say_what_was_kept_and_the_test_split_is_read_once(
     net = Network(fresh, HOSTS["synthetic"])
     whole = whole_flops(net)
     setting = (fresh, HOSTS["synthetic"], 30 * MINIBATCH * whole, MEMBERS, (1.0, 1e-6), "cpu", whole / 4)
-    slim = masked.slimmable(*setting, budget=4.0)
+    trial = masked.Trial(*setting, budget=4.0)
+    slim = masked.slimmable(trial)
     assert fresh.test_reads == 1
-    less = masked.pruned(*setting, target_cost=3.0)
+    less = masked.pruned(trial, target_cost=3.0)
     assert (slim.arm, slim.budget, slim.rate) == ("slimmable", 4.0, 1.0)
     widths = np.array([[2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
     allowed = dict(zip(net.parameters.of(widths), net.flops.of(widths) * 4 / whole, strict=True))

@@ -12,7 +12,8 @@ from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.episode_record import EpisodeRecord
+from esper.simic.rollout import play
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.schedule import Event, Schedule
 from esper.tamiyo.scripted import Static

@@ -18,7 +18,8 @@ from esper.growing.randomness import Randomness
 from esper.growing.result import Grown
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.rollout import Episode, EpisodeRecord
+from esper.simic.episode_record import EpisodeRecord
+from esper.simic.rollout import Episode
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.telemetry.lanes import Part

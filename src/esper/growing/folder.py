@@ -25,10 +25,10 @@ from esper.growing.course import Course, Prepared
 from esper.growing.exporting import save_archive
 from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
+from esper.simic.episode_record import EpisodeRecord
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
-from esper.simic.rollout import EpisodeRecord
 from esper.telemetry.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from esper.telemetry.files import write_atomically
 from esper.telemetry.run_folder import CALL, RunFolder

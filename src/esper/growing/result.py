@@ -14,7 +14,7 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Bluep
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
 from esper.population.blueprints import blueprint_entry
-from esper.simic.rollout import EpisodeRecord
+from esper.simic.episode_record import EpisodeRecord
 from esper.telemetry.schema import Curve
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.rollout import Doubles, EpisodeRecord, Floats
+from esper.simic.episode_record import Doubles, EpisodeRecord, Floats
 
 
 def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:

@@ -13,8 +13,9 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
 from esper.simic.environment import GrowthEnvironment
+from esper.simic.episode_record import EpisodeRecord
 from esper.simic.governor import MemberRows
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.rollout import play
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
-from esper.simic.rollout import EpisodeRecord
+from esper.simic.episode_record import EpisodeRecord
 from esper.telemetry.schema import Film, FilmReel
 
 

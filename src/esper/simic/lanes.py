@@ -13,7 +13,7 @@ from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.rollout import EpisodeRecord
+from esper.simic.episode_record import EpisodeRecord
 from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
 
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has

@@ -10,8 +10,8 @@ from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.baseline import explained_by_baseline
+from esper.simic.episode_record import Doubles, EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import Doubles, EpisodeRecord
 from esper.telemetry.schema import RoundSummary
 
 

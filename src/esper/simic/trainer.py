@@ -31,8 +31,9 @@ from esper.foundation.gather import Alone, Gather, Piece, dealt, gather_pieces, 
 from esper.foundation.rows import named, part
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.environment import GrowthEnvironment
+from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import EpisodeRecord, play
+from esper.simic.rollout import play
 from esper.simic.steps import EnvironmentSpec, StepResult
 from esper.simic.summaries import Progress, summarise
 from esper.tamiyo.blocks import Blocks
