@@ -50,8 +50,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grown.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
-        settings = {"epochs": 5, "engine": "live", "progress": False, "baseline": True}
-        esper.grow(models.small_mlp(), models.table(), controller="habit", out=folder / "mine", **settings)
+        settings = {"epochs": 5, "engine": "live", "progress": False}
+        mine = {"controller": "habit", "baseline": True, "out": folder / "mine"}
+        esper.grow(models.small_mlp(), models.table(), **mine, **settings)
+        esper.grow(models.small_mlp(), models.table(), out=folder / "yours", **settings)
     return folder
 
 
@@ -103,8 +105,13 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: An
     visit.wait("() => document.querySelector('#rounds-done').textContent === '4 / 5'")
     visit.go("runs=mine&view=members")
     visit.wait("() => document.querySelector('.network')?.textContent.includes('the rest')")
-    visit.go("runs=mine&view=compare")
+    visit.go("runs=mine&runs=yours&view=compare")
     assert visit.page.locator("main", has_text="the same model without growth").count() == 1
+    visit.wait("() => document.querySelector('.comparing')?.textContent.includes('against mine')")
+    rows = visit.page.locator(".comparing tr", has_text="accuracy, points").all_inner_texts()
+    assert len(rows) == 1, rows
+    assert "±" in rows[0]
+    assert "one model each: chance of the validation samples" in rows[0]
     assert visit.errors == []
     visit.close()
 

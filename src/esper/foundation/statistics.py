@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import ndtri, stdtrit
 
 NAN = float("nan")
 
@@ -30,6 +30,18 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
         return float(finite[0]), NAN
     half = t_quantile(finite.size - 1) * float(finite.std(ddof=1)) / math.sqrt(finite.size)
     return float(finite.mean()), half
+
+
+def proportion_half(share: float, count: int) -> float:
+    """The half-width of a 95 % interval of a share of `count` samples; NaN where there are none.
+
+    After Agresti and Caffo: one success and one failure more, so that a share of 0 or 1 has a width too, and
+    the root of the sum of two squares holds for the difference of two shares.
+    """
+    if count < 1 or not 0 <= share <= 1:
+        return NAN
+    shrunk = (share * count + 1) / (count + 2)
+    return float(ndtri(0.975)) * math.sqrt(shrunk * (1 - shrunk) / (count + 2))
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class GrowFolder:
         if arm == GROWN:
             record = replace(course.record(), slot_ids=course.prepared.slot_names)
             self.tell_story(record, course.prepared)
-            self.folder.write_growth(self.growth_of(record))
+            self.folder.write_growth(self.growth_of(record, course.prepared))
             self.folder.append_metrics(epoch_summary(record, course.environment.steps, seconds))
         tensors = course.state_dict()
         repeated = [name for name, value in tensors.items() if _repeats(name, value, tensors)]
@@ -103,15 +103,21 @@ class GrowFolder:
         self.folder.write_film(film_reel(record, 3))
         self.folder.lanes.write(lanes_of(record, prepared.environment, 0, parts=prepared.parts))
 
-    def growth_of(self, record: EpisodeRecord) -> Growth:
+    def growth_of(self, record: EpisodeRecord, prepared: Prepared) -> Growth:
         """The record for growth.json while the growth goes on."""
-        return replace(self.growth, curves=[Grown.curve_of(record, GROWN)])
+        samples = prepared.environment.validation_samples
+        return replace(self.growth, curves=[Grown.curve_of(record, GROWN)], validation_samples=samples)
 
     def finish(self, grown: Grown, prepared: Prepared, finished: bool) -> None:
         """Write the grown model, the curves and the report; one that is not finished may still go on."""
         story = replace(grown.record, slot_ids=grown.slot_names)
         self.tell_story(story, prepared)
-        growth = replace(self.growth, curves=grown.curves(), finished=finished, verdicts=grown.verdicts())
+        growth = replace(
+            self.growth_of(story, prepared),
+            curves=grown.curves(),
+            finished=finished,
+            verdicts=grown.verdicts(),
+        )
         self.folder.write_growth(growth)
         _save_network(self.folder.path, grown, self.growth, prepared.example)
         from esper.telemetry.report import write_report  # its pictures need matplotlib

@@ -366,6 +366,11 @@ class GrowthEnvironment:
         """FLOPs of an epoch of each member as it is; of its validation too if its controller looks.  # [N]"""
         return self._priced(slots, self.looks, self._work(measure))
 
+    @property
+    def validation_samples(self) -> int:
+        """How many samples a validation has; for a model of one's own, how many the latest had."""
+        return self._work(True).validation
+
     def _work(self, measure: bool) -> Work:
         """What every member does in one epoch, in samples."""
         config = self.spec.population

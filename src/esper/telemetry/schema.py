@@ -246,6 +246,7 @@ class Growth:
     finished: bool
     curves: Sequence[Curve]  # the grown one first
     verdicts: Sequence[str] = ()  # what the other curves say about it, a sentence each
+    validation_samples: int = 0  # that the score was measured on; 0 where nobody knows
 
 
 def plain(value: Any) -> Any:

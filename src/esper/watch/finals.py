@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from esper.foundation.errors import UserError
-from esper.foundation.statistics import mean_interval
+from esper.foundation.statistics import mean_interval, proportion_half
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.schema import NAN
+from esper.telemetry.run_folder import RunFolder
+from esper.telemetry.schema import NAN, Growth
 from esper.watch.facts import last_line, settings_of
 
 QUANTITIES = ("return", "accuracy", "parameter_ratio")
-_SAME = ("seed", "task", "task_seed")  # settings that make member i of two runs the same member
+# Settings that make member i of two runs the same member; those of a growth from Python are behind them.
+_SAME = ("seed", "task", "task_seed", "model.parameters", "train", "val")
+PAIRED = "member by member"
+UNPAIRED = "unpaired: other members"
+BY_SAMPLES = "one model each: chance of the validation samples, not of another seed"
+ALONE = "one model each: no interval"
+
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -31,7 +40,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Final:
-    """Where a run stands: its last round, and that round's figures."""
+    """Where a run stands: its last round, and that round's figures; of a growth, the last epoch's."""
 
     name: str
     round: int
@@ -39,6 +48,7 @@ class Final:
     rows: Mapping[str, NDArray[np.float64]]  # quantity → [N], where the round's lanes are on disk
     members: tuple[int, ...]
     origin: tuple[Any, ...]  # runs of equal origin have the same members
+    score: str = "accuracy"  # what the figure `accuracy` is
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Difference:
     quantity: str
     mean: float
     ci: float
-    paired: bool  # member by member; else the two intervals are combined as independent
+    basis: str  # of the interval, in words
 
 
 def final_of(name: str, run: Path) -> Final | None:
@@ -58,15 +68,25 @@ def final_of(name: str, run: Path) -> Final | None:
     last = last_line(run / "metrics.jsonl")
     if last is None or not isinstance(last.get("round"), int):
         return None
-    try:
-        config = settings_of(run / "config.yaml")
-    except UserError:
-        config = {}
+    config = _tried(lambda: settings_of(run / "config.yaml")) or {}
+    growth = _tried(lambda: RunFolder.read(run).growth())
     number = int(last["round"])
-    rows, members = _rows(LanesFolder(run / "lanes"), number)
+    rows, members = _rows(LanesFolder(run / "lanes"), number if growth is None else 0)
     figures = {q: Figure(_number(last.get(f"{q}_mean")), _number(last.get(f"{q}_ci"))) for q in QUANTITIES}
-    origin = (number, *(config.get(key) for key in _SAME), *_host(config))
-    return Final(name, number, figures, rows, members, origin)
+    same = (*(config.get(key) for key in _SAME), *_host(config))
+    if growth is None:
+        return Final(name, number, figures, rows, members, (number, *same))
+    rows = {quantity: rows[quantity] for quantity in rows if quantity != "return"}  # it was paid nothing
+    figures |= {quantity: _figure(quantity, values, growth) for quantity, values in rows.items()}
+    return Final(name, number, figures, rows, members, same, growth.score_name)
+
+
+def _figure(quantity: str, rows: NDArray[np.float64], growth: Growth) -> Figure:
+    """Of the members of a growth; of a single one, by the samples that its accuracy is a share of."""
+    mean, ci = mean_interval(rows.tolist())
+    if len(rows) == 1 and quantity == growth.score_name == "accuracy":
+        ci = proportion_half(mean, growth.validation_samples)
+    return Figure(mean, ci)
 
 
 def differences(finals: Sequence[Final]) -> list[Difference]:
@@ -75,19 +95,22 @@ def differences(finals: Sequence[Final]) -> list[Difference]:
         _difference(final, finals[0], quantity)
         for final in finals[1:]
         for quantity in QUANTITIES
+        if quantity != "accuracy" or final.score == finals[0].score
         if math.isfinite(final.figures[quantity].mean - finals[0].figures[quantity].mean)
     ]
 
 
 def _difference(final: Final, base: Final, quantity: str) -> Difference:
-    paired = final.origin == base.origin and final.members == base.members
+    paired = final.origin == base.origin and final.members == base.members and len(base.members) > 1
+    called = final.score if quantity == "accuracy" else quantity
     if paired and quantity in final.rows and quantity in base.rows:
         mean, ci = mean_interval((final.rows[quantity] - base.rows[quantity]).tolist())
-        return Difference(final.name, base.name, quantity, mean, ci, True)
+        return Difference(final.name, base.name, called, mean, ci, PAIRED)
     mine, other = final.figures[quantity], base.figures[quantity]
-    return Difference(
-        final.name, base.name, quantity, mine.mean - other.mean, math.hypot(mine.ci, other.ci), False
-    )
+    ci = math.hypot(mine.ci, other.ci)
+    single = len(final.members) == 1 or len(base.members) == 1
+    basis = UNPAIRED if not single else BY_SAMPLES if math.isfinite(ci) else ALONE
+    return Difference(final.name, base.name, called, mine.mean - other.mean, ci, basis)
 
 
 def _rows(lanes: LanesFolder, number: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
@@ -104,6 +127,13 @@ def _rows(lanes: LanesFolder, number: int) -> tuple[dict[str, NDArray[np.float64
         return rows, tuple(columns["members"].tolist())
     except (UserError, KeyError, IndexError):
         return {}, ()
+
+
+def _tried(read: Callable[[], Read]) -> Read | None:
+    try:
+        return read()
+    except UserError:
+        return None
 
 
 def _host(config: Mapping[str, Any]) -> list[tuple[str, Any]]:

@@ -101,7 +101,8 @@ class _Routes:
     def finals(self, request: Request) -> Any:
         found = [final_of(name, self.library.find(name)) for name in request.query_params.getlist("run")]
         finals = [final for final in found if final is not None]
-        rows = [{"name": final.name, "round": final.round, "figures": final.figures} for final in finals]
+        shown = ("name", "round", "score", "figures")
+        rows = [{name: getattr(final, name) for name in shown} for final in finals]
         return {"rows": rows, "differences": differences(finals)}
 
     def palette(self, request: Request) -> Any:

@@ -34,12 +34,12 @@ export function makeCompare() {
   return {
     root,
     update(moment) {
-      const trained = moment.runs.filter((run) => run.rounds.length && !run.growth);
-      finals.root.hidden = gaps.root.hidden = !trained.length;
-      const key = trained.map((run) => `${run.name}\n${run.last.round}`).join("\n");
-      if (key !== held.key && trained.length) {
+      const rounds = moment.runs.filter((run) => run.rounds.length);
+      finals.root.hidden = gaps.root.hidden = !rounds.length;
+      const key = rounds.map((run) => `${run.name}\n${run.last.round}\n${run.version}`).join("\n");
+      if (key !== held.key && rounds.length) {
         held.key = key;
-        getJson("api/finals", { run: trained.map((run) => run.name) })
+        getJson("api/finals", { run: rounds.map((run) => run.name) })
           .then((found) => drawFinals(found, moment, finals, gaps))
           .catch((error) => fill(finals.body, h("p", { class: "empty" }, error.message)));
       }
@@ -68,12 +68,14 @@ function drawFinals({ rows, differences }, { runs }, finals, gaps) {
   fill(
     finals.body,
     table(
-      ["run", "round", "return", "accuracy", "parameters"],
-      rows.map(({ name, round, figures }) => [
+      ["run", "round or epoch", "return", "validation score", "parameters"],
+      rows.map(({ name, round, score, figures }) => [
         named(name),
         round,
         figure(figures.return, 1, 3),
-        figure(figures.accuracy, 100, 1, " %"),
+        score === "accuracy"
+          ? figure(figures.accuracy, 100, 1, " %")
+          : figure(figures.accuracy, 1, 3, ` ${score}`),
         `× ${figure(figures.parameter_ratio, 1, 2)}`,
       ]),
     ),
@@ -90,7 +92,7 @@ function drawFinals({ rows, differences }, { runs }, finals, gaps) {
         named(gap.name),
         QUANTITIES[gap.quantity]?.name ?? gap.quantity,
         verdict(gap),
-        h("span", { class: "hint" }, gap.paired ? "member by member" : "unpaired"),
+        h("span", { class: "hint" }, gap.basis),
       ]),
     ),
     h(
