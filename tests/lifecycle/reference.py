@@ -311,7 +311,7 @@ def pass_time(slot: Slot) -> tuple[bool, bool]:
     if slot.prune_pending and slot.alpha_mode == HOLD:
         slot.clear(PRUNED)
         return True, True
-    if slot.stage == FOSSILIZED and slot.room:
+    if slot.stage == FOSSILIZED and slot.room and (slot.age or slot.blueprint == CLONE):
         slot.room -= 1
         slot.clear(DORMANT)
         return False, True

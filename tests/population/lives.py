@@ -63,6 +63,9 @@ class Life:
             "weight_decay": 0.1,
             "clip_norm": float(rng.choice([0.05, 1e9])),
             "seed_lr": 3e-3,
+            "copy_noise": float(rng.choice([0.0, 0.01])),
+            "widen_copies": float(rng.choice([0.0, 0.5])),
+            "rewarm": int(rng.choice([0, 3])),
         }
         config = PopulationConfig(**{**SMALL, **drawn, **settings})
         objective = EXACT if torch.get_default_dtype() == torch.float64 else "classification"

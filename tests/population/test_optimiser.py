@@ -76,13 +76,12 @@ def test_rows_with_their_own_rates_and_freezes_equal_torch_optim(
 def test_clipping_is_per_row_and_that_of_torch(scales: list[float], limit: float) -> None:
     generator = torch.Generator().manual_seed(4)
     gradient = torch.randn(len(scales), 6, generator=generator) * torch.tensor(scales).unsqueeze(1)
-    clipped, norms = clip_rows(gradient, limit)
+    clipped = clip_rows(gradient, gradient.norm(dim=1), limit)
     for i in range(len(scales)):
         parameter = torch.zeros(6, requires_grad=True)
         parameter.grad = gradient[i].clone()
-        norm = torch.nn.utils.clip_grad_norm_([parameter], limit)
+        torch.nn.utils.clip_grad_norm_([parameter], limit)
         torch.testing.assert_close(clipped[i], parameter.grad)
-        torch.testing.assert_close(norms[i], norm)
     assert (clipped.norm(dim=1) <= limit * (1 + 1e-5)).all()
 
 
@@ -96,7 +95,7 @@ def test_a_gradient_that_is_not_finite_stays_in_its_row(optimiser: str, bad: flo
     broken[0, 1] = bad
     everyone = torch.ones(3, dtype=torch.bool)
     for rows, g in ((sick, broken), (well, gradient)):
-        step_rows(rows, clip_rows(g, 1.0)[0], torch.full((3,), 0.1), everyone, config)
+        step_rows(rows, clip_rows(g, g.norm(dim=1), 1.0), torch.full((3,), 0.1), everyone, config)
     for name, value in well.tensors().items():
         assert torch.equal(sick.tensors()[name][1:], value[1:])
     frozen = random_rows(3, 4, 0)

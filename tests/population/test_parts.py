@@ -14,9 +14,12 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population import surgery
+from esper.population.blocks import Branch
 from esper.population.data import Clock
 from esper.population.extract import Grafted, extract
+from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
+from esper.population.layout import flatten, load_flat
 from esper.population.population import Population
 from tests.population.lives import Life, doubles
 from tests.population.worlds import (
@@ -167,6 +170,70 @@ def test_a_clone_at_full_strength_is_the_layer_repeated() -> None:
     x = extract(population, states, 0)[0](tokens)
     expected = head(perceived(attended(perceived(attended(x)))))
     torch.testing.assert_close(outputs_of(population, states, tokens)[0], expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(**LIVES)
+def test_units_that_are_copies_say_nothing_at_any_strength_and_after_their_fold(
+    preset: str, seed: int
+) -> None:
+    """A unit's copies come in pairs whose outgoing weights cancel, in blocks of any width."""
+    with doubles():
+        life = Life(preset, seed, mirrored=False, copy_noise=0.0, widen_copies=0.7).grow(rounds=1)
+        population = life.population
+        population.prune(population.forms[:, :, 0] != NO_FORM)
+        fits = population.growable()[:, :, [Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
+        name = Blueprint.WIDEN_HALF + fits[:, :, 1].long()
+        bare = SlotStates.empty(*name.shape)
+        before = outputs_of(population, bare, life.inputs)
+        population.germinate(fits.any(2), name)
+        states = bare.replace(
+            stage=torch.where(fits.any(2), int(Stage.BLENDING), bare.stage),
+            blueprint=torch.where(fits.any(2), name, -1),
+        )
+        for alpha in (0.5, 1.0):
+            heard = states.replace(alpha=torch.where(fits.any(2), alpha, bare.alpha))
+            close(outputs_of(population, heard, life.inputs), before)
+        population.fold(fits.any(2), states.style)
+        close(outputs_of(population, bare, life.inputs), before)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_copied_units_part_from_each_other_and_learn_within_two_steps(world: str) -> None:
+    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.WIDEN_FULL)] * 2] * 2)
+    population = make_population(world, 2, batches_per_epoch=1, widen_copies=1.0, weight_decay=0.0)
+    plant(population, states, awake=False)
+    before = population.seeds.weights.clone()
+    for epoch in range(2):
+        population.train_epoch(states, make_data(world, 2), Clock(0, epoch, 10))
+    for s, slot in enumerate(population.bodies.slots):
+        branch = slot.module(int(Blueprint.WIDEN_FULL))
+        assert isinstance(branch, Branch)
+        row, size = part_row(population, 0, s, 0), flatten(branch).numel()
+        assert (row[:size] != part_row(population, 0, s, 0, before)[:size]).float().mean() > 0.9
+        load_flat(branch, row)
+        units = branch.first.weight.unflatten(0, (branch.copies, branch.units, -1))
+        assert not torch.allclose(units[:, 0], units[:, 1])
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_noise_on_a_copy_is_a_share_of_each_weight_and_belongs_to_the_member(world: str) -> None:
+    states = SlotStates.from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]] * 3)
+    exact, noisy = (make_population(world, 3, copy_noise=share) for share in (0.0, 0.01))
+    alone = make_population(world, [2], copy_noise=0.01)
+    for population in (exact, noisy, alone):
+        plant(population, states[2] if population is alone else states, awake=False)
+    origin, copied = exact.seeds.weights[1::2], noisy.seeds.weights[1::2]
+    used = origin != 0
+    share = (copied[used] / origin[used] - 1.0) / 0.01
+    assert 0.8 < float(share.std()) < 1.2
+    assert (copied[~used] == 0).all()
+    assert not torch.equal(share[: used[0].sum()], share[used[0].sum() : used[:2].sum()])
+    assert torch.equal(alone.seeds.weights[1], copied[2])
 
 
 # ---- the grown network -----------------------------------------------------------------------------------
@@ -430,6 +497,19 @@ def test_no_rate_is_left_once_everything_is_spent() -> None:
     population.train_epoch(SlotStates.empty(2, 2), data, clock)
     assert torch.equal(population.hosts.weights[0], before["hosts.weights"][0])
     assert not torch.equal(population.hosts.weights[1], before["hosts.weights"][1])
+
+
+@pytest.mark.parametrize("world", RESIDUAL)
+def test_a_host_is_clipped_by_the_norm_of_all_its_parts_together(world: str) -> None:
+    settings = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "host_lr": 1.0, "clip_norm": 1e-3}
+    with doubles():
+        population = make_population(world, 3, EXACT, batches_per_epoch=1, **settings)
+        rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]
+        before = torch.cat(rows, dim=1)
+        population.train_epoch(SlotStates.empty(3, 2), make_data(world, 3), CLOCK)
+        rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]
+        moved = (torch.cat(rows, dim=1) - before).norm(dim=1)
+        torch.testing.assert_close(moved, torch.full((3,), 1e-3), rtol=1e-2, atol=0)
 
 
 @pytest.mark.parametrize("world", RESIDUAL)

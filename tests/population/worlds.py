@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import product
@@ -260,6 +261,8 @@ class OneAfterAnother:
             {name: self._optimiser(part) for name, part in self._parts(m).items()} for m in self.members
         ]
         self.steps = [dict.fromkeys(parts, 0) for parts in self.optimisers]
+        self.heard: list[set[int]] = [set() for _ in self.members]  # slots, in the latest epoch
+        self.since = [math.inf] * len(self.members)  # minibatches since a seed was first heard
 
     @staticmethod
     def _parts(member: ReferenceMember) -> dict[str, nn.Module]:
@@ -286,6 +289,7 @@ class OneAfterAnother:
         seed = self.members[i].germinate(s, blueprint, STYLE_BLEND[Style(style)])
         load_part(self.population, seed, s, part_row(self.population, i, s, 0))
         self.optimisers[i][str(s)], self.steps[i][str(s)] = self._optimiser(seed), 0
+        self.heard[i].discard(s)
 
     def prune(self, i: int, s: int) -> None:
         """A seed ends."""
@@ -294,6 +298,7 @@ class OneAfterAnother:
 
     def fold(self, i: int, s: int) -> None:
         """A seed becomes part of its host, with what its optimiser knows."""
+        self.since[i] = self.since[i] if s in self.heard[i] else 0
         member, moved = self.members[i], self.optimisers[i].pop(str(s))
         seed, count, steps = member.seed_at(s), self.steps[i].pop(str(s)), self.steps[i]
         length = len(member.chains[s])
@@ -339,11 +344,17 @@ class OneAfterAnother:
         """The mean loss of each member, 0 of those that rest.  # [N]"""
         order, count = self.population._data_order(data.num_samples), self.config.batches_per_epoch
         losses = torch.zeros(len(self.members))
+        for i, member in enumerate(self.members):
+            heard = {s for s, alpha in enumerate(member.alphas) if alpha > 0}
+            self.since[i] = 0 if heard - self.heard[i] else self.since[i]
+            self.heard[i] = heard
         for b in range(count):
             inputs, targets = data.take(order.batch(clock.episode, clock.epoch * count + b))
             for i in range(len(self.members)):
                 if i not in resting:
                     rate = self.rate(self._done(clock, i, b / count))
+                    rate *= min((self.since[i] + 1) / max(self.config.rewarm, 1), 1.0)
+                    self.since[i] += 1
                     losses[i] += self.step(i, inputs[i], targets[i], rate) / count
         return losses
 
@@ -364,6 +375,9 @@ class OneAfterAnother:
         for s, way in learning.items():
             if way == "isolated":
                 self._keep_gradients(loss_of(member(inputs, member.shadow(s)), targets), [parts[str(s)]])
+        self._clip([member.trunk, *folded.values()])
+        for s in learning:
+            self._clip([parts[str(s)]])
         age = self.steps[i]["host"]
         for name in ("host", *folded, *map(str, learning)):
             if not name.isdigit() or self.states.alpha_mode[i, int(name)] != AlphaMode.DOWN:
@@ -393,10 +407,14 @@ class OneAfterAnother:
         for parameter, gradient in zip(parameters, found, strict=True):
             parameter.grad = torch.zeros_like(parameter) if gradient is None else gradient
 
+    def _clip(self, modules: Sequence[nn.Module]) -> None:
+        """Modules that are clipped as one."""
+        parameters = [p for module in modules for p in module.parameters()]
+        torch.nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+
     def _move(self, i: int, name: str, module: nn.Module, rate: float) -> None:
         optimiser = self.optimisers[i][name]
         optimiser.param_groups[0]["lr"] = rate
-        torch.nn.utils.clip_grad_norm_(list(module.parameters()), self.config.clip_norm)
         if self.config.optimiser == "sgd":  # decay is decoupled here, which plain SGD does not know
             with torch.no_grad():
                 for parameter in module.parameters():

@@ -305,14 +305,30 @@ def test_growth_of_blocks_is_offered_where_there_are_blocks() -> None:
     assert not result.outcome.germinated.any()
 
 
+WIDEN = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
+
+
 def test_a_block_is_not_widened_beyond_its_widest() -> None:
     environment = make_residual(folds=2)
     environment.reset(0, looks=False)
-    widen = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
-    environment.step([Actions.of([action, WAIT]) for action in (widen, FOSSILISE)])
+    environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
+    environment.step(Actions.wait(2))
     assert environment.slots.stage[0, 0] == Stage.DORMANT
     offered = environment.masks().blueprint[:, [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
     assert offered.tolist() == [[True, False, False], [True, True, True]]
+
+
+def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded_in() -> None:
+    environment = make_residual(folds=2)
+    environment.reset(0, looks=False)
+    environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
+    assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
+    population, states = environment.population, environment.begin(Actions.wait(2)).states
+    population.look(states)
+    assert states.stage[0, 0] == Stage.DORMANT
+    size = population.bodies.slots[0].body(int(population.forms[0, 0, 1])).parameters
+    moments = population.parts.second[2, :size]  # of the first member's block, as wide as it is now
+    assert (moments > 0).all(), "none of Adam's moments is 0 under the older count of the block"
 
 
 def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:

@@ -83,6 +83,12 @@ def uniform_of(keys: Tensor, count: int) -> Tensor:
     return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
 
 
+def normal_of(keys: Tensor, count: int) -> Tensor:
+    """Standard normal numbers of given keys, by the Box-Muller transform.  # [...] → [..., count] float32"""
+    length, angle = uniform_of(keys, 2 * count).split(count, dim=-1)
+    return torch.sqrt(-2.0 * torch.log1p(-length)) * torch.cos(2.0 * math.pi * angle)
+
+
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """`count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
     return _bits_of(stream_keys(seed, members, stream, counter), count)
@@ -94,10 +100,8 @@ def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Te
 
 
 def random_normal(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """Standard normal numbers by the Box-Muller transform.  # [N, count] float32"""
-    uniform = random_uniform(seed, members, stream, counter, 2 * count)
-    radius = torch.sqrt(-2.0 * torch.log1p(-uniform[:, :count]))
-    return radius * torch.cos(2.0 * math.pi * uniform[:, count:])
+    """Standard normal numbers.  # [N, count] float32"""
+    return normal_of(stream_keys(seed, members, stream, counter), count)
 
 
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:

@@ -19,6 +19,7 @@ from esper.lifecycle.actions import (
     TARGET_ALPHA,
     Actions,
     AlphaSpeed,
+    Blueprint,
     Head,
     Op,
     Tempo,
@@ -175,7 +176,8 @@ def joined_outcome(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
 def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     """One decision step passes: ramps move, scheduled prunes end, pruned slots cool down, clocks count.
 
-    A fossil whose slot has room becomes part of the host, and its slot is empty again.
+    A fossil whose slot has room becomes part of the host, and its slot is empty again. New units first train
+    for a step beside their block: their moments need a count of their own until they stand for something.
 
     A slot moves at most once, judged on the stage in which the tick found it.
     """
@@ -184,7 +186,8 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     clock = states.epochs_in_stage + 1
     patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks).take(states.stage)
     cooled = clock >= patience
-    folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0)
+    ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
+    folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0) & ripe
     moved = ended | cooled | folded
     stage = torch.where(cooled, _cooled_stages(states.device).take(states.stage), states.stage)
     after = _without_seed(ramped, ended | folded).replace(

@@ -26,7 +26,11 @@ class PopulationConfig(Config):
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay")
     momentum: float = Field(0.9, ge=0, lt=1, description="sgd: momentum; adamw: the first beta")
     second_beta: float = Field(0.999, ge=0, lt=1, description="adamw: the second beta")
-    clip_norm: float = Field(5.0, gt=0, description="gradient norm at most this, per member and per seed")
+    clip_norm: float = Field(
+        5.0,
+        gt=0,
+        description="gradient norm at most this: of a host with all that became part of it, and of a seed",
+    )
     schedule: Literal["constant", "cosine", "one_cycle", "flat"] = Field(
         "one_cycle", description="how the learning rates move over an episode"
     )
@@ -61,6 +65,20 @@ class PopulationConfig(Config):
         0,
         ge=0,
         description="minibatches over which the learning rate of new weights rises to that of the rest",
+    )
+    rewarm: int = Field(
+        0,
+        ge=0,
+        description="minibatches over which the rates of a whole member rise again once it hears a new seed",
+    )
+    copy_noise: float = Field(
+        0.0, ge=0, description="standard deviation of copied weights around the original, as a share of it"
+    )
+    widen_copies: float = Field(
+        0.0,
+        ge=0,
+        description="WIDEN: above 0, new units are copies of old ones in pairs, their outgoing weights plus "
+        "and minus this share of the original's; 0: fresh units whose outgoing weights are 0",
     )
     initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
     seed_weights: int = Field(

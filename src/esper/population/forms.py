@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
-from esper.population.blocks import Branch, fold_units
+from esper.population.blocks import Branch, copy_units, fold_units
 from esper.population.blueprints import Gate, build_blueprint
 from esper.population.hosts import Host, block_of
 from esper.population.row_module import RowModule
@@ -185,16 +185,28 @@ class SlotForms:
         form: a block of any class but the widest; → [P of the wider block] int64, into [block row, seed row].
         """
         assert self.branch is not None
-        old, new = self.body(form).parts[0].layout, self.body(int(blueprint)).parts[0].layout
-        host = old.unflatten(torch.arange(self.width).unsqueeze(0))
-        seed = new.unflatten(torch.arange(self.width, 2 * self.width).unsqueeze(0))
-        folded = fold_units(
-            {name: value[0] for name, value in host.items()},
-            {name: value[0] for name, value in seed.items()},
-            self.branch.copies,
-        )
+        host, seed = self._places(form), self._places(int(blueprint), start=self.width)
+        folded = fold_units(host, seed, self.branch.copies)
         wider = self.body(form + HALVES[blueprint]).parts[0].layout
         return torch.cat([folded[name].flatten() for name in wider.names])
+
+    def copy_index(self, form: int, blueprint: Blueprint, share: float) -> tuple[Tensor, Tensor]:
+        """Where each element of new units that copy old ones comes from, and its factor; see `copy_units`.
+
+        form: the block that they widen; → [P of the new units] int64, into the block's row, and as many
+        factors.
+        """
+        assert self.branch is not None
+        old, new = self.units(self.branch, form - self.codes.block), HALVES[blueprint] * _half(self.branch)
+        found = copy_units(self._places(form), old, new, self.branch.copies, share)
+        names = self.body(int(blueprint)).parts[0].layout.names
+        index, factor = (torch.cat([values[name].flatten() for name in names]) for values in found)
+        return index, factor
+
+    def _places(self, form: int, start: int = 0) -> dict[str, Tensor]:
+        """The columns of a row at which each parameter of a form of one part lies, from a column on."""
+        columns = torch.arange(start, start + self.width).unsqueeze(0)
+        return {name: value[0] for name, value in self.body(form).parts[0].layout.unflatten(columns).items()}
 
 
 def last_forms(forms: Tensor, back: int = 0) -> Tensor:

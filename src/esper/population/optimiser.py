@@ -72,26 +72,26 @@ class RowWeights:
 
 
 def learn_rows(
-    rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
-) -> Tensor:
-    """Clip each row's gradient and move the active rows, each at its own rate; the norms before clipping.
+    rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+) -> None:
+    """Clip each row's gradient by a norm that is given for it and move the active rows, each at its own rate.
 
-    gradient [M, P], lr [M], active [M] bool → [M]
+    gradient [M, P]; norms, lr [M]; active [M] bool
     """
     if rows.weights.is_cuda and _has_triton():
         from esper.population import kernels
 
-        return kernels.learn_rows(rows, gradient, lr, active, config)
-    clipped, norms = clip_rows(gradient, config.clip_norm)
-    step_rows(rows, clipped, lr, active, config)
-    return norms
+        kernels.learn_rows(rows, gradient, norms, lr, active, config)
+        return
+    step_rows(rows, clip_rows(gradient, norms, config.clip_norm), lr, active, config)
 
 
-def clip_rows(gradient: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """Scale each row down to a norm of at most `limit`; also the norms before.  # [M, P] → [M, P], [M]"""
-    norms = gradient.norm(dim=1)
-    scale = (limit / (norms + 1e-6)).clamp(max=1.0)
-    return gradient * scale.unsqueeze(1), norms
+def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:
+    """Scale down each row whose norm is above the limit, by as much as that.  # [M, P], [M] → [M, P]
+
+    The norm of a row may be that of all the rows of which it is one.
+    """
+    return gradient * (limit / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
 
 
 def step_rows(

@@ -20,7 +20,7 @@ from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, le
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import OBJECTIVES, Objective
-from esper.population.optimiser import RowWeights, moment_decays
+from esper.population.optimiser import RowWeights
 from esper.population.plan import (
     NO_BLEND,
     Ints,
@@ -33,7 +33,7 @@ from esper.population.plan import (
 )
 from esper.population.planning import Sketch
 from esper.population.replays import Epoch, Replays
-from esper.population.schedule import rate_share
+from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, SeedBank, Surgeon, first_rows
 
@@ -87,6 +87,7 @@ class Population:
         self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool
         self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
         self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
+        self.rewarming = Rewarming(*shape, config.rewarm, self.device) if config.rewarm else None
         self._drawn: set[int] = set()  # the first hosts that have been made
         self._host_bank = first_rows(config.initial_weights, (self.bodies.host_width,), self.device)
         blocks = (self.num_slots, self.bodies.part_width) if self.bodies.has_blocks else (0,)
@@ -129,6 +130,8 @@ class Population:
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)
         self.finished.fill_(False)
+        if self.rewarming is not None:
+            self.rewarming.begin()
         self.idle = False  # nobody is left to train, as of the latest look
         self._replays.release()
 
@@ -145,6 +148,8 @@ class Population:
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         """Seeds begin in the slots where True; their weights are written at the next look.  # [N, S] each"""
         self._born.copy_(torch.where(where, blueprint, self._born))
+        if self.rewarming is not None:
+            self.rewarming.plant(where)
         if self.bodies.has_blocks:
             clones = cloned_forms(self.forms, self._repeats_two, self.bodies.codes)
             blueprint = torch.where(blueprint == Blueprint.CLONE, clones, blueprint)
@@ -161,6 +166,8 @@ class Population:
         style: as it was before the rules emptied the slot
         """
         self._folding.copy_(torch.where(where, blend_of(style), self._folding))
+        if self.rewarming is not None:
+            self.rewarming.fold(where)
 
     @property
     def folding(self) -> Tensor:
@@ -207,14 +214,14 @@ class Population:
 
     def _operate(self, view: SlotView, births: Events, born: Ints, folds: Events) -> None:
         """Carry out births and folds; forms and blends of the view are changed in place by folds."""
-        surgeon = Surgeon(self.parts, self.bodies, view.form, view.blend[:, :, 1:])
+        surgeon = Surgeon(self.parts, self.bodies, self.config, view.form, view.blend[:, :, 1:])
         if len(births.member):
             picks = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
             surgeon.bear(births, born[births.member, births.slot], self._seed_bank, picks)
             self.births.add_((self._born != NO_FORM).any(dim=1))
             self._born.fill_(NO_FORM)
         if len(folds.member):
-            surgeon.fold(folds, view.fold[folds.member, folds.slot], moment_decays(self.config))
+            surgeon.fold(folds, view.fold[folds.member, folds.slot])
             self._folding.fill_(NO_BLEND)
             self.forms.copy_(ship(view.form, self.device))
             self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
@@ -227,23 +234,31 @@ class Population:
         view = self._view(states, data)
         order = self._data_order(data.num_samples)
         metrics = TrainMetrics.unmeasured(*view.shape, self.device)
+        rates = self._rates(states, clock)
         for some in self._chunks(view):
             rows = training_rows(some)
             sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
             epoch = self._replays.training(sketch, data)
             epoch.begin()
-            self._train(epoch, order, clock)
+            self._train(epoch, order, clock, rates)
             _put(metrics, epoch.plan, some, epoch.finish())
         return metrics
 
-    def _train(self, epoch: Epoch, order: DataOrder, clock: Clock) -> None:
-        """The minibatches of an epoch."""
-        ids, batches = epoch.plan.ids, self.config.batches_per_epoch
+    def _rates(self, states: SlotStates, clock: Clock) -> Tensor:
+        """The share of the peak learning rate of every minibatch of an epoch.  # [batches, N]"""
+        batches = self.config.batches_per_epoch
         done = torch.stack([clock.done(b, batches, self.members) for b in range(batches)])  # [batches, N]
-        rates = (rate_share(done, self.config) * self.rate_scale).index_select(1, ids)
+        rates = rate_share(done, self.config) * self.rate_scale
+        if self.rewarming is None:
+            return rates
+        return rates * self.rewarming.shares(states, ~self.finished, batches)
+
+    def _train(self, epoch: Epoch, order: DataOrder, clock: Clock, rates: Tensor) -> None:
+        """The minibatches of an epoch.  # rates [batches, N]"""
+        ids, batches = epoch.plan.ids, self.config.batches_per_epoch
         first = clock.epoch * batches
         counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + first)
-        for b, (rate, count) in enumerate(zip(rates, counts, strict=True)):
+        for b, (rate, count) in enumerate(zip(rates.index_select(1, ids), counts, strict=True)):
             epoch(order.batch(clock.episode, first + b).index_select(0, ids), rate, count)
 
     @torch.no_grad()
@@ -282,6 +297,7 @@ class Population:
         named = {"births": self.births, "born": self._born, "finished": self.finished}
         named |= {"forms": self.forms, "folded_blends": self.folded_blends, "folding": self._folding}
         named |= {f"hosts.{name}": value for name, value in self.hosts.tensors().items()}
+        named |= {} if self.rewarming is None else self.rewarming.tensors()
         each = self.num_members * self.num_slots
         for place in range(self.places):
             rows = self.parts.slice(place * each, (place + 1) * each)

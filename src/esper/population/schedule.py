@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from esper.lifecycle.legality import is_heard
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 
 LEAST = 1e-3  # a schedule that falls ends here
@@ -48,3 +50,46 @@ SCHEDULES: dict[str, Callable[[Tensor, PopulationConfig], Tensor]] = {
     "one_cycle": _one_cycle,
     "flat": _flat,
 }
+
+
+class Rewarming:
+    """How long ago each member began to hear a new seed, and the share of its rates until it is warm again.
+
+    Everything is written in place, on the device.
+    """
+
+    def __init__(self, members: int, slots: int, minibatches: int, device: torch.device) -> None:
+        self.minibatches = minibatches
+        self.heard = torch.zeros(members, slots, dtype=torch.bool, device=device)  # in the latest epoch
+        self.since = torch.zeros(members, device=device)  # minibatches
+        self.begin()
+
+    def begin(self) -> None:
+        """An episode begins: nothing was heard yet, and everyone is warm."""
+        self.heard.fill_(False)
+        self.since.fill_(self.minibatches)
+
+    def plant(self, where: Tensor) -> None:
+        """New seeds, which nobody has heard yet.  # where [N, S] bool"""
+        self.heard.masked_fill_(where, False)
+
+    def fold(self, where: Tensor) -> None:
+        """Seeds become part of their hosts, some before an epoch in which they were heard.  # [N, S] bool"""
+        self.since.masked_fill_((where & ~self.heard).any(dim=1), 0.0)
+
+    def shares(self, states: SlotStates, active: Tensor, minibatches: int) -> Tensor:
+        """An epoch begins: what to multiply the rates of its minibatches with.
+
+        active [N] bool: who takes part; for the others no time passes.  → [minibatches, N]
+        """
+        heard = torch.where(active.unsqueeze(1), is_heard(states) & (states.alpha > 0), self.heard)
+        self.since.masked_fill_((heard & ~self.heard).any(dim=1), 0.0)
+        self.heard.copy_(heard)
+        steps = torch.arange(1, minibatches + 1, device=self.since.device).unsqueeze(1)
+        shares = ((self.since + steps) / self.minibatches).clamp(max=1.0)
+        self.since.add_(minibatches * active)
+        return shares
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a snapshot holds."""
+        return {"heard": self.heard, "since_heard": self.since}

@@ -104,13 +104,22 @@ class TrainEpoch:
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)
         active = plan.active.bool()
-        norms = learn_rows(self.hosts, host_gradient, rate * config.host_lr, active, config).square()
+        norms = torch.linalg.vector_norm(host_gradient, dim=1)
         if part_gradient is not None:
             self.part_gradient.copy_(part_gradient)
-            moved = learn_rows(self.parts, part_gradient, part_rate, plan.learning.bool(), config)
-            folded = moved.square().masked_fill(plan.live_slot >= 0, 0.0)  # these belong to the host
-            norms = norms.index_add(0, plan.live_member, folded)
-        self.host_norm.copy_(norms.sqrt())
+            norms, part_norms = self._norms(norms, torch.linalg.vector_norm(part_gradient, dim=1))
+            learn_rows(self.parts, part_gradient, part_norms, part_rate, plan.learning.bool(), config)
+        learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, active, config)
+        self.host_norm.copy_(norms)
+
+    def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient norms that clipping goes by: of each host with all that was folded into it, and for
+        each live part its own if it is a seed, that of its host if it was folded in.  # both [n], [L]"""
+        plan = self.plan
+        is_seed = plan.live_slot >= 0
+        folded = part.square().masked_fill(is_seed, 0.0)
+        host = trunk.square().index_add(0, plan.live_member, folded).sqrt()
+        return host, torch.where(is_seed, part, host.index_select(0, plan.live_member))
 
     def _part_rate(self, rate: Tensor) -> Tensor:
         """The learning rate of each live part: less while it is newer than its host.  # [n] → [L]"""

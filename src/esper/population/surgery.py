@@ -16,10 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.foundation.streams import normal_of
 from esper.lifecycle.actions import Blend, Blueprint
 from esper.population.bodies import Bodies
+from esper.population.config import PopulationConfig
 from esper.population.forms import HALVES, NO_FORM
-from esper.population.optimiser import RowWeights
+from esper.population.optimiser import RowWeights, moment_decays
 from esper.population.plan import Ints, ship
 
 BANK_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
@@ -80,8 +82,10 @@ class Surgeon:
     place 0 is the seed. Rows of parts lie place by place, then member by member, then slot by slot.
     """
 
-    def __init__(self, parts: RowWeights, bodies: Bodies, form: Ints, blend: Ints) -> None:
-        self.parts, self.bodies, self.form, self.blend = parts, bodies, form, blend
+    def __init__(
+        self, parts: RowWeights, bodies: Bodies, config: PopulationConfig, form: Ints, blend: Ints
+    ) -> None:
+        self.parts, self.bodies, self.config, self.form, self.blend = parts, bodies, config, form, blend
         self.folded = (form[:, :, 1:] != NO_FORM).sum(2)  # [N, S] how many parts stand behind each other
 
     def _rows(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Tensor:
@@ -92,14 +96,38 @@ class Surgeon:
 
     def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
         """First weights and clean optimisers for new seeds.  # blueprint [k], picks [N, S] random words"""
-        fresh = at.those(blueprint != Blueprint.CLONE)
-        if len(fresh.member):
-            drawn = picks[ship(fresh.member, picks.device), ship(fresh.slot, picks.device)]
-            weights = bank.rows(fresh.slot, blueprint[blueprint != Blueprint.CLONE], drawn)
-            self.parts.rewrite_rows(self._rows(0, fresh), weights)
-        for s in np.unique(at.slot[blueprint == Blueprint.CLONE]).tolist():
-            some = at.those((at.slot == s) & (blueprint == Blueprint.CLONE))
-            self.parts.rewrite_rows(self._rows(0, some), self._copies(some, s))
+        copied = blueprint == Blueprint.CLONE
+        if self.config.widen_copies > 0:
+            copied |= np.isin(blueprint, tuple(HALVES))
+        words = picks[ship(at.member, picks.device), ship(at.slot, picks.device)]  # [k]
+        if not copied.all():
+            own = ship(np.flatnonzero(~copied), picks.device)
+            fresh = at.those(~copied)
+            self.parts.rewrite_rows(
+                self._rows(0, fresh), bank.rows(fresh.slot, blueprint[~copied], words[own])
+            )
+        for s, name in sorted(set(zip(at.slot[copied].tolist(), blueprint[copied].tolist(), strict=True))):
+            which = (at.slot == s) & (blueprint == name)
+            some = at.those(which)
+            clones = name == Blueprint.CLONE
+            weights = self._copies(some, s) if clones else self._copied_units(some, s, Blueprint(name))
+            if self.config.copy_noise > 0:
+                keys = words[ship(np.flatnonzero(which), picks.device)]
+                noise = normal_of(keys, weights.shape[1]).to(weights)
+                weights = weights * (1.0 + self.config.copy_noise * noise)
+            self.parts.rewrite_rows(self._rows(0, some), weights)
+
+    def _copied_units(self, at: Events, s: int, blueprint: Blueprint) -> Tensor:
+        """Units of the last block of slot s as rows of seeds, in pairs that say nothing.  # [k, P]"""
+        last = self.folded[at.member, at.slot]
+        blocks, classes = self.parts.weights[self._rows(last, at)], self.form[at.member, at.slot, last]
+        rows = torch.zeros_like(blocks)
+        for form in np.unique(classes):
+            index, factor = self.bodies.slots[s].copy_index(int(form), blueprint, self.config.widen_copies)
+            some = ship(np.flatnonzero(classes == form), rows.device)
+            copied = blocks[some][:, index.to(rows.device)] * factor.to(rows)
+            rows[some, : index.shape[0]] = copied
+        return rows
 
     def _copies(self, at: Events, s: int) -> Tensor:
         """The weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""
@@ -113,18 +141,17 @@ class Surgeon:
         lead, start = self.parts.weights[self._rows(place, at, of)], slot.pair_start
         return torch.cat([lead[:, :start], rows[:, : rows.shape[1] - start]], dim=1)
 
-    def fold(self, at: Events, blend: Ints, decays: tuple[float, float]) -> None:
+    def fold(self, at: Events, blend: Ints) -> None:
         """Fossils become part of the host: a wider block, or one more part behind the others.
 
-        blend [k] of plain seeds; decays: of the optimiser's moments, see `moment_decays`. Raises ValueError
-        where a slot is full.
+        blend [k] of plain seeds. Raises ValueError where a slot is full.
         """
         codes, seed = self.bodies.codes, self.form[at.member, at.slot, 0]
         for s, form in sorted(set(zip(at.slot.tolist(), seed.tolist(), strict=True))):
             which = (at.slot == s) & (seed == form)
             some = at.those(which)
             if form in tuple(HALVES):
-                self._widen(some, s, Blueprint(form), decays)
+                self._widen(some, s, Blueprint(form))
             elif form >= codes.pair:
                 lead, block = divmod(form - codes.pair, codes.classes)
                 self._append(some, codes.lead + lead, int(Blend.ADD))
@@ -147,7 +174,7 @@ class Surgeon:
         self.form[at.member, at.slot, place] = form
         self.blend[at.member, at.slot, place - 1] = blend
 
-    def _widen(self, at: Events, s: int, blueprint: Blueprint, decays: tuple[float, float]) -> None:
+    def _widen(self, at: Events, s: int, blueprint: Blueprint) -> None:
         """The units of the seeds beside those of the last blocks.
 
         Moments come along; those of the new units are brought to the step count of the old ones.
@@ -159,6 +186,7 @@ class Surgeon:
             index = self.bodies.slots[s].fold_index(int(form), blueprint).to(self.parts.weights.device)
             source, target = self._rows(0, some), self._rows(last[classes == form], some)
             old, new = (self.parts.steps[rows].clamp(min=1.0).unsqueeze(1) for rows in (target, source))
+            decays = moment_decays(self.config)
             scales = [torch.ones_like(old), *((1 - decay**old) / (1 - decay**new) for decay in decays)]
             fields = (self.parts.weights, self.parts.first, self.parts.second)
             for field, scale in zip(fields, scales, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -49,17 +48,15 @@ def _update(  # type: ignore[no-untyped-def]
 
 
 def learn_rows(
-    rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
-) -> Tensor:
-    """What `optimiser.learn_rows` does, for learning rates lr [M].  # → [M]"""
+    rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+) -> None:
+    """What `optimiser.learn_rows` does."""
     gradient = gradient.contiguous()
-    norms: Tensor = torch.linalg.vector_norm(gradient, dim=1)
     rows.steps.add_(active)
     count, width = gradient.shape
     tiles = cdiv(width, BLOCK)
     _update[(tiles * count,)](
-        rows.weights, rows.first, rows.second, rows.steps, gradient, norms, lr.contiguous(), active,
-        width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),
+        rows.weights, rows.first, rows.second, rows.steps, gradient, norms.contiguous(), lr.contiguous(),
+        active, width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),
         config.weight_decay, ADAM=config.optimiser == "adamw", BL=BLOCK,
     )  # fmt: skip
-    return norms
