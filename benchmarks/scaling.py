@@ -1,13 +1,14 @@
 """What several processes gain, and what they pay for it: `python -m benchmarks.scaling --processes 1 2 4`
 
-Rounds of `esper train --preset digits` (or another) by 1, 2 and 4 processes of torchrun, one thread each. The
-table has the wall time of a round; the processor time of a round in the process that needs most, which is
-what the wall time would be with a core for each; how much of that is the update, which every process makes;
-and the bytes that each process sends.
+Rounds of `esper train --preset digits` (or another) by 1 and 2 (or more) processes of torchrun, one thread
+each. The table has the wall time of a round; the processor time of a round in the process that needs most,
+which is what the wall time would be with a core for each; how much of that is the update; the start of the
+command, until its first round; the gain in a round, and in the whole command; and the bytes that each process
+sends. About a minute and a half on two idle cores.
 
 `--turns`: all members and half of them, a step each in turns, for a machine that others use as well.
-`--kills N`: a run of two processes of which one is killed at a random moment, N times, each held to the bits
-of a run that nobody disturbed. `--model`: the cost of a round on 1 to 1,024 GPUs by the formula of
+`--update`: an update alone, whole in every process and in parts; `--pretend` takes the time of one process
+without the others, on one machine or GPU. `--model`: the cost of a round on 1 to 1,024 GPUs by the formula of
 docs/scaling.md.
 """
 
@@ -17,16 +18,13 @@ import argparse
 import json
 import os
 import platform
-import random
-import signal
+import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -39,8 +37,10 @@ from esper.foundation.devices import cpu_threads
 from esper.foundation.gather import Alone, Gather, exchange_values
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
+from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.tamiyo.controller import Scene
-from esper.telemetry.checkpoints import load_checkpoint
+from esper.tamiyo.policy.network import TamiyoNet
+from tests import rollouts
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Result:
     wall_s: float
     busiest_s: float  # processor time of the process that needs most
     update_s: float  # of that: the update
+    start_s: float  # processor time of the command until its first round
+    whole_s: float  # of the command with all rounds of the preset
     exchange_s: float  # wall time of the exchange, waiting for the others included
     sent_bytes: int  # by one process
     transitions: int
@@ -73,15 +75,22 @@ class Counted:
         self.seconds += time.perf_counter() - begun
         return told
 
+    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        begun = time.perf_counter()
+        told = self.gather.share(tensor)
+        self.sent += tensor.numel() * tensor.element_size()
+        self.seconds += time.perf_counter() - begun
+        return told
+
 
 @contextmanager
 def timed(owner: object, name: str, spent: list[float]) -> Iterator[None]:
     """Add the processor time of every call of a method to `spent`."""
     method: Callable[..., object] = getattr(owner, name)
 
-    def call(*arguments: object) -> object:
+    def call(*arguments: object, **named: object) -> object:
         begun = time.process_time()
-        result = method(*arguments)
+        result = method(*arguments, **named)
         spent.append(time.process_time() - begun)
         return result
 
@@ -97,13 +106,19 @@ def measure(args: argparse.Namespace, gather: Gather) -> Result:
     counted, updates = Counted(gather), list[float]()
     with cpu_threads(1):
         trainer = make_trainer(config, torch.device("cpu"), counted)
-        trainer.play_round()  # weights are drawn, kernels loaded
-        counted.sent, counted.seconds = 0, 0.0
+        start = time.process_time()  # of this process so far
+        small = ["members=2", "episode.steps=2", "lifecycle.allow_unfinished=true", "rounds=1"]
+        make_trainer(load_config(overrides=[*small, "shards=1"], base=config)).play_round()  # loads kernels
         wall, busy = time.perf_counter(), time.process_time()
+        told = []
         with timed(trainer.learners[LEARNER].agent, "update", updates):
-            told = [trainer.play_round()[LEARNER] for _ in range(args.rounds)]
+            for done in range(1, args.rounds + 1):
+                told.append(trainer.play_round()[LEARNER])
+                left = (args.rounds - done) * (time.perf_counter() - wall) / done
+                if gather.rank == 0:
+                    tell(f"  round {done} of {args.rounds} is done, about {left:.0f} s left")
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    everyone = exchange_values(gather, [busy, sum(updates), wall, counted.seconds, float(counted.sent)])
+    everyone = exchange_values(gather, [busy, sum(updates), wall, counted.seconds, counted.sent, start])
     busiest = max(everyone)
     return Result(
         preset=args.preset,
@@ -113,62 +128,130 @@ def measure(args: argparse.Namespace, gather: Gather) -> Result:
         wall_s=round(max(each[2] for each in everyone) / args.rounds, 3),
         busiest_s=round(busiest[0] / args.rounds, 3),
         update_s=round(busiest[1] / args.rounds, 3),
+        start_s=round(busiest[5], 3),
+        whole_s=round(busiest[5] + config.rounds * busiest[0] / args.rounds, 1),
         exchange_s=round(busiest[3] / args.rounds, 3),
         sent_bytes=int(max(each[4] for each in everyone) / args.rounds),
         transitions=int(sum(t.update.steps_learned for t in told) / args.rounds),
     )
 
 
-def launch(size: int, *arguments: str, restarts: int = 0) -> subprocess.Popen[str]:
-    """A module in `size` processes with one thread each."""
+def tell(text: str) -> None:
+    """How far it is, for whoever waits."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def launch(size: int, *arguments: str, restarts: int = 0, loud: bool = False) -> subprocess.Popen[str]:
+    """A module in `size` processes with one thread each; loud: what they say on the way is shown."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
     return subprocess.Popen(
         [*command, f"--max-restarts={restarts}", "-m", *arguments],
         stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        stderr=None if loud else subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
-def run_all(args: argparse.Namespace) -> list[Result]:
-    """Every number of processes, one after the other."""
+def run_all(args: argparse.Namespace) -> list[dict[str, object]]:
+    """What every number of processes found, one after the other."""
     results = []
-    for size in args.processes:
-        options = [f"--preset={args.preset}", f"--rounds={args.rounds}", f"--shards={args.shards}"]
-        worker = launch(size, "benchmarks.scaling", "--worker", *options, *(f"--set={s}" for s in args.set))
-        out, err = worker.communicate()
+    for k, size in enumerate(args.processes, start=1):
+        tell(f"{size} processes, measurement {k} of {len(args.processes)}")
+        worker = launch(size, "benchmarks.scaling", "--worker", *sys.argv[1:], loud=True)
+        out, _ = worker.communicate()
         if worker.returncode:
-            sys.exit(err)
-        results.append(Result(**json.loads(out.splitlines()[-1])))
+            sys.exit(worker.returncode)
+        results += [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     return results
 
 
 def show(results: list[Result], machine: str) -> None:
     table = Table(title=f"One round by several processes ({machine})")
-    titles = ("processes", "shards", "wall, s", "busiest, s", "gain", "update, s", "exchange, s", "sent, KB")
+    titles = ("processes", "shards", "wall, s", "busiest, s", "gain", "update, s", "start, s", "whole", "KB")
     for title in titles:
         table.add_column(title, justify="right")
+    first = results[0]
     for r in results:
-        gain = f"{results[0].busiest_s / r.busiest_s:.2f}× ({results[0].wall_s / r.wall_s:.2f}× wall)"
-        cells = (r.processes, r.shards, r.wall_s, r.busiest_s, gain, r.update_s, r.exchange_s)
+        gain = f"{first.busiest_s / r.busiest_s:.2f}× ({first.wall_s / r.wall_s:.2f}× wall)"
+        whole = f"{first.whole_s / r.whole_s:.2f}×"
+        cells = (r.processes, r.shards, r.wall_s, r.busiest_s, gain, r.update_s, r.start_s, whole)
         table.add_row(*map(str, cells), f"{r.sent_bytes / 1e3:,.0f}")
     Console(width=120).print(table)
 
 
-# ---- in turns --------------------------------------------------------------------------------------------
+# ---- an update alone -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """An update on the median over several."""
+
+    members: int
+    steps: int
+    processes: int
+    virtual_shards: int
+    pretended: bool  # the others were not there
+    wall_s: float
+    busiest_s: float  # processor time of the process that needs most
+    sent_bytes: int  # by one process
 
 
 @dataclass
-class Half:
-    """The first of two processes, for as long as it need not talk."""
+class Pretended:
+    """The first of several processes; what the others would share is what it shares itself."""
 
+    size: int
     rank: int = 0
-    size: int = 2
     patience: float = 0.0
 
     def exchange(self, message: bytes) -> list[bytes]:
-        raise AssertionError("there is nobody to talk to")
+        return [message] * self.size
+
+    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return [tensor] * self.size
+
+
+def measure_update(args: argparse.Namespace, gather: Gather) -> Iterator[UpdateResult]:
+    """The same rollout learned whole in every process, and in as many parts as asked for."""
+    device, counted = torch.device(args.device), Counted(gather)
+    scene = rollouts.Scene.random(args.members, 3, args.steps, device)
+    for parts in dict.fromkeys((1, args.parts)):
+        torch.manual_seed(0)
+        agent = PPOAgent(TamiyoNet(), PPOConfig(virtual_shards=parts, target_kl=None), device)
+        buffer = rollouts.play(agent, scene)
+        walls, busy = [], []
+        for _ in range(args.rounds + 2):  # two to load and capture
+            counted.sent, wall, own = 0, time.perf_counter(), time.process_time()
+            agent.update(buffer, gather=counted)
+            walls.append(time.perf_counter() - wall)
+            busy.append(time.process_time() - own)
+        mine = [statistics.median(walls[2:]), statistics.median(busy[2:])]
+        everyone = [mine] if args.pretend else exchange_values(gather, mine)
+        yield UpdateResult(
+            members=args.members,
+            steps=args.steps,
+            processes=gather.size,
+            virtual_shards=parts,
+            pretended=args.pretend,
+            wall_s=round(max(wall for wall, _ in everyone), 4),
+            busiest_s=round(max(own for _, own in everyone), 4),
+            sent_bytes=counted.sent,
+        )
+
+
+def show_updates(results: list[UpdateResult], machine: str) -> None:
+    table = Table(title=f"One update of {results[0].members} × {results[0].steps} transitions ({machine})")
+    for title in ("processes", "parts", "wall, s", "busiest, s", "gain", "sent, KB"):
+        table.add_column(title, justify="right")
+    for r in results:
+        name = f"{r.processes}, of which one is there" if r.pretended else str(r.processes)
+        cells = (r.virtual_shards, r.wall_s, r.busiest_s, f"{results[0].busiest_s / r.busiest_s:.2f}×")
+        table.add_row(name, *map(str, cells), f"{r.sent_bytes / 1e3:,.0f}")
+    Console(width=120).print(table)
+
+
+# ---- in turns --------------------------------------------------------------------------------------------
 
 
 def step_seconds(config: RunConfig, gather: Gather) -> Iterator[float]:
@@ -191,70 +274,11 @@ def in_turns(args: argparse.Namespace) -> None:
     config = load_config(preset=args.preset, overrides=[*args.set, "device=cpu"])
     halves = config.model_copy(update={"shards": 2})
     with cpu_threads(1):
-        steps = list(zip(step_seconds(config, Alone()), step_seconds(halves, Half()), strict=False))[2:]
+        steps = list(zip(step_seconds(config, Alone()), step_seconds(halves, Pretended(2)), strict=False))[2:]
     whole, half = (sum(column) for column in zip(*steps, strict=True))
     print(
         f"{len(steps)} steps: {whole:.1f} s of all members, {half:.1f} s of half of them: {whole / half:.2f}×"
     )
-
-
-# ---- killed at random moments ----------------------------------------------------------------------------
-
-TINY = (
-    *("task=spirals", "members=6", "shards=4", "rounds=12", "episode.steps=8"),
-    *("lifecycle.allow_unfinished=true", "reward.control_variate=true", "policy.width=16"),
-    *("population.batch_size=16", "population.batches_per_epoch=2", "telemetry.checkpoint_every=2"),
-)
-
-
-def kill(times: int, seed: int) -> None:
-    """Kill a random one of two processes at a random moment, as often as asked, and compare."""
-    draw = random.Random(seed)
-    with tempfile.TemporaryDirectory() as folder:
-        whole = Path(folder, "whole")
-        _finished(_train(2, whole))
-        for k in range(times):
-            run, rank, rounds = Path(folder, f"killed-{k}"), draw.randrange(2), draw.randrange(10)
-            process = _train(2, run, restarts=1)
-            while _lines(run) < rounds or len(_workers(process)) < 2:
-                time.sleep(0.01)
-            time.sleep(draw.uniform(0.0, 1.0 if rounds else 5.0))  # before the first round, or within one
-            workers, done = _workers(process), _lines(run)
-            os.kill(workers[rank], signal.SIGKILL)
-            _finished(process)
-            torn = [path.name for path in run.rglob("*.tmp")]
-            alike = "the same bits" if _bits(run) == _bits(whole) else "OTHER BITS"
-            print(f"{k + 1}: process {rank} after {done} rounds: {alike}, torn files: {torn or 'none'}")
-
-
-def _workers(process: subprocess.Popen[str]) -> list[int]:
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-    return [int(number) for number in children.split()]
-
-
-def _train(size: int, out: Path, restarts: int = 0) -> subprocess.Popen[str]:
-    settings = [word for setting in TINY for word in ("--set", setting)]
-    return launch(size, "esper", "train", "--quiet", "--out", str(out), *settings, restarts=restarts)
-
-
-def _finished(process: subprocess.Popen[str]) -> None:
-    _, err = process.communicate()
-    if process.returncode:
-        sys.exit(err)
-
-
-def _lines(run: Path) -> int:
-    file = run / "metrics.jsonl"
-    return file.read_text().count("\n") if file.exists() else 0
-
-
-def _bits(run: Path) -> dict[str, object]:
-    """All that a run leaves that the clock on the wall has no part in."""
-    tensors = load_checkpoint(run / "checkpoints" / "last.safetensors").tensors
-    kept = {name: value.numpy().tobytes() for name, value in tensors.items() if name != "seconds"}
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    metrics = [{name: value for name, value in line.items() if name != "seconds"} for line in lines]
-    return kept | {"metrics": metrics, "events": (run / "events.jsonl").read_text()}
 
 
 # ---- the cost of a round, by formula ---------------------------------------------------------------------
@@ -296,6 +320,14 @@ def show_model() -> None:
     Console(width=120).print(table)
 
 
+def work(args: argparse.Namespace) -> None:
+    """One process's part of a measurement; the first one prints what all found."""
+    with processes(Launch.of()) as gather:
+        found = list(measure_update(args, gather)) if args.update else [measure(args, gather)]
+        if gather.rank == 0:
+            print("\n".join(json.dumps(vars(result)) for result in found))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -304,10 +336,14 @@ def main() -> None:
     parser.add_argument("--preset", default="digits")
     parser.add_argument("--set", action="append", default=[], help="a setting, a.b=c")
     parser.add_argument("--shards", type=int, default=0, help="0: one for each process")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
-    parser.add_argument("--kills", type=int, default=0, help="kill a process this many times instead")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--rounds", type=int, default=2, help="timed rounds, or updates")
     parser.add_argument("--turns", action="store_true", help="a step each in turns, in one process, instead")
+    parser.add_argument("--update", action="store_true", help="the update alone instead")
+    parser.add_argument("--members", type=int, default=256, help="--update: rows of the rollout")
+    parser.add_argument("--steps", type=int, default=30, help="--update: of each row")
+    parser.add_argument("--parts", type=int, default=4, help="--update: ppo.virtual_shards")
+    parser.add_argument("--device", default="cpu", help="--update: where")
+    parser.add_argument("--pretend", action="store_true", help="--update: the others are not there")
     parser.add_argument("--model", action="store_true", help="the cost by formula instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -316,19 +352,26 @@ def main() -> None:
         show_model()
     elif args.turns:
         in_turns(args)
-    elif args.kills:
-        kill(args.kills, args.seed)
     elif args.worker:
-        with processes(Launch.of()) as gather:
-            result = measure(args, gather)
-        if gather.rank == 0:
-            print(json.dumps(vars(result)))
+        work(args)
     else:
-        results, machine = run_all(args), f"{os.cpu_count()} cores, {platform.machine()}"
-        if args.json:
-            print("\n".join(line_of(result, machine) for result in results))
-        else:
-            show(results, machine)
+        report(args)
+
+
+def report(args: argparse.Namespace) -> None:
+    """Measure and show."""
+    on_gpu = args.device.startswith("cuda")
+    machine = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores, {platform.machine()}"
+    kind = UpdateResult if args.update else Result
+    if args.update and args.pretend:
+        with cpu_threads(1):
+            found = [r for size in args.processes for r in measure_update(args, Pretended(size))]
+    else:
+        found = [kind(**told) for told in run_all(args)]
+    if args.json:
+        print("\n".join(line_of(result, machine) for result in found))
+    else:
+        (show_updates if args.update else show)(found, machine)
 
 
 if __name__ == "__main__":

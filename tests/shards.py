@@ -7,7 +7,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from esper.foundation.gather import Gather
+import torch
+
+from esper.foundation.gather import Gather, exchange_values
 
 Result = TypeVar("Result")
 
@@ -40,6 +42,9 @@ class PlayedProcess:
         assert done, f"process {self.rank} waited for the others in vain"
         self._round += 1
         return meeting.rounds[self._round - 1]
+
+    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+        return exchange_values(self, tensor)
 
 
 def on_processes(size: int, work: Callable[[Gather], Result]) -> list[Result]:

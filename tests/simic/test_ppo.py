@@ -188,7 +188,7 @@ def kl_after_an_update(**config: object) -> tuple[float, bool]:
     batch = buffer.get_batched_sequences()
     with torch.no_grad():
         output = evaluate(agent, batch)
-    kl, _ = approximate_kl(output.log_prob - batch.steps.log_prob, head_weights(output, batch))
+    kl, _ = approximate_kl(output.log_prob - batch.steps.log_prob, head_weights(output.relevant, batch))
     return kl.item(), stopped
 
 

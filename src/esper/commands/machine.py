@@ -93,19 +93,23 @@ def _processes() -> Iterator[Finding]:
         return
     from esper.foundation.devices import choose_device
     from esper.foundation.gather import exchange_values
-    from esper.foundation.processes import BACKEND, processes
+    from esper.foundation.processes import gpu_of, processes, way_between
 
     launch = Launch.of()
     if launch.size == 1:
+        nccl = "NCCL" if distributed.is_nccl_available() else "gloo (this torch has no NCCL)"
         told = (
-            f"1; more with torchrun --nproc-per-node=N -m esper train ..., over {BACKEND} (NCCL is not used)"
+            "1; more with torchrun --nproc-per-node=N -m esper train ...: rollouts travel by gloo, and "
+            f"gradients between GPUs by {nccl}"
         )
         yield Finding("ok", "processes", told)
         return
     with processes(launch) as gather:
-        mine = f"{launch}: {choose_device('auto', launch.local_rank)}"
-        for told in exchange_values(gather, mine):
-            yield Finding("ok", "processes", f"{told}, over {BACKEND}")
+        device = choose_device("auto", launch.local_rank)
+        everyone = exchange_values(gather, [f"{launch}: {device}", gpu_of(device)])
+    way = way_between([gpu for _, gpu in everyone])
+    for told, _ in everyone:
+        yield Finding("ok", "processes", f"{told}, rollouts by gloo, gradients by {way}")
 
 
 def _room(task: str) -> Iterator[Finding]:

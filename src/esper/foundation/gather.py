@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Gather(Protocol):
-    """How the processes of a run talk. All of them call `exchange` in the same order."""
+    """How the processes of a run talk. All of them call these in the same order."""
 
     patience: float  # seconds that the slowest is waited for
 
@@ -41,6 +41,12 @@ class Gather(Protocol):
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes in the order of their ranks, once each has given its own."""
 
+    def share(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes in the order of their ranks, each on the device that this one is on.
+
+        All have the same shape and type.
+        """
+
 
 @dataclass
 class Alone:
@@ -53,6 +59,10 @@ class Alone:
     def exchange(self, message: bytes) -> list[bytes]:
         """The message itself."""
         return [message]
+
+    def share(self, tensor: Tensor) -> list[Tensor]:
+        """The tensor itself."""
+        return [tensor]
 
 
 def dealt(count: int, parts: int) -> list[range]:
@@ -91,6 +101,16 @@ def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
         return list(mine)
     told = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]
     return [piece for pieces in exchange_values(gather, told) for piece in pieces]
+
+
+def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
+    """`count` rows of equal length, from those that each process has by `dealt`.  # [n, K] → [count, K]"""
+    if gather.size == 1:
+        return mine
+    held = dealt(count, gather.size)
+    padded = mine.new_zeros(len(held[0]), *mine.shape[1:])
+    padded[: len(mine)] = mine
+    return torch.cat([rows[: len(h)] for rows, h in zip(gather.share(padded), held, strict=True)])
 
 
 def exchange_values(gather: Gather, value: Any) -> list[Any]:

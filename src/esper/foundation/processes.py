@@ -1,14 +1,15 @@
 """The processes of torchrun as a `Gather`.
 
 Messages travel between the CPUs, by gloo: there is one in a round, of what the members lived through, so that
-it costs little beside the round, and one way serves every machine. Before each message everyone is waited
-for, so that a process which ended or hangs is told as a sentence and not as a silence.
+it costs little beside the round, and one way serves every machine. Tensors that are shared travel between the
+GPUs, by NCCL, where every process has one of its own, and by gloo elsewhere. Before each of these everyone is
+waited for, so that a process which ended or hangs is told as a sentence and not as a silence.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -16,16 +17,17 @@ from uuid import uuid4
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
 from esper.foundation.errors import LostProcessError
-from esper.foundation.gather import Alone, Gather
+from esper.foundation.gather import Alone, Gather, exchange_values
 from esper.foundation.launch import Launch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-BACKEND = "gloo"
+BETWEEN_CPUS, BETWEEN_GPUS = "gloo", "nccl"
 PATIENCE = 1800.0  # seconds, until a run says otherwise
 GLANCE = 0.02  # seconds between two looks at the store
 
@@ -37,19 +39,45 @@ class Processes:
         """Meet the others; patience: seconds that each is waited for, in every exchange."""
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
+        self._between_gpus: dist.ProcessGroup | None = None
+        self.way = ""  # of tensors between GPUs, once it is known
         wait = timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
             meeting = dist.PrefixStore(agree_on_name(store, rank, size, patience), store)  # type: ignore[attr-defined]
-            dist.init_process_group(BACKEND, store=meeting, rank=rank, world_size=size, timeout=wait)
+            dist.init_process_group(BETWEEN_CPUS, store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
 
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""
+        with self._everyone():
+            return self._exchange(message)
+
+    def share(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, in the order of ranks; raises LostProcessError where one is gone."""
+        if tensor.is_cuda and not self.way:
+            self._find_way(tensor.device)
+        with self._everyone():
+            given = tensor.contiguous() if self._between_gpus else tensor.detach().cpu().contiguous()
+            told = [torch.empty_like(given) for _ in range(self.size)]
+            dist.all_gather(told, given, group=self._between_gpus)
+            return [each.to(tensor.device) for each in told]
+
+    def _find_way(self, device: torch.device) -> None:
+        """Agree on how tensors of GPUs travel."""
+        self.way = way_between(exchange_values(self, gpu_of(device)))
+        if self.way == BETWEEN_GPUS:
+            self._between_gpus = dist.new_group(
+                backend=BETWEEN_GPUS, timeout=timedelta(seconds=self.patience)
+            )
+
+    @contextmanager
+    def _everyone(self) -> Iterator[None]:
+        """Wait for all processes; whatever then fails between them is LostProcessError."""
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
-            return self._exchange(message)
+            yield
         except RuntimeError as error:
             raise LostProcessError(
                 f"another process ended, or did not come within {self.patience:g} s: look for what it said "
@@ -66,6 +94,17 @@ class Processes:
         told = [torch.empty_like(mine) for _ in range(self.size)]
         dist.all_gather(told, mine)
         return [text[: int(length)].numpy().tobytes() for text, length in zip(told, lengths, strict=True)]
+
+
+def gpu_of(device: torch.device) -> str:
+    """A name that no other GPU has, on any machine; empty for a CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def way_between(gpus: Sequence[str]) -> str:
+    """How tensors travel between processes on these GPUs: NCCL needs one of its own for each of them."""
+    apart = all(gpus) and len(set(gpus)) == len(gpus)
+    return BETWEEN_GPUS if apart and dist.is_nccl_available() else BETWEEN_CPUS
 
 
 def agree_on_name(store: Store, rank: int, size: int, patience: float) -> str:
@@ -117,6 +156,13 @@ def processes(launch: Launch, patience: float = PATIENCE) -> Iterator[Gather]:
     if launch.size == 1:
         yield Alone()
         return
+    with processes_of(launch, patience) as gather:
+        yield gather
+
+
+@contextmanager
+def processes_of(launch: Launch, patience: float = PATIENCE) -> Iterator[Processes]:
+    """As `processes`, for one process too."""
     try:
         yield Processes(launch, patience)
     finally:

@@ -123,7 +123,10 @@ class Trainer:
         """One episode of all blocks, then one update of every learner; `on_step` sees every step."""
         begun = time.perf_counter()
         records = self._played(self.environments[self.rounds_done % len(self.environments)], on_step)
-        updates = {name: learner.agent.update(learner.buffer) for name, learner in self.learners.items()}
+        updates = {
+            name: learner.agent.update(learner.buffer, gather=self.gather)
+            for name, learner in self.learners.items()
+        }
         self.rounds_done += 1
         self.seconds += time.perf_counter() - begun
         twins = records.get(TWINS)

@@ -23,8 +23,25 @@ class LossWeights:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """What the sums of a minibatch are divided by."""
+
+    steps: Tensor  # [] the valid ones, which V is learned from
+    acting: Tensor  # [] those that read any head
+    readers: Tensor  # [H] those that read each head
+
+    @staticmethod
+    def of(weight: Tensor, valid: Tensor) -> Counts:
+        """Of a minibatch by itself.  # weight [N, T, H], valid [N, T], both bool"""
+        return Counts(valid.sum(), weight.any(-1).sum(), weight.sum((0, 1)))
+
+
+@dataclass(frozen=True)
 class LossTerms:
-    """The loss and what it is made of; everything stays on the device."""
+    """The loss and what it is made of; everything stays on the device.
+
+    The terms of parts of a minibatch, each divided by the counts of the whole, add up to those of the whole.
+    """
 
     loss: Tensor  # []
     policy_loss: Tensor  # []
@@ -38,70 +55,74 @@ class LossTerms:
 
 def masked_mean(values: Tensor, weight: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
     """The mean where weight is True; 0 where it never is. Nothing flows back from elsewhere."""
-    total = torch.where(weight, values, 0.0).sum(dim)
-    return total / weight.sum(dim).clamp(min=1)
+    return _share(values, weight, weight.sum(dim), dim)
 
 
-def head_weights(output: PolicyOutput, batch: Sequences) -> Tensor:
+def _share(values: Tensor, weight: Tensor, count: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
+    """The sum where weight is True, over the count of a whole."""
+    return torch.where(weight, values, 0.0).sum(dim) / count.clamp(min=1)
+
+
+def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
     """Where a head earns credit: a real step, a choice, and a sampled op that reads it.  # [N, T, H] bool
 
     What became of the action does not matter. A gate may refuse it on one slot and not on another: whoever
     credited only what was executed would condition on the outcome, and the gradient would be biased.
     """
     acting = batch.valid & ~batch.steps.forced
-    return output.relevant & acting.unsqueeze(-1)
+    return relevant & acting.unsqueeze(-1)
 
 
-def head_means(values: Tensor, weight: Tensor, per_reader: bool) -> Tensor:
+def head_means(values: Tensor, weight: Tensor, counts: Counts, per_reader: bool) -> Tensor:
     """Of each head, where weight is True; 0 for a head that no step reads.  # [N, T, H], [N, T, H] → [H]
 
     Per reader, all heads weigh alike, and the noise of a head that is hardly ever read weighs as much as the
     choice of the op. Over all steps that read any, the sum over heads has the gradient of the whole action's
     log-probability.
     """
-    if per_reader:
-        return masked_mean(values, weight)
-    steps = weight.any(-1).sum()
-    return torch.where(weight, values, 0.0).sum((0, 1)) / steps.clamp(min=1)
+    return _share(values, weight, counts.readers if per_reader else counts.acting)
 
 
 @torch.no_grad()
-def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def approximate_kl(log_ratio: Tensor, weight: Tensor, counts: Counts | None = None) -> tuple[Tensor, Tensor]:
     """e^d − 1 − d: the KL of the whole action per acting step, and that of each head per step that reads it.
 
     The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
-    weight.  # log_ratio, weight [N, T, H] → [], [H]
+    weight. Of a part of a minibatch, by the counts of the whole.  # log_ratio, weight [N, T, H] → [], [H]
     """
     used = weight.float()
     estimate = log_ratio.expm1().sub_(log_ratio).mul_(used).flatten(0, 1)
-    steps = (used.sum(-1) > 0).sum()
-    head_steps = used.flatten(0, 1).sum(0)
+    steps = (used.sum(-1) > 0).sum() if counts is None else counts.acting
+    head_steps = used.flatten(0, 1).sum(0) if counts is None else counts.readers
     return estimate.sum() / steps.clamp(min=1), estimate.sum(0) / head_steps.clamp(min=1)
 
 
-def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> LossTerms:
-    """Clipped surrogate per head, value error, entropy."""
-    weight = head_weights(output, batch)
+def ppo_loss(
+    output: PolicyOutput, batch: Sequences, weights: LossWeights, counts: Counts | None = None
+) -> LossTerms:
+    """Clipped surrogate per head, value error, entropy; a part of a minibatch is given the whole's counts."""
+    weight = head_weights(output.relevant, batch)
+    counts = counts or Counts.of(weight, batch.valid)
     log_ratio = output.log_prob - batch.steps.log_prob  # [N, T, H]
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
     surrogate = torch.minimum(ratio * advantage, clipped * advantage)
-    policy_loss = -head_means(surrogate, weight, weights.per_reader).sum()
+    policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
 
-    value_loss = masked_mean(value_error(output.value, batch, weights.value_clip), batch.valid)
-    entropy = head_means(output.entropy, weight, weights.per_reader)  # [H]
-    kl, head_kl = approximate_kl(log_ratio, weight)
+    value_loss = _share(value_error(output.value, batch, weights.value_clip), batch.valid, counts.steps)
+    entropy = head_means(output.entropy, weight, counts, weights.per_reader)  # [H]
+    kl, head_kl = approximate_kl(log_ratio, weight, counts)
     outside = ((ratio.detach() - 1).abs() > weights.clip).float()
     return LossTerms(
         loss=policy_loss + weights.value * value_loss - weights.entropy * entropy.sum(),
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
         kl=kl,
-        clip_fraction=masked_mean(outside, weight, dim=(0, 1, 2)),
+        clip_fraction=_share(outside, weight, counts.readers.sum(), dim=(0, 1, 2)),
         head_kl=head_kl,
-        head_entropy=masked_mean(output.entropy.detach(), weight),
-        head_used=weight.flatten(0, 1).any(0),
+        head_entropy=_share(output.entropy.detach(), weight, counts.readers),
+        head_used=counts.readers > 0,
     )
 
 

@@ -15,18 +15,29 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from esper.foundation.gather import Alone, Gather, dealt, gather_rows
 from esper.foundation.replay import Captured, Studio
 from esper.foundation.rows import check_like, map_tensors, named, part
 from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
-from esper.simic.agent.losses import LossTerms, LossWeights, explained_variance, ppo_loss, standardise
+from esper.simic.agent.losses import (
+    Counts,
+    LossTerms,
+    LossWeights,
+    explained_variance,
+    head_weights,
+    ppo_loss,
+    standardise,
+)
 from esper.simic.agent.metrics import Tally, UpdateMetrics, read_back
 from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
 from esper.simic.agent.optimiser import VetoAdam
+from esper.simic.agent.parts import pack_part, part_length, unpack_parts
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
 
+Step = tuple[LossTerms, Tensor, Tensor, Tensor]  # terms, norm of the gradient, stopped, vetoed
 REPLAYED_STEPS = 1 << 15  # a minibatch of a rollout up to this size is replayed: beyond, the GPU is busy
 
 
@@ -49,7 +60,9 @@ class PPOAgent:
         self.feature_normaliser: RunningNormaliser | None = None  # made when the first features are seen
         self.updates = 0
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
-        self._learned = Captured(self._learn, Studio() if self.device.type == "cuda" else None)
+        studio = Studio() if self.device.type == "cuda" else None
+        self._learned = Captured(self._learn, studio)
+        self._learned_part, self._taken = Captured(self._learn_part, studio), Captured(self._take, studio)
 
     def initial_state(self, num_members: int) -> Tensor:
         """The memory of fresh episodes.  # [N, state]"""
@@ -100,8 +113,16 @@ class PPOAgent:
         step = map_tensors(_as_sequence, self._normalised(observation))
         return self._in_reward_units(self.policy.value(step, state, _as_sequence(resets))[:, 0])
 
-    def update(self, buffer: TamiyoRolloutBuffer, bootstrap_values: Tensor | None = None) -> UpdateMetrics:
+    def update(
+        self,
+        buffer: TamiyoRolloutBuffer,
+        bootstrap_values: Tensor | None = None,
+        gather: Gather | None = None,
+    ) -> UpdateMetrics:
         """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
+
+        gather: processes that make the same update of the same rollout. With `virtual_shards` above 1 each
+        takes the gradient of some parts of a minibatch; else each learns from all of it.
 
         Raises ValueError if a row of the buffer is unfinished or overfull, or if a head that was read had no
         legal choice; no step is taken once that is known.
@@ -114,16 +135,23 @@ class PPOAgent:
         tally = Tally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
-        learn = self._learned if batch.valid.numel() <= REPLAYED_STEPS else self._learn
+        replayed, gather = batch.valid.numel() <= REPLAYED_STEPS, gather or Alone()
         for rows in self._minibatches(buffer.num_members):
             live = ~stopped
-            terms, grad_norm, stopped, vetoed = learn(batch, rows, entropy, stopped, broken)
+            if config.virtual_shards == 1:
+                learn = self._learned if replayed else self._learn
+                step = learn(batch, rows, entropy, stopped, broken)
+            else:
+                step = self._learn_in_parts(batch, rows, entropy, stopped, broken, gather, replayed)
+            terms, grad_norm, stopped, vetoed = step
             tally.add(terms, grad_norm, live, vetoed)
             if self._may_look() and bool(stopped):
                 break
 
         if self.feature_normaliser is not None:
             self.feature_normaliser.update(rollout.steps.observation.features, rollout.valid)
+        if config.virtual_shards > 1:
+            self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
         numbers = read_back({**faults, **summary, **tally.means(), "stopped": stopped})
         buffer.check(int(numbers["buffer_fault"][0]))
@@ -227,35 +255,87 @@ class PPOAgent:
 
     def _learn(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
-    ) -> tuple[LossTerms, Tensor, Tensor, Tensor]:
+    ) -> Step:
         """One minibatch: its terms, its gradient's norm, if the update has stopped, if the step was refused.
 
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
+        terms = self._differentiate(_choose_rows(batch, rows), rows, entropy)
+        return self._step(terms, stopped, broken)
+
+    def _step(self, terms: LossTerms, stopped: Tensor, broken: Tensor) -> Step:
+        """Follow the gradients that the parameters have, unless something speaks against it."""
+        limit = float("inf") if self.config.target_kl is None else self.config.target_kl
+        stopped = stopped | (terms.kl > limit)
+        grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
+        self.optimiser.step(vetoed)
+        return terms, grad_norm, stopped, vetoed
+
+    def _learn_in_parts(
+        self,
+        batch: Sequences,
+        rows: Tensor | None,
+        entropy: Tensor,
+        stopped: Tensor,
+        broken: Tensor,
+        gather: Gather,
+        replayed: bool,
+    ) -> Step:
+        """As `_learn`, from the gradients of parts of the minibatch, of which this process takes its share.
+
+        A part is computed by itself, and one sum over all parts adds them up: who computed which changes no
+        bit.
+        """
+        learn, take = (self._learned_part, self._taken) if replayed else (self._learn_part, self._take)
+        rows = torch.arange(len(batch.valid), device=self.device) if rows is None else rows
+        parts = rows.tensor_split(min(self.config.virtual_shards, len(rows)))
+        counts = self._counts(_choose_rows(batch, rows))
+        mine = torch.zeros(0, part_length(self.policy), device=self.device)
+        held = dealt(len(parts), gather.size)[gather.rank]
+        if held:
+            mine = torch.stack([learn(batch, parts[k], entropy, counts) for k in held])
+        return take(gather_rows(gather, mine, len(parts)), counts, stopped, broken)
+
+    def _counts(self, batch: Sequences) -> Counts:
+        """What the sums over a minibatch are divided by, known without judging it."""
+        return Counts.of(head_weights(self.policy.relevant(batch.steps.actions), batch), batch.valid)
+
+    def _learn_part(self, batch: Sequences, rows: Tensor, entropy: Tensor, counts: Counts) -> Tensor:
+        """Gradients and terms of some rows of a minibatch with these counts.  # rows [n] → [K]"""
+        terms = self._differentiate(_choose_rows(batch, rows), rows, entropy, counts)
+        return pack_part(self.policy, terms, self._fault > 0)
+
+    def _take(self, parts: Tensor, counts: Counts, stopped: Tensor, broken: Tensor) -> Step:
+        """Step by all parts of a minibatch.  # parts [V, K]"""
+        terms, faulty = unpack_parts(self.policy, parts.sum(0), counts)
+        return self._step(terms, stopped, broken | faulty)
+
+    def _differentiate(
+        self, batch: Sequences, rows: Tensor | None, entropy: Tensor, counts: Counts | None = None
+    ) -> LossTerms:
+        """The terms of some rows under the present weights; their gradients lie with the parameters."""
         config = self.config
         per_reader = config.head_average == "readers"
         weights = LossWeights(
             config.clip, config.value_clip, config.value_coefficient, entropy, per_reader=per_reader
         )
-        limit = float("inf") if config.target_kl is None else config.target_kl
         with torch.enable_grad():
-            terms = self._evaluate(_choose_rows(batch, rows), rows, weights)
-        stopped = stopped | (terms.kl > limit)
+            terms = self._evaluate(batch, rows, weights, counts)
         self.optimiser.zero_grad()
         terms.loss.backward()
-        grad_norm = clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
-        self.optimiser.step(vetoed)
-        return map_tensors(torch.Tensor.detach, terms), grad_norm, stopped, vetoed
+        return map_tensors(torch.Tensor.detach, terms)
 
-    def _evaluate(self, batch: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
+    def _evaluate(
+        self, batch: Sequences, rows: Tensor | None, weights: LossWeights, counts: Counts | None
+    ) -> LossTerms:
         """The loss of some rows under the present weights."""
         steps = batch.steps
         output = self.policy.sequence(
             steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
         )
         self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
-        return ppo_loss(output, batch, weights)
+        return ppo_loss(output, batch, weights, counts)
 
     def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
         def by_head(name: str) -> dict[str, float]:

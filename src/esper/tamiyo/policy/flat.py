@@ -89,7 +89,7 @@ class FlatPolicy(Policy):
         heads = MaskedHeads(logits, masks.legal, self.config.floor)
         if actions is None:
             actions = heads.mode() if uniforms is None else heads.sample(uniforms)
-        relevant = torch.ones_like(actions, dtype=torch.bool)
+        relevant = self.relevant(actions)
         judged = heads.evaluate(actions, relevant)
         return PolicyOutput(
             actions=actions,
@@ -101,6 +101,10 @@ class FlatPolicy(Policy):
             value=self.value_head(memory).squeeze(-1),
             state=state,
         )
+
+    def relevant(self, actions: Tensor) -> Tensor:
+        """Every head, whatever the action.  # [N, T, H] → [N, T, H] bool"""
+        return torch.ones_like(actions, dtype=torch.bool)
 
     def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
         """As `Policy.value` says.  # [N, T]"""

@@ -130,6 +130,10 @@ class TamiyoNet(Policy):
         """The heads that are chosen, and judged, under each op.  # [N, T] → [N, T, H] bool"""
         return relevance(op)
 
+    def relevant(self, actions: Tensor) -> Tensor:
+        """As `Policy.relevant` says: the op decides.  # [N, T, H] → [N, T, H] bool"""
+        return self.reads(actions[..., Head.OP])
+
     def value(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> Tensor:
         """As `Policy.value` says.  # [N, T]"""
         return self._value(self._see(observation, state, resets).memory)

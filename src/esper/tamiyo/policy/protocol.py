@@ -61,5 +61,9 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
+    def relevant(self, actions: Tensor) -> Tensor:
+        """The heads that each action reads, as `sequence` tells it.  # [N, T, H] → [N, T, H] bool"""
+
+    @abstractmethod
     def value(self, observation: Any, state: Tensor, resets: Tensor) -> Tensor:
         """V(s) alone; it draws nothing and reads no action.  # [N, T]"""
