@@ -6,7 +6,7 @@ import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
-from esper.foundation.devices import choose_device
+from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 
 
@@ -26,8 +26,8 @@ def positive(text: str) -> int:
 
 
 def existing_device(text: str) -> str:
-    """An option that names a device of this machine."""
+    """An option that names a device of this machine: of several processes each has one of its own."""
     try:
-        return str(choose_device(text))
+        return str(own_device(text))
     except UserError as error:
         raise ArgumentTypeError(str(error)) from None

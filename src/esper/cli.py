@@ -6,6 +6,7 @@ import inspect
 import io
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -51,6 +52,8 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (machine.doctor, "esper doctor"),
 )
 
+# Seconds in which another process tells what is wrong: torchrun ends all of them when the first one ends.
+MANNERS = 20.0
 _SHARED = ("train", "resume", "compare", "doctor")  # commands that several processes can do together
 
 app = typer.Typer(
@@ -131,8 +134,10 @@ def _tell_of(launch: Launch, error: Exception, sentence: str | None) -> int:
     """
     places = getattr(error, "__notes__", [])
     if sentence is not None and not places:
-        told = isinstance(error, ToldElsewhereError) or not launch.speaks
-        return 2 if told else _complain(sentence)
+        if launch.speaks and not isinstance(error, ToldElsewhereError):
+            return _complain(sentence)
+        time.sleep(MANNERS)
+        return 2
     mine = isinstance(error, LostProcessError)
     said = sentence or (str(error) if mine else f"{type(error).__name__}: {error}")
     return _complain(", ".join([str(launch), *places]) + f": {' '.join(said.split())}", 1)

@@ -3,6 +3,7 @@
     python -m studies.growth train --seconds 400 --out runs/study                    (GPU)
     python -m studies.growth evaluate --policies runs/study --out runs/study         (GPU)
     python -m studies.growth evaluate --quick                       (minutes on two cores, few members)
+    torchrun --nproc-per-node=8 -m studies.growth evaluate          (a task at a time on each GPU)
     python -m studies.growth report                                 (tables of docs/study.md)
     python -m studies.growth ship --policy runs/study/main-0.safetensors --rounds 60
 
@@ -16,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from esper.controllers import PRETRAINED, load_controller
+from esper.foundation.launch import Launch
 from studies.command_line import existing_device, positive, run
 from studies.growth import evaluation, training
 from studies.growth.families import FAMILIES
@@ -26,13 +28,18 @@ QUICK_MEMBERS = 2
 
 
 def evaluate(args: argparse.Namespace) -> None:
-    """All arms on held-out tasks, one file of results for each."""
+    """All arms on held-out tasks, one file of results for each.
+
+    Several processes take tasks in turn, each whole: what is found does not depend on how many there are.
+    """
     learned = (
         training.load_controllers(args.policies, args.device)
         if args.policies
         else {"main-0": load_controller(PRETRAINED, device=args.device)}
     )
-    for name in args.task or (QUICK_TASKS if args.quick else HELD_OUT):
+    launch = Launch.of()
+    tasks = list(args.task or (QUICK_TASKS if args.quick else HELD_OUT))
+    for name in tasks[launch.rank :: launch.size]:
         each = args.members or (QUICK_MEMBERS if args.quick else HELD_OUT[name])
         evaluation.evaluate(evaluation.Course(name, each, args.device, learned), args.programs, args.out)
 

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from esper.telemetry.files import write_atomically
+
 POINTS = 8  # of a curve: after each eighth of the budget
 
 
@@ -41,7 +43,7 @@ def write(samples: Iterable[Sample], path: Path) -> None:
     """Write samples; the same ones give the same bytes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(asdict(sample), separators=(",", ":")) + "\n" for sample in samples)
-    path.write_bytes(gzip.compress(lines.encode(), mtime=0))
+    write_atomically(path, gzip.compress(lines.encode(), mtime=0))
 
 
 def read(path: Path) -> list[Sample]:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
 from esper.builders import LEARNER, agent_schema, make_agent, make_learner
-from esper.simic.agent.ppo import PPOAgent
+from esper.foundation.gather import Gather, from_first
+from esper.foundation.launch import Launch
+from esper.foundation.processes import processes
 from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
 from esper.telemetry.checkpoints import save_checkpoint
@@ -31,43 +34,61 @@ SAVE_EVERY = 4  # rounds
 
 
 def train(args: argparse.Namespace) -> None:
-    """Rounds on the families in turn, until the time is up or all are played."""
+    """Rounds on the families in turn, until the time is up or all are played.
+
+    Under torchrun the members are dealt to the processes, and the first one writes.
+    """
+    with processes(Launch.of()) as gather:
+        trainer = _trainer(args, gather)
+        writes = gather.rank == 0
+        args.out.mkdir(parents=True, exist_ok=True)
+        with (args.out / "train.jsonl" if writes else Path(os.devnull)).open("w") as log:
+            _play(trainer, args, log)
+        if writes:
+            save(trainer, args.out)
+    tidy()
+
+
+def _trainer(args: argparse.Namespace, gather: Gather) -> Trainer:
+    """All learners in the worlds of the chosen families, at the rounds from which they go on."""
     learners = [
         make_learner(CONFIG.model_copy(update={"seed": k}), torch.device(args.device), f"main-{k}")
         for k in range(args.trainings)
     ]
     known = {family.name: family for family in FAMILIES}
-    chosen = [known[name] for name in args.families]
     worlds = []
-    for family in chosen:
-        tasks = make_tasks(family)
+    for name in args.families:
+        tasks = make_tasks(known[name])
         more = {"variants": tuple(tasks), "budgets": CONFIG.budgets}
         worlds.append(spec_of(tasks[0], torch.arange(args.members), args.device, **more))
-    trainer = Trainer(worlds, learners, args.rounds)
-    agents = {learner.name: learner.agent for learner in learners}
+    trainer = Trainer(worlds, learners, args.rounds, shards=gather.size, gather=gather)
     if args.resume:
-        for name, agent in agents.items():
-            agent.load_state_dict(load_file(args.resume / f"{name}.safetensors", device=args.device))
-        trainer.rounds_done = min(agent.updates for agent in agents.values())
-    args.out.mkdir(parents=True, exist_ok=True)
+        for learner in learners:
+            path = args.resume / f"{learner.name}.safetensors"
+            learner.agent.load_state_dict(load_file(path, device=args.device))
+        trainer.rounds_done = min(learner.agent.updates for learner in learners)
+    return trainer
+
+
+def _play(trainer: Trainer, args: argparse.Namespace, log: TextIO) -> None:
+    """Play rounds and tell of each; the clock of the first process ends them."""
+    writes = trainer.gather.rank == 0
     first = trainer.rounds_done
     begun = time.perf_counter()
     slowest = 0.0
-    with (args.out / "train.jsonl").open("w") as log:
-        for number, rounds in enumerate(trainer.run(), start=first):
-            spent = time.perf_counter() - begun
-            slowest = max(slowest, spent / (number + 1 - first))
-            family = chosen[number % len(chosen)].name
-            for name, told in rounds.items():
-                when = {"round": number, "family": family, "seconds": round(spent, 1), "agent": name}
-                print(json.dumps({**when, **log_row(told)}), file=log, flush=True)
+    for number, rounds in enumerate(trainer.run(), start=first):
+        spent = time.perf_counter() - begun
+        slowest = max(slowest, spent / (number + 1 - first))
+        family = args.families[number % len(args.families)]
+        for name, told in rounds.items():
+            when = {"round": number, "family": family, "seconds": round(spent, 1), "agent": name}
+            print(json.dumps({**when, **log_row(told)}), file=log, flush=True)
+        if writes:
             print(f"round {number:3d} {family:8s} {summary(rounds)}  {spent:.0f} s", flush=True)
-            if (number + 1) % SAVE_EVERY == 0:
-                save(agents, args.out)
-            if spent + 1.5 * slowest > args.seconds:
-                break
-    save(agents, args.out)
-    tidy()
+        if writes and (number + 1) % SAVE_EVERY == 0:
+            save(trainer, args.out)
+        if from_first(trainer.gather, spent + 1.5 * slowest > args.seconds):
+            break
 
 
 KEPT = ("above_twin", "above_twin_ci", "germinated", "pruned", "rollbacks")
@@ -112,10 +133,10 @@ def summary(rounds: Mapping[str, Round]) -> str:
     )
 
 
-def save(agents: Mapping[str, PPOAgent], folder: Path) -> None:
+def save(trainer: Trainer, folder: Path) -> None:
     """Every agent in a file of its own."""
-    for name, agent in agents.items():
-        state = {key: tensor.cpu().contiguous() for key, tensor in agent.state_dict().items()}
+    for name, learner in trainer.learners.items():
+        state = {key: tensor.cpu().contiguous() for key, tensor in learner.agent.state_dict().items()}
         write_atomically(folder / f"{name}.safetensors", as_safetensors(state))
 
 
