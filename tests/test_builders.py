@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper import builders
-from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs
-from esper.config import load_config
+from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs, make_trainer
+from esper.config import RunConfig, load_config
 from esper.controllers import load_learned
 from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Blueprint, Head
@@ -49,6 +50,26 @@ def test_several_tasks_of_one_shape_are_dealt_and_several_names_take_turns() -> 
     assert len(other.variants) == 3
     with pytest.raises(UserError, match="several take turns in 'esper train' alone"):
         make_environment(config)
+
+
+@pytest.mark.parametrize(
+    ("given", "make", "said"),
+    [
+        (["episode.clock=steps", "budgets=[1, 2]"], make_trainer, "budgets is given; set episode.clock=comp"),
+        (["episode.clock=steps", "episode.flops=1e9"], make_trainer, "episode.flops is given; set"),
+        (["budgets=[1, 2]"], make_environment, r"budgets is \[1.0, 2.0\]; those are for 'esper train' alone"),
+        (
+            ["episode.flops=1e12"],
+            make_trainer,
+            r"pays for [\d,]+ steps .* a learner keeps \d+; set",
+        ),
+    ],
+)
+def test_a_budget_that_would_not_be_spent_or_kept_is_refused(
+    given: list[str], make: Callable[[RunConfig], object], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        make(load_config(overrides=[*TINY, "task=spirals", *given]))
 
 
 @pytest.mark.parametrize(

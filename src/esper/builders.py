@@ -35,6 +35,7 @@ from esper.tasks import HostSpec, Task, load_task, task_names
 
 LEARNER = "agent"  # the one learner of a run
 AND = "+"  # between tasks that take turns
+ONE_BUDGET = (1.0,)  # of the episode
 
 
 def make_specs(
@@ -42,8 +43,16 @@ def make_specs(
 ) -> list[EnvironmentSpec]:
     """One environment's settings for each task of a run, with other members where they are given.
 
-    Raises UserError where a task is unknown or has fewer samples than a minibatch.  # members [N]
+    Raises UserError where a task is unknown or has fewer samples than a minibatch, and where budgets are
+    asked for that nothing would spend.  # members [N]
     """
+    unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
+    if config.episode.clock == "steps" and any(unspent.values()):
+        names = " and ".join(name for name, given in unspent.items() if given)
+        raise UserError(
+            f"episode.clock is steps, which spends no budget, and {names} is given; set "
+            f"episode.clock=compute, or leave {names} out"
+        )
     specs = []
     for name in config.task.split(AND):
         tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
@@ -111,11 +120,16 @@ def make_environment(
 ) -> GrowthEnvironment:
     """The environment of a run with one task, with other members where they are given.  # members [N]
 
-    Raises UserError where there are several tasks.
+    Raises UserError where there are several tasks or budgets.
     """
     specs = make_specs(config, device, members)
     if len(specs) > 1:
         raise UserError(f"task is {config.task!r}; several take turns in 'esper train' alone, give one")
+    if config.budgets != ONE_BUDGET:
+        raise UserError(
+            f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
+            "episode.flops instead"
+        )
     return GrowthEnvironment(specs[0])
 
 

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
 from esper.builders import LEARNER, agent_schema, make_agent, make_learner
+from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather, from_first
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
@@ -141,12 +142,14 @@ def save(trainer: Trainer, folder: Path) -> None:
 
 
 def load_controllers(folder: Path, device: str) -> dict[str, LearnedController]:
-    """The trained controllers of a folder, by name."""
+    """The trained controllers of a folder, by name; raises UserError where there are none."""
     found = {}
     for path in sorted(folder.glob("main-*.safetensors")):
         agent = make_agent(CONFIG, torch.device(device))
         agent.load_state_dict(load_file(path, device=device))
         found[path.stem] = LearnedController(agent, CONFIG.learner)
+    if not found:
+        raise UserError(f"{folder} holds no main-*.safetensors; give the folder that `train` wrote")
     return found
 
 

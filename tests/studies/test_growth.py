@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from esper.foundation.errors import UserError
 from studies.growth import evaluation, report, training, world
 from studies.growth.records import POINTS, Sample, on_the_way, read
+from studies.growth.training import load_controllers
 
 BUDGETS = (1.0, 4.0)
 TINY = world.CONFIG.model_copy(
@@ -94,3 +96,8 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
     sample = Sample("t", "a", 4.0, 1.5, [0.5], [0.25], [10], [1.0], [[0.1] * POINTS], {"x": 1.0}, {"8|8": 1})
     write([sample, sample], tmp_path / "t.jsonl.gz")
     assert read(tmp_path / "t.jsonl.gz") == [sample, sample]
+
+
+def test_a_folder_without_policies_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"holds no main-\*.safetensors"):
+        load_controllers(tmp_path / "nowhere", "cpu")

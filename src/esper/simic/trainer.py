@@ -75,7 +75,8 @@ class Trainer:
 
         shards: how many parts the members are computed in, whoever computes them; gather: the processes that
         share them, this one alone by default. Raises ValueError where a world and an agent discount
-        differently, and UserError where there are too few members or shards.
+        differently, and UserError where there are too few members or shards, or more steps than a learner
+        keeps.
         """
         for world in worlds:
             for learner in learners:
@@ -96,9 +97,20 @@ class Trainer:
             ]
             for world in worlds
         ]
+        self._check_room()
         self.rounds = rounds
         self.rounds_done = 0
         self.seconds = 0.0
+
+    def _check_room(self) -> None:
+        """Raise UserError where an episode may have more steps than a learner can remember."""
+        most = max(shards[0].steps for shards in self.environments)
+        room = min(learner.steps for learner in self.learners.values())
+        if most > room:
+            raise UserError(
+                f"episode.flops pays for {most:,} steps of the bare host, and a learner keeps {room:,}; set "
+                f"episode.steps to {most:,}, or give fewer FLOPs"
+            )
 
     def _held(self, members: Tensor) -> list[Tensor]:
         """The ids of each shard that this process holds.  # [n] → [n / shards] each"""
