@@ -3,7 +3,15 @@ PYTHON ?= python3
 TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup TORCH=
 VENV   := .venv
 BIN    := $(VENV)/bin
-EXTRAS := dev,gym,data,fast,watch,docs,lightning,transformers,searches
+VISION ?= torchvision==0.28.0   # the one for that torch
+EXTRAS := dev,gym,data,fast,watch,docs,onnx,lightning,transformers,searches
+
+# timm for the tests, without what it depends on: PyPI's torchvision is made for CUDA, and beside a torch for
+# the CPU it would break transformers. So it stands apart, where the tests of timm alone look for it.
+define TIMM
+$(BIN)/python -m pip install -q --no-deps timm
+	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/torchvision $(VISION)
+endef
 
 .PHONY: setup demo test check format bench study docs clean
 
@@ -13,6 +21,7 @@ $(VENV)/.ready: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(if $(strip $(TORCH)),$(BIN)/python -m pip install -q $(TORCH))
 	$(BIN)/python -m pip install -q -e '.[$(EXTRAS)]'
+	$(if $(strip $(TORCH)),$(TIMM))
 	touch $@
 
 demo: setup

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,6 +97,7 @@ ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
     (Flattened, (PICTURES, LABELS)),
     (Counted, TABLE),
     (Squeezed, (PICTURES, LABELS)),
+    *((partial(models.Attending, written), TEXT) for written in ("apart", "kinds first", "heads first")),
 ]
 
 
@@ -176,6 +179,32 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
     assert torch.equal(said(model, batch), before)
     assert list(model.state_dict()) == names
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("written", ["apart", "kinds first", "heads first"])
+def test_an_attention_gets_more_heads_of_the_same_size(written: str) -> None:
+    model, batch = doubled(lambda: models.Attending(written), TEXT)
+    before, hooks = said(model, batch), grounded(model, batch, ["attention"])
+    sizes = sum(p.numel() for p in model.parameters())
+    price = hooks.price(0, Blueprint.WIDEN_HALF)
+    hooks.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
+    hooks.slots[0].strength = 1.0
+    torch.testing.assert_close(said(model, batch), before)  # new heads begin unheard
+    assert hooks.fold(0).words == "attention 2 → 3 heads"
+    assert (model.attention.heads, model.attention.inner, model.attention.out.in_features) == (3, 12, 12)
+    assert sum(p.numel() for p in model.parameters()) == sizes + price
+    hooks.unfold()
+    assert (model.attention.heads, model.attention.inner) == (2, 8)
+
+
+def test_a_forward_that_fails_leaves_the_number_of_heads_as_it_was() -> None:
+    model, batch = doubled(models.Attending, TEXT)
+    hooks = grounded(model, batch, ["attention"])
+    hooks.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
+    hooks.slots[0].strength = 1.0
+    with pytest.raises(RuntimeError):
+        model.attention(torch.zeros(2, 3, 5).double())
+    assert (model.attention.heads, model.attention.inner) == (2, 8)
 
 
 def test_what_fits_where() -> None:

@@ -16,7 +16,7 @@ gradients, which frozen parts do not have, and it fails on the tuples of GPT-2.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from enum import Enum
 from io import StringIO
@@ -36,11 +36,15 @@ class CannotWiden(Exception):
 
 
 class Role(Enum):
-    """What a layer has to do with units."""
+    """What a layer has to do with units, in the order in which hooks are attached.
 
-    MAKER = "makes them"
-    PASSER = "passes them on"
+    Readers and passers go first, so that makers add to their outputs.
+    """
+
     READER = "reads them"
+    PASSER = "passes them on"
+    MAKER = "makes them"
+    COUNTER = "counts them, and has no weights for them"
 
 
 @dataclass(frozen=True)
@@ -50,17 +54,39 @@ class Part:
     layer: nn.Module
     role: Role
     axis: int  # of activations, along which the units lie
-    more: int  # new entries of its input, or of the output of a maker
-    where: Tensor | None = None  # [k] positions of the new units in its wider input; None: last
+    more: int  # new entries of its input, or of the output of a maker; of a counter, what it counts
+    where: Tensor | None = None  # [k] positions of new units in what it reads, or a maker makes; None: last
+    counts: tuple[tuple[str, int], ...] = ()  # attributes of a counter, and by how much they rise
 
 
-def find_parts(model: nn.Module, makers: Sequence[nn.Module], units: int, run: Run) -> list[Part]:
-    """All layers that grow when these makers get so many more units, by one wide pass.
+def makers_of(layers: Iterable[nn.Module], units: int) -> list[Part]:
+    """Layers that make so many more units each."""
+    return [Part(layer, Role.MAKER, _axis(layer), units) for layer in layers]
 
-    Readers come first, then passers, then makers. Raises CannotWiden where that is not possible.
+
+@contextmanager
+def counting(part: Part) -> Iterator[None]:
+    """While inside, what a counter says is that of the wider model."""
+    count_on(part, 1)
+    try:
+        yield
+    finally:
+        count_on(part, -1)
+
+
+def count_on(part: Part, times: int) -> None:
+    """Let the attributes of a counter rise so many times; below 0 they fall."""
+    for name, more in part.counts:
+        setattr(part.layer, name, getattr(part.layer, name) + times * more)
+
+
+def find_parts(model: nn.Module, given: Sequence[Part], run: Run) -> list[Part]:
+    """All layers that grow when these makers and counters do, by one wide pass.
+
+    Readers come first, then passers, then those that are given. Raises CannotWiden where it is not possible.
     """
-    parts = [Part(layer, Role.MAKER, _axis(layer), units) for layer in makers]
     found: dict[nn.Module, Part] = {}
+    makers = {part.layer: part for part in given if part.role is Role.MAKER}
 
     def enters(layer: nn.Module, x: Tensor, marked: Tensor) -> Tensor | None:
         axis, more = _axis(layer), x.shape[_axis(layer)] - units_in(layer)
@@ -79,16 +105,20 @@ def find_parts(model: nn.Module, makers: Sequence[nn.Module], units: int, run: R
         if part is not None and part.role is Role.PASSER:
             return spread(output, marks(output, part.axis, part.more), part.axis, part.where)
         if layer in makers:
-            return torch.cat([output, marks(output, _axis(layer), units)], _axis(layer))
+            own = makers[layer]
+            return spread(output, marks(output, own.axis, own.more), own.axis, own.where)
         return None
 
-    with _watched(model, enters, leaves):
+    with ExitStack() as stack:
+        for part in given:
+            stack.enter_context(counting(part))
+        stack.enter_context(_watched(model, enters, leaves))
         _attempt(run)
     order = [Role.READER, Role.PASSER]
     ends = sorted(found.values(), key=lambda part: order.index(part.role))
     if not any(part.role is Role.READER for part in ends):
         raise CannotWiden("nothing reads these units")
-    return [*ends, *parts]
+    return [*ends, *given]
 
 
 def corner(readers: Iterable[Part], makers: Iterable[Part]) -> int:

@@ -13,7 +13,7 @@ from esper.foundation.errors import UserError
 BATCH = "batch"
 
 
-def _dynamic_batch(inputs: int = 1) -> tuple[dict[int, torch.export.Dim], ...]:
+def _dynamic_batch(inputs: int) -> tuple[dict[int, torch.export.Dim], ...]:
     return ({0: torch.export.Dim(BATCH, min=1)},) * inputs
 
 
@@ -23,21 +23,21 @@ def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path
     sample: [B, *input_shape], B at least 2, or one such for each input. Read it back with
     `torch.export.load(path).module()`.
     """
-    inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
-    for given in inputs:
-        _check_sample(given)
+    inputs = _inputs_of(sample)
     program = torch.export.export(model.eval(), inputs, dynamic_shapes=_dynamic_batch(len(inputs)))
     torch.export.save(program, str(path))
     return Path(path)
 
 
-def save_onnx(model: nn.Module, sample: Tensor, path: Path | str) -> Path:
-    """Write a model as ONNX for any batch size. Needs the packages onnx and onnxscript."""
-    _check_sample(sample)
+def save_onnx(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
+    """Write a model as ONNX for any batch size. Needs the packages onnx and onnxscript.
+
+    sample: [B, *input_shape], B at least 2, or one such for each input.
+    """
+    inputs = _inputs_of(sample)
+    shapes = _dynamic_batch(len(inputs))
     try:
-        torch.onnx.export(
-            model.eval(), (sample,), str(path), dynamo=True, dynamic_shapes=_dynamic_batch(), verbose=False
-        )
+        torch.onnx.export(model.eval(), inputs, str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
     except ImportError as error:
         raise UserError(
             f"writing ONNX needs a package that is not installed ({error}); run: pip install "
@@ -46,10 +46,13 @@ def save_onnx(model: nn.Module, sample: Tensor, path: Path | str) -> Path:
     return Path(path)
 
 
-def _check_sample(sample: Tensor) -> None:
-    if sample.ndim < 1 or sample.shape[0] < 2:
-        raise UserError(
-            f"sample has shape {list(sample.shape)}; give a batch of at least 2 inputs, so that the batch "
-            "size "
-            "stays free"
-        )
+def _inputs_of(sample: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """A sample for each input; raises a UserError where one is no batch of two or more."""
+    inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
+    for given in inputs:
+        if given.ndim < 1 or given.shape[0] < 2:
+            raise UserError(
+                f"sample has shape {list(given.shape)}; give a batch of at least 2 inputs, so that the batch "
+                "size stays free"
+            )
+    return inputs

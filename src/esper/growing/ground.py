@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.batches import Judge, samples_in
 from esper.growing.coupling import CannotWiden, Part, Reach, Role, corner, find_parts
+from esper.growing.heads import Units, heads_in
 from esper.growing.places import Place, tensor_of
 from esper.growing.repeating import Repeat, Span, find_span, insert, touched_by
 from esper.growing.undoing import undone
@@ -34,7 +36,7 @@ class Offer:
     """What can grow at a place beside the blueprints of its kind, and what it costs."""
 
     span: Span | None = None
-    makers: tuple[nn.Module, ...] = ()
+    units: Units | None = None
     parts: tuple[Part, ...] = ()  # with as many new units as there are
     touched: frozenset[int] = frozenset()  # places whose activations get wider too
     parameters: Mapping[Blueprint, int] = field(default_factory=dict)
@@ -72,9 +74,9 @@ class Ground:
 
     def parts(self, offer: Offer, blueprint: Blueprint) -> list[Part]:
         """The layers of a widening, with where the new units arrive; raises CannotWiden."""
-        units = new_units(offer.makers[0], blueprint)
+        assert offer.units is not None, "a widening was asked for where there is none"
         with _still(self.model):
-            return find_parts(self.model, offer.makers, units, self.run)
+            return find_parts(self.model, offer.units.parts(new_units(offer.units, blueprint)), self.run)
 
 
 class _Look:
@@ -186,38 +188,51 @@ class _Look:
     # ---- widening --------------------------------------------------------------------------------------
 
     def _widening(self, k: int) -> Offer:
-        """The first layer ahead of the place whose units nobody else makes; where these are but a small part
-        of what happens there, the first layer together with its partners."""
-        layers, best = self._layers_before(k), Offer()
-        enough = SMALL * sum(self.costs[layer] for layer in layers)
-        for layer in layers:
-            best = max(best, self._widened([layer]) or best, key=_weight)
-            if _weight(best) > enough:
+        """What is inside the module of the place and nobody else makes, else what is ahead of it; where that
+        is but a small part of what happens there, the first layer together with its partners."""
+        run, inside = self._run_before(k), set(self.modules[k].modules())
+        for modules in ([module for module in run if module in inside], run):
+            best, enough = self._hidden(modules)
+            if enough:
                 return best
-        partners = (self._widened(makers) for layer in layers if len(makers := self._coupled(layer)) > 1)
+        groups = (self._coupled(layer) for layer in run if dense(layer) is not None)
+        partners = (self._widened(Units(makers)) for makers in groups if len(makers) > 1)
         return next((offer for offer in partners if offer is not None), best)
 
-    def _layers_before(self, k: int) -> list[nn.Module]:
-        """Layers with units that ended after the place before this one and no later than this one."""
+    def _hidden(self, modules: Sequence[nn.Module]) -> tuple[Offer, bool]:
+        """The units of the first layer that makes its own, or else the heads of an attention; and whether
+        they are more than a small part of what these modules do."""
+        layers, best = [module for module in modules if dense(module) is not None], Offer()
+        small = SMALL * sum(self.costs[layer] for layer in layers)
+        own = (Units((layer,)) for layer in layers)
+        heads = (units for module in modules for units in heads_in(module, layers))
+        for units in chain(own, heads):
+            best = max(best, self._widened(units) or best, key=_weight)
+            if _weight(best) > small:
+                return best, True
+        return best, False
+
+    def _run_before(self, k: int) -> list[nn.Module]:
+        """Modules that ended after the place before this one and no later than this one, and ran once."""
         ends = {module: place for place, module in enumerate(self.order)}
         here = ends[self.modules[k]]
         earlier = [ends[m] for m in self.modules if m in ends and ends[m] < here]
         run = self.order[max(earlier, default=-1) + 1 : here + 1]
-        return [m for m in dict.fromkeys(run) if dense(m) is not None and self.order.count(m) == 1]
+        return [module for module in dict.fromkeys(run) if self.order.count(module) == 1]
 
-    def _coupled(self, layer: nn.Module) -> list[nn.Module]:
+    def _coupled(self, layer: nn.Module) -> tuple[nn.Module, ...]:
         try:
-            return self.reach.coupled(layer)
+            return tuple(self.reach.coupled(layer))
         except CannotWiden:
-            return []
+            return ()
 
-    def _widened(self, makers: Sequence[nn.Module]) -> Offer | None:
+    def _widened(self, units: Units) -> Offer | None:
         """Try to double the units; None where the model then gives something else."""
-        units = units_out(makers[0])
-        if any(units_out(maker) != units for maker in makers):
+        count = units.count
+        if any(units_out(maker) != units_out(units.makers[0]) for maker in units.makers):
             return None
         try:
-            parts = find_parts(self.model, makers, units, self.ground.run)
+            parts = find_parts(self.model, units.parts(count), self.ground.run)
             seed = Widening(parts)
         except (CannotWiden, ValueError):
             return None
@@ -239,19 +254,19 @@ class _Look:
         if not self._same(result, self.clean):
             return None
         size, inner = sum(p.numel() for p in seed.parameters()), corner(parts, parts)
-        sizes = {b: new_units(makers[0], b) for b in WIDENINGS if _whole(parts, makers[0], b)}
+        sizes = {b: new_units(units, b) for b in WIDENINGS if _whole(parts, units, b)}
         touched = {k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]}
         return Offer(
-            makers=tuple(makers),
+            units=units,
             parts=tuple(parts),
             touched=frozenset(touched),
-            parameters={b: size * n // units + inner * n * n // units**2 for b, n in sizes.items()},
-            flops={b: (flops - self.flops) * n / units for b, n in sizes.items()},
+            parameters={b: size * n // count + inner * n * n // count**2 for b, n in sizes.items()},
+            flops={b: (flops - self.flops) * n / count for b, n in sizes.items()},
         )
 
     def _all_trained(self, parts: Sequence[Part]) -> bool:
         """Whether every parameter of these layers is trained, and belongs to one layer alone."""
-        own = [p for part in parts for p in part.layer.parameters()]
+        own = [p for part in parts if part.role is not Role.COUNTER for p in part.layer.parameters()]
         return all(p.requires_grad and p not in self.shared for p in own)
 
 
@@ -260,16 +275,16 @@ def _weight(offer: Offer) -> float:
     return offer.flops.get(Blueprint.WIDEN_FULL, 0.0)
 
 
-def new_units(maker: nn.Module, blueprint: Blueprint) -> int:
-    """How many units a widening adds to a layer."""
-    return max(1, units_out(maker) // WIDENINGS[blueprint])
+def new_units(units: Units, blueprint: Blueprint) -> int:
+    """How many units a widening adds."""
+    return max(1, units.count // WIDENINGS[blueprint])
 
 
-def _whole(parts: Sequence[Part], maker: nn.Module, blueprint: Blueprint) -> bool:
+def _whole(parts: Sequence[Part], units: Units, blueprint: Blueprint) -> bool:
     """Whether the norms between the layers then have whole groups."""
     share = WIDENINGS[blueprint]
     norms = [part.layer for part in parts if isinstance(part.layer, nn.GroupNorm)]
-    return units_out(maker) % share == 0 and all(norm.num_groups % share == 0 for norm in norms)
+    return units.count % share == 0 and all(norm.num_groups % share == 0 for norm in norms)
 
 
 def _shape(output: Any) -> Any:

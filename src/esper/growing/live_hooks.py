@@ -103,7 +103,7 @@ class Hooks:
     def attach(self) -> None:
         """Let the model hear its seeds: what reads new units goes before what makes them."""
         self.detach()
-        for role in (Role.READER, Role.PASSER, Role.MAKER):
+        for role in Role:
             for slot in self.slots:
                 if isinstance(slot.seed, Widening):
                     self._handles += slot.seed.attach(role, slot.now, slot.is_alone)
@@ -223,12 +223,14 @@ class Hooks:
         )
 
     def _wider(self, seed: Widening) -> str:
-        """What a widening changes, as in: conv1 64 → 96 wide."""
+        """What a widening changes, as in: conv1 64 → 96 wide, or attn 4 → 6 heads."""
         makers = [part for part in seed.parts if part.role is Role.MAKER]
-        units = units_out(makers[0].layer)
-        return (
-            f"{_named(self.model, [part.layer for part in makers])} {units} → {units + makers[0].more} wide"
-        )
+        counters = [part for part in seed.parts if part.role is Role.COUNTER]
+        units, more, what = units_out(makers[0].layer), makers[0].more, "wide"
+        if counters:
+            units, more, what = units * counters[0].more // more, counters[0].more, "heads"
+        names = _named(self.model, [part.layer for part in counters or makers])
+        return f"{names} {units} → {units + more} {what}"
 
     def unfold(self) -> Fold:
         """Take the latest fold back; its slot is empty."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.coupling import Part, Role, spread
+from esper.growing.coupling import Part, Role, count_on, spread
 from esper.growing.units import (
     Dense,
     Joint,
@@ -31,7 +31,12 @@ from esper.growing.units import (
     units_out,
 )
 
-_BESIDE = {Role.MAKER: maker_beside, Role.PASSER: passer_beside, Role.READER: reader_beside}
+_BESIDE: dict[Role, Callable[[nn.Module, int], nn.Module]] = {
+    Role.READER: reader_beside,
+    Role.PASSER: passer_beside,
+    Role.MAKER: maker_beside,
+    Role.COUNTER: lambda layer, more: nn.Identity(),
+}
 
 
 @dataclass(frozen=True)
@@ -56,17 +61,19 @@ class Widening(nn.Module):
     def attach(
         self, role: Role, strength: Callable[[], float], alone: Callable[[], bool] = lambda: False
     ) -> list[RemovableHandle]:
-        """Wire the layers of a role. Readers and passers go first, so that makers add to their outputs.
+        """Wire the layers of a role; the roles go in their own order.
 
         alone: whether the seed learns while the model does not.
         """
         handles = []
         for part, beside in zip(self.parts, self.beside, strict=True):
-            if part.role is role:
-                before, after = _hooks(part, beside, strength, alone)
-                if role is not Role.MAKER:
-                    handles.append(part.layer.register_forward_pre_hook(before))
-                handles.append(part.layer.register_forward_hook(after))
+            if part.role is not role:
+                continue
+            counter = role is Role.COUNTER
+            before, after = _counts(part, strength) if counter else _hooks(part, beside, strength, alone)
+            if role is not Role.MAKER:
+                handles.append(part.layer.register_forward_pre_hook(before))
+            handles.append(part.layer.register_forward_hook(after, always_call=counter))
         return handles
 
     def neighbours(self) -> dict[nn.Parameter, nn.Parameter]:
@@ -124,10 +131,27 @@ def _hooks(
             return None
         beside.train(layer.training or alone())
         if part.role is Role.MAKER:
-            return torch.cat([output, beside(inputs[0].narrow(axis, 0, reads))], axis)
+            return spread(output, beside(inputs[0].narrow(axis, 0, reads)), axis, part.where)
         if part.role is Role.READER:
             return _added(output, strength() * beside(held.pop()), axis)
         return spread(output, beside(held.pop()), axis, part.where)
+
+    return before, after
+
+
+def _counts(part: Part, strength: Callable[[], float]) -> tuple[Any, Any]:
+    """Before and after a counter runs: it counts the new units while these are heard."""
+    raised: list[None] = []
+
+    def before(layer: nn.Module, inputs: Any) -> None:
+        if strength() != 0.0:
+            raised.append(None)
+            count_on(part, 1)
+
+    def after(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if raised:
+            raised.pop()
+            count_on(part, -1)
 
     return before, after
 
@@ -153,7 +177,7 @@ def _fold_maker(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
     layer, kind = part.layer, cast(Dense, dense(part.layer))
     setattr(layer, kind.outputs, getattr(layer, kind.outputs) + part.more)
     axes = {"weight": kind.weight_out, "bias": 0}
-    return [_grow(layer, name, beside, Joint(axes[name])) for name, _ in named_tensors(beside)]
+    return [_grow(layer, name, beside, Joint(axes[name], part.where)) for name, _ in named_tensors(beside)]
 
 
 def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
@@ -171,7 +195,17 @@ def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]
     return joined
 
 
-_FOLDS = {Role.MAKER: _fold_maker, Role.PASSER: _fold_passer, Role.READER: _fold_reader}
+def _fold_counter(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
+    count_on(part, 1)
+    return []
+
+
+_FOLDS = {
+    Role.READER: _fold_reader,
+    Role.PASSER: _fold_passer,
+    Role.MAKER: _fold_maker,
+    Role.COUNTER: _fold_counter,
+}
 
 
 def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: Joint, strength: float = 1.0) -> Joined:

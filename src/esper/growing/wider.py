@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
 from esper.growing.batches import logits_of
-from esper.growing.coupling import CannotWiden, Reach, find_parts
+from esper.growing.coupling import CannotWiden, Reach, find_parts, makers_of
 from esper.growing.units import dense, units_out
 from esper.growing.widening import Widening
 
@@ -67,7 +67,7 @@ class Wider:
                 with suppress(CannotWiden, ValueError):  # units that are not hidden, or come in groups
                     makers = reach.coupled(layer)
                     done.update(makers)
-                    Widening(find_parts(wide, makers, units, run)).fold(1.0)
+                    Widening(find_parts(wide, makers_of(makers, units), run)).fold(1.0)
         return wide.train(was_training)
 
 
