@@ -25,6 +25,7 @@ TINY = (
     *("task=spirals", "members=6", "shards=4", "rounds=12", "episode.steps=8"),
     *("lifecycle.allow_unfinished=true", "reward.control_variate=true", "policy.width=16"),
     *("population.batch_size=16", "population.batches_per_epoch=2", "telemetry.checkpoint_every=2"),
+    "ppo.virtual_shards=4",
 )
 
 

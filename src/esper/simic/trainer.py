@@ -182,10 +182,9 @@ class Trainer:
         try:
             record = play(environment, self.blocks, self.rounds_done, on_step=step)
         except Exception as error:
-            ids, step_now = environment.spec.members, environment.clock + 1
-            error.add_note(
-                f"members {int(ids[0])} to {int(ids[-1])}, round {self.rounds_done + 1}, step {step_now}"
-            )
+            first, last = environment.spec.members[[0, -1]].tolist()
+            who = f"member {first}" if first == last else f"members {first} to {last}"
+            error.add_note(f"{who}, round {self.rounds_done + 1}, step {environment.clock + 1}")
             raise
         for learner in self.learners.values():
             learner.settle()

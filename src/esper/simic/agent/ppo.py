@@ -135,22 +135,21 @@ class PPOAgent:
         tally = Tally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
-        replayed, gather = batch.valid.numel() <= REPLAYED_STEPS, gather or Alone()
+        learn = self._learned if batch.valid.numel() <= REPLAYED_STEPS else self._learn
+        if config.virtual_shards > 1:
+            gather = gather or Alone()
+            read = head_weights(self.policy.relevant(batch.steps.actions), batch)
+            learn = partial(self._learn_in_parts, read=read, gather=gather)
         for rows in self._minibatches(buffer.num_members):
             live = ~stopped
-            if config.virtual_shards == 1:
-                learn = self._learned if replayed else self._learn
-                step = learn(batch, rows, entropy, stopped, broken)
-            else:
-                step = self._learn_in_parts(batch, rows, entropy, stopped, broken, gather, replayed)
-            terms, grad_norm, stopped, vetoed = step
+            terms, grad_norm, stopped, vetoed = learn(batch, rows, entropy, stopped, broken)
             tally.add(terms, grad_norm, live, vetoed)
             if self._may_look() and bool(stopped):
                 break
 
         if self.feature_normaliser is not None:
             self.feature_normaliser.update(rollout.steps.observation.features, rollout.valid)
-        if config.virtual_shards > 1:
+        if gather is not None and config.virtual_shards > 1:
             self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
         numbers = read_back({**faults, **summary, **tally.means(), "stopped": stopped})
@@ -279,31 +278,29 @@ class PPOAgent:
         entropy: Tensor,
         stopped: Tensor,
         broken: Tensor,
+        read: Tensor,
         gather: Gather,
-        replayed: bool,
     ) -> Step:
         """As `_learn`, from the gradients of parts of the minibatch, of which this process takes its share.
 
         A part is computed by itself, and one sum over all parts adds them up: who computed which changes no
-        bit.
+        bit.  # read [N, T, H] bool: where a head earns credit
         """
-        learn, take = (self._learned_part, self._taken) if replayed else (self._learn_part, self._take)
-        rows = torch.arange(len(batch.valid), device=self.device) if rows is None else rows
+        rows = torch.arange(len(read), device=self.device) if rows is None else rows
         parts = rows.tensor_split(min(self.config.virtual_shards, len(rows)))
-        counts = self._counts(_choose_rows(batch, rows))
-        mine = torch.zeros(0, part_length(self.policy), device=self.device)
-        held = dealt(len(parts), gather.size)[gather.rank]
-        if held:
-            mine = torch.stack([learn(batch, parts[k], entropy, counts) for k in held])
-        return take(gather_rows(gather, mine, len(parts)), counts, stopped, broken)
+        counts = Counts.of(read[rows], batch.valid[rows])
+        small = parts[0].numel() * read.shape[1] <= REPLAYED_STEPS // self.config.minibatches
+        learn = self._learned_part if small else self._learn_part
+        mine = [
+            learn(_choose_rows(batch, parts[k]), parts[k], entropy, counts)
+            for k in dealt(len(parts), gather.size)[gather.rank]
+        ]
+        held = torch.stack(mine) if mine else torch.zeros(0, part_length(self.policy), device=self.device)
+        return self._taken(gather_rows(gather, held, len(parts)), counts, stopped, broken)
 
-    def _counts(self, batch: Sequences) -> Counts:
-        """What the sums over a minibatch are divided by, known without judging it."""
-        return Counts.of(head_weights(self.policy.relevant(batch.steps.actions), batch), batch.valid)
-
-    def _learn_part(self, batch: Sequences, rows: Tensor, entropy: Tensor, counts: Counts) -> Tensor:
-        """Gradients and terms of some rows of a minibatch with these counts.  # rows [n] → [K]"""
-        terms = self._differentiate(_choose_rows(batch, rows), rows, entropy, counts)
+    def _learn_part(self, part: Sequences, rows: Tensor, entropy: Tensor, counts: Counts) -> Tensor:
+        """Gradients and terms of a part of a minibatch with these counts.  # part, rows [n] → [K]"""
+        terms = self._differentiate(part, rows, entropy, counts)
         return pack_part(self.policy, terms, self._fault > 0)
 
     def _take(self, parts: Tensor, counts: Counts, stopped: Tensor, broken: Tensor) -> Step:
