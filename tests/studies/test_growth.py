@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Gather
+from studies.growth import __main__ as study
 from studies.growth import evaluation, report, training, world
 from studies.growth.records import POINTS, Sample, on_the_way, read
 from studies.growth.training import load_controllers
+from tests.shards import on_processes
 
 BUDGETS = (1.0, 4.0)
 TINY = world.CONFIG.model_copy(
@@ -62,6 +65,53 @@ def test_every_arm_is_played_at_every_budget_for_equal_compute(folder: Path) -> 
     assert costs == sorted(costs)
     assert costs[0] == pytest.approx(1.0)
     assert costs[-1] > 14
+
+
+def test_several_processes_take_tasks_in_turn_and_share_the_members_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(evaluation, "Course", lambda name, *_: name)
+    monkeypatch.setattr(evaluation, "evaluate", lambda course, *_: asked.append(course))
+    monkeypatch.setattr(study, "load_controller", lambda *_, **__: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    args = argparse.Namespace(
+        policies=None,
+        device="cpu",
+        task=["letter", "spirals", "digits"],
+        members=1,
+        programs=[],
+        out=tmp_path,
+    )
+    for rank in "01":
+        monkeypatch.setenv("RANK", rank)
+        study.evaluate(args)
+    assert asked == ["letter", "digits", "spirals"]
+
+    short = TINY.model_copy(update={"episode": TINY.episode.model_copy(update={"steps": 4})})
+    for module in (training, world):
+        monkeypatch.setattr(module, "CONFIG", short)
+    one = argparse.Namespace(
+        trainings=1,
+        members=3,
+        rounds=2,
+        seconds=0.0,
+        families=["tables"],
+        device="cpu",
+        out=tmp_path,
+        resume=None,
+    )
+
+    def train(gather: Gather) -> tuple[int, dict[str, bytes]]:
+        trainer = training._trainer(one, gather)
+        with (tmp_path / f"{gather.rank}.jsonl").open("w") as log:
+            training._play(trainer, one, log)
+        state = trainer.learners["main-0"].agent.state_dict()
+        return trainer.rounds_done, {name: value.numpy().tobytes() for name, value in state.items()}
+
+    first, second = on_processes(2, train)
+    assert first == second
+    assert first[0] == 1, "the time was up after one round"
 
 
 def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
