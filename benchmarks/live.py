@@ -2,8 +2,9 @@
 
 The same network, in the shape of a ResNet-18 with 11.7 million parameters, is trained for the same steps by
 a plain loop and by `esper.grow(engine="live", controller="static")`, each in a process of its own, both with
-one validation after every epoch. Printed are seconds of the processor and the peak of memory; the import of
-the libraries does not count in the time.
+one validation after every epoch. On a CPU, seconds of the processor and the peak of memory are printed; on a
+GPU (`--device cuda`), seconds of the clock and the peak of what torch allocated there. The import of the
+libraries and one warm pass do not count in the time.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset
 from torch.utils.flop_counter import FlopCounterMode
 
 WAYS = ("plain", "live")
+Batch = tuple[Tensor, Tensor]
 
 
 class Block(nn.Module):
@@ -71,52 +73,71 @@ class ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))
 
 
-def data(steps: int, batch: int, side: int) -> tuple[DataLoader[tuple[Tensor, ...]], ...]:
-    """A loader of `steps` batches to train on, and one of a single batch to validate on."""
-    x, y = torch.randn((steps + 1) * batch, 3, side, side), torch.randint(0, 1000, ((steps + 1) * batch,))
-    cut = steps * batch
-    return tuple(
-        DataLoader(TensorDataset(x[part], y[part]), batch) for part in (slice(cut), slice(cut, None))
-    )
+def data(given: argparse.Namespace) -> tuple[list[Batch], list[Batch]]:
+    """Batches to train on, and one to validate on."""
+    batches = [
+        (torch.randn(given.batch, 3, given.side, given.side), torch.randint(0, 1000, (given.batch,)))
+        for _ in range(given.steps + 1)
+    ]
+    return batches[:-1], batches[-1:]
 
 
-def train_plainly(
-    epochs: int, train: DataLoader[tuple[Tensor, ...]], val: DataLoader[tuple[Tensor, ...]]
-) -> None:
+def train_plainly(given: argparse.Namespace, train: list[Batch], val: list[Batch]) -> None:
     """A loop as anyone would write it."""
-    model = ResNet()
+    device, halved = given.device, given.precision == "bfloat16"
+    model = ResNet().to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for _ in range(epochs):
+    for _ in range(given.epochs):
         model.train()
-        for x, y in train:
-            optimiser.zero_grad()
-            F.cross_entropy(model(x), y).backward()
-            optimiser.step()
+        for k, (x, y) in enumerate(train):
+            if k % given.accumulate == 0:
+                optimiser.zero_grad()
+            with torch.autocast(device, torch.bfloat16, enabled=halved):
+                loss = F.cross_entropy(model(x.to(device)), y.to(device))
+            (loss / given.accumulate).backward()
+            if (k + 1) % given.accumulate == 0:
+                optimiser.step()
         model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=halved):
             for x, y in val:
-                F.cross_entropy(model(x), y).item()
+                F.cross_entropy(model(x.to(device)), y.to(device)).item()
 
 
-def measure(way: str, epochs: int, steps: int, batch: int, side: int) -> dict[str, float]:
+def train_live(given: argparse.Namespace, train: list[Batch], val: list[Batch]) -> None:
+    """The same by the live engine."""
+    import esper
+
+    names = ("epochs", "device", "precision", "accumulate")
+    settings = {name: getattr(given, name) for name in names}
+    esper.grow(ResNet(), train, val, controller="static", engine="live", lr=1e-3, progress=False, **settings)
+
+
+def measure(given: argparse.Namespace) -> dict[str, float]:
     """One way in this process."""
-    import esper.growing.api as api  # before the clock starts
+    import esper.growing.api  # noqa: F401 (before the clock starts)
 
     with FlopCounterMode(display=False):  # imports what it needs when it is first used
         torch.zeros(1)
     torch.manual_seed(0)
-    loaders = data(steps, batch, side)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    start = time.process_time()
-    if way == "plain":
-        train_plainly(epochs, *loaders)
-    else:
-        api.grow(
-            ResNet(), *loaders, controller="static", epochs=epochs, engine="live", lr=1e-3, progress=False
-        )
-    seconds = time.process_time() - start
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"seconds": seconds, "peak_mb": peak / 1024, "extra_mb": (peak - before) / 1024}
+    batches, on_gpu = data(given), given.device != "cpu"
+    if on_gpu:  # libraries are loaded and kernels chosen
+        train_plainly(argparse.Namespace(**{**vars(given), "epochs": 1}), batches[0][:1], batches[1])
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    clock = time.perf_counter if on_gpu else time.process_time
+    start = clock()
+    {"plain": train_plainly, "live": train_live}[given.way](given, *batches)
+    if on_gpu:
+        torch.cuda.synchronize()
+    seconds = clock() - start
+    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else _resident_mb()
+    return {"seconds": seconds, "peak_mb": peak}
+
+
+def _resident_mb() -> float:
+    """The most memory that this process ever held."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 class Pictures(Dataset[tuple[Tensor, Tensor]]):
@@ -140,11 +161,11 @@ def measure_loader() -> float:
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 2))
     train = DataLoader(Pictures(), batch_size=4, shuffle=True)
     val = DataLoader(Subset(Pictures(), range(16)), batch_size=4)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _resident_mb()
     recipe = Schedule([(0.0, "widen_full", "all"), (0.4, "conv_light", "all")])
     grown = api.grow(model, train, val, controller=recipe, epochs=2, engine="live", progress=False)
     assert grown.record.germinated.any(), "nothing was planted"
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return _resident_mb() - before
 
 
 def main() -> None:
@@ -155,20 +176,20 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="batches in an epoch")
     parser.add_argument("--batch", type=int, default=16, help="pictures in a batch")
     parser.add_argument("--side", type=int, default=112, help="of a picture, in points")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
+    parser.add_argument("--precision", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--accumulate", type=int, default=1, help="batches that make one step")
     parser.add_argument("--loader", action="store_true", help="what growing on 2 GB of data takes in memory")
     given = parser.parse_args()
     if given.loader:
         print(f"2 GB of data, 2 epochs: {measure_loader():.0f} MB more than before")
         return
-    sizes = (given.epochs, given.steps, given.batch, given.side)
     if given.way:
-        print(json.dumps(measure(given.way, *sizes)))
+        print(json.dumps(measure(given)))
         return
     found = {}
     for way in WAYS:
-        arguments = [sys.executable, "-m", "benchmarks.live", "--way", way]
-        for name, size in zip(("epochs", "steps", "batch", "side"), sizes, strict=True):
-            arguments += [f"--{name}", str(size)]
+        arguments = [sys.executable, "-m", "benchmarks.live", "--way", way, *sys.argv[1:]]
         told = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout
         found[way] = json.loads(told.splitlines()[-1])
         print(f"{way:6} {found[way]['seconds']:6.1f} s   peak {found[way]['peak_mb']:6.0f} MB", flush=True)

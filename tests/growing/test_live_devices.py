@@ -1,0 +1,48 @@
+"""The live engine on other devices and in half precision: the same growth, and a plain model on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import esper
+from esper.tamiyo.schedule import Schedule
+from tests.growing import models
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("model", "batch", "slots"),
+    [
+        (models.small_mlp, models.table(8), None),
+        (models.Attending, models.text(8), ["attention"]),
+    ],
+    ids=["units", "heads"],
+)
+def test_a_model_grows_in_bfloat16_with_added_up_gradients(
+    model: Callable[[], nn.Module], batch: tuple[torch.Tensor, ...], slots: list[str] | None, device: str
+) -> None:
+    torch.manual_seed(0)
+    grown = esper.grow(
+        model(),
+        train=[batch] * 4,
+        val=[batch],
+        slots=slots,
+        controller=Schedule([(0.1, "widen_half", "all")]),
+        epochs=4,
+        folds=1,
+        device=device,
+        precision="bfloat16",
+        accumulate=2,
+        progress=False,
+    )
+    assert grown.folded, grown.report()
+    assert {p.device.type for p in grown.model.parameters()} == {"cpu"}
+    assert {p.dtype for p in grown.model.parameters()} == {torch.float32}
+    outputs = grown.model(batch[0])
+    loss = nn.functional.cross_entropy(outputs.movedim(-1, 1) if slots else outputs, batch[1])
+    assert loss.item() == pytest.approx(float(grown.record.loss[-1, 0]), rel=0.02)
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
