@@ -5,9 +5,10 @@
     python -m benchmarks.seeds --read seeds.jsonl
 
 Every member of an arm holds the same seeds, one in each slot that takes them. The classic seed is the one
-that is most like a block: CONV_HEAVY or MLP. A round times one epoch of training of every arm, one after the
-other, so that whatever else the machine does meets all arms alike; on a CPU one thread is used and its own
-time counts. Arms are compared round by round, per training FLOP, with the host that holds classic seeds.
+that is most like the block ahead of its slot: CONV_HEAVY, MLP or ATTENTION. A round times one epoch of
+training of every arm, one after the other, so that whatever else the machine does meets all arms alike; on a
+CPU one thread is used and its own time counts. Arms are compared round by round, per training FLOP, with the
+host that holds classic seeds.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ from benchmarks.population import machine_name, synchronise
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
+from esper.population.blocks import AttendToPast
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
+from esper.population.forms import SlotForms
 from esper.population.hosts import build_host
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
@@ -39,13 +42,13 @@ CLASSES, SAMPLES = 10, 512
 # preset, shape of an input, options
 HOSTS: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "small-resnet": ("resnet", (1, 8, 8), {"width": 8, "depth": 2, "stages": 2}),
-    "small-resmlp": ("resmlp", (16,), {"width": 32, "hidden": 64, "depth": 3}),
+    "small-resmlp": ("resmlp", (16,), {"width": 32, "hidden": 128, "depth": 3}),
     "small-gpt": ("gpt", (16,), {"width": 32, "depth": 2, "heads": 4, "expansion": 4}),
     "resnet": ("resnet", (3, 32, 32), {"width": 32, "depth": 2, "stages": 3}),
     "resmlp": ("resmlp", (64,), {"width": 128, "hidden": 512, "depth": 4}),
     "gpt": ("gpt", (64,), {"width": 128, "depth": 4, "heads": 4, "expansion": 4}),
 }
-CLASSIC = {"cnn": Blueprint.CONV_HEAVY, "mlp": Blueprint.MLP, "transformer": Blueprint.MLP}
+CLASSIC = {"Conv": Blueprint.CONV_HEAVY, "Linear": Blueprint.MLP, "Attend": Blueprint.ATTENTION}
 BASE = "classic seeds"
 
 
@@ -99,18 +102,20 @@ class Case:
         self.data = MemberData.shared(inputs, targets, args.members).to(self.device)
         self.states = SlotStates.empty(args.members, population.num_slots, self.device)
         if arm.blueprint is not None:
-            self._grow(arm.blueprint or CLASSIC[population.bodies.host.topology])
+            self._grow([arm.blueprint or classic_seed(slot) for slot in population.bodies.slots])
         costs = ForwardCosts.of(population.bodies, inputs[:1], self.device)
         work = Work(training=args.batch * args.batches, validation=0, ablate=False)
         self.flops = float(costs.epoch(self.states, population, work).sum())
 
-    def _grow(self, blueprint: Blueprint) -> None:
+    def _grow(self, blueprints: list[Blueprint]) -> None:
+        """A seed at full strength in every slot that takes the blueprint that is meant for it."""
         population, bare = self.population, self.states
-        where = population.growable()[:, :, blueprint]
-        population.germinate(where, torch.full_like(bare.stage, int(blueprint)))
+        wanted = torch.tensor([int(b) for b in blueprints], device=self.device).expand_as(bare.stage)
+        where = population.growable().gather(2, wanted.unsqueeze(2)).squeeze(2)
+        population.germinate(where, wanted)
         held = bare.replace(
             stage=torch.where(where, int(Stage.HOLDING), bare.stage),
-            blueprint=torch.where(where, int(blueprint), bare.blueprint),
+            blueprint=torch.where(where, wanted, bare.blueprint),
             style=torch.full_like(bare.style, int(Style.LINEAR_ADD)),
             alpha=torch.where(where, 1.0, bare.alpha),
         )
@@ -129,6 +134,14 @@ class Case:
         self.population.train_epoch(self.states, self.data, Clock(0, 0, 10))
         synchronise(self.device)
         return clock() - begun
+
+
+def classic_seed(slot: SlotForms) -> Blueprint:
+    """The blueprint that is most like the block ahead of a slot."""
+    assert slot.branch is not None
+    attends = isinstance(slot.branch.middle, AttendToPast)
+    name = "Attend" if attends else type(slot.branch.first).__name__.rstrip("12d")
+    return CLASSIC[name]
 
 
 def _samples(preset: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:

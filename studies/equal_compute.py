@@ -18,6 +18,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from esper.foundation.statistics import mean_interval
 from esper.population.config import PopulationConfig
@@ -43,6 +44,7 @@ class Arm:
     host: Mapping[str, int]
     schedule: tuple[tuple[object, ...], ...] = ()
     folds: int = 0
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the population, beside those of all
 
     def controller(self) -> Controller:
         """Whoever decides in this arm."""
@@ -71,7 +73,7 @@ class Setting:
                 device=self.device,
                 episode=EpisodeConfig(clock="compute", flops=self.flops),
                 governor=GovernorConfig(enabled=False),
-                population=self.population.model_copy(update={"folds": arm.folds}),
+                population=self.population.model_copy(update={"folds": arm.folds, **arm.settings}),
                 rate_scale=tuple(rates),
             )
         )
@@ -158,6 +160,41 @@ def table(results: Sequence[Result], score: str = "validation_loss") -> str:
             f"| {mean:.4f} ± {half:.4f} | {beyond} | {result.seconds:.0f} |"
         )
     return "\n".join(rows)
+
+
+def comparison(columns: Mapping[str, Sequence[Result]], score: str = "validation_loss") -> str:
+    """A line per arm and a column per budget; then the last arm, which grew, minus others, pair by pair.
+
+    The others are the best of the fixed ones, and the last fixed one, which is what the grown one ends as.
+    Losses are told as they are and accuracies in percent; means over the members with 95 % intervals.
+    """
+    percent, digits = (100.0, 2) if score.endswith("accuracy") else (1.0, 4)
+    arms = [result.arm for result in next(iter(columns.values()))]
+    *fixed, grown = arms
+    values = {
+        (result.arm, name): percent * np.asarray(getattr(result, score))
+        for name, results in columns.items()
+        for result in results
+    }
+
+    def cell(numbers: NDArray[np.float64], sign: str = "") -> str:
+        mean, half = mean_interval(numbers.tolist())
+        return f"{mean:{sign}.{digits}f} ± {half:.{digits}f}"
+
+    def best(name: str) -> str:
+        order = sorted(fixed, key=lambda arm: float(values[arm, name].mean()))
+        return order[-1 if percent > 1 else 0]
+
+    members = len(values[grown, next(iter(columns))])
+    title = f"{score.replace('_', ' ')}, mean of {members} ± 95 %"
+    rows = [[title, *columns], ["---"] * (1 + len(columns))]
+    rows += [[arm, *(cell(values[arm, name]) for name in columns)] for arm in fixed]
+    rows += [[f"**{grown}**", *(f"**{cell(values[grown, name])}**" for name in columns)]]
+    against = [(name, values[grown, name] - values[best(name), name]) for name in columns]
+    rows += [["grown minus the best fixed", *(f"{cell(gap, '+')} ({best(name)})" for name, gap in against)]]
+    same = [cell(values[grown, name] - values[fixed[-1], name], "+") for name in columns]
+    rows += [[f"grown minus {fixed[-1]}", *same]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def picture(groups: Mapping[str, Sequence[Result]], path: Path, low: float, high: float) -> None:

@@ -16,6 +16,7 @@ from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_a
 
 RESULTS = Path(__file__).parent / "results"
 RATES = (0.5, 1.0, 2.0)
+FLOPS = 1.2e10  # of every member
 HOST = {"width": 4, "depth": 1, "stages": 2, "kernel": 5}
 ARMS = (
     Arm("fixed, 4 hidden", {**HOST, "hidden": 4}),
@@ -24,26 +25,30 @@ ARMS = (
 )
 
 
-def study(flops: float, members: int, device: str) -> tuple[list[Result], Setting]:
-    """All arms, each at the learning rate that was chosen for it."""
+def setting(flops: float, device: str) -> Setting:
+    """The task, and how every arm trains."""
     config = PopulationConfig(
         batch_size=64, batches_per_epoch=20, validation_samples=1000, host_lr=1e-2, seed_lr=1e-2,
         clip_norm=1.0, schedule="flat", warmup=0.03, decay=0.5, initial_weights=4096,
     )  # fmt: skip
-    setting = Setting(load_task("mnist1d"), "resnet", flops, config, device)
+    return Setting(load_task("mnist1d"), "resnet", flops, config, device)
+
+
+def study(shared: Setting, members: int) -> list[Result]:
+    """All arms, each at the learning rate that was chosen for it."""
     results = []
     for arm in ARMS:
-        rate = choose_rate(arm, setting, RATES, each=2)
-        results.append(run_arm(arm, setting, members, rate))
+        rate = choose_rate(arm, shared, RATES, each=2)
+        results.append(run_arm(arm, shared, members, rate))
         print(f"{arm.name}: {results[-1].seconds:.0f} s", flush=True)
-    return results, setting
+    return results
 
 
 def main() -> None:
     """Run the study, or show the committed one again."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--read", action="store_true", help="show the results that are there")
-    options.add_argument("--flops", type=float, default=1.2e10, help="training FLOPs of every member")
+    options.add_argument("--flops", type=float, default=FLOPS, help="training FLOPs of every member")
     options.add_argument("--members", type=command_line.positive, default=16)
     options.add_argument("--device", type=command_line.existing_device, default="cpu")
     options.add_argument("--out", type=Path, default=RESULTS)
@@ -52,8 +57,9 @@ def main() -> None:
     if given.read:
         results = read(path)
     else:
-        results, setting = study(given.flops, given.members, given.device)
-        write(results, path, setting)
+        shared = setting(given.flops, given.device)
+        results = study(shared, given.members)
+        write(results, path, shared)
     print(f"{table(results, 'test_accuracy')}\n\n{table(results, 'validation_loss')}")
 
 

@@ -9,7 +9,6 @@ minus its own, member by member, in points: below 0 it is ahead of the oracle.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from esper.foundation.statistics import mean_interval, t_quantile
 from studies.growth.records import Sample, read
 from studies.growth.searches import all_searches
+from studies.pages import with_tables
 
 RESULTS = Path(__file__).parents[1] / "results" / "growth"
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
@@ -223,13 +223,7 @@ TABLES: Mapping[str, Callable[[Study], str]] = {
 
 def page_with_tables(page: str, study: Study) -> str:
     """The page with every table of TABLES between its marks; raises ValueError where marks are missing."""
-    for name, make in TABLES.items():
-        marks = re.compile(rf"(<!-- study:{name} -->\n).*?(<!-- end:{name} -->)", re.DOTALL)
-        table = make(study)
-        page, found = marks.subn(lambda mark, table=table: f"{mark[1]}{table}\n{mark[2]}", page)
-        if found != 1:
-            raise ValueError(f"the page has {found} places for the table {name!r}, not one")
-    return page
+    return with_tables(page, {name: make(study) for name, make in TABLES.items()})
 
 
 # ---- pictures ----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import pytest
 
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
+from studies import equal_compute_page
 from studies.equal_compute import Arm, Setting, choose_rate, read, run_arm, table, write
 
 HOST = {"width": 4, "depth": 1, "stages": 1, "hidden": 4}
@@ -35,3 +36,9 @@ def test_arms_of_other_sizes_spend_equal_flops_and_come_back_from_their_file(tmp
 
 def test_a_rate_that_breaks_training_is_not_chosen() -> None:
     assert choose_rate(FIXED, setting(), (1.0, 1e6)) == pytest.approx(1.0)
+
+
+def test_the_tables_of_the_page_are_what_its_files_give() -> None:
+    """If this fails: python -m studies.equal_compute_page"""
+    page = equal_compute_page.PAGE.read_text(encoding="utf-8")
+    assert equal_compute_page.page_with_tables(page) == page

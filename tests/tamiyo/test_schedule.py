@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,13 @@ def test_a_schedule_without_lines_never_grows() -> None:
     records = [play(make_environment(members=(0, 1), steps=3), c, 0) for c in (Schedule([]), Static())]
     np.testing.assert_array_equal(*(record.accuracy for record in records))
     assert not records[0].germinated.any()
+
+
+def test_a_schedule_of_a_yaml_file_is_that_of_the_same_lines(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("- [0.05, clone, all]\n- [0.30, clone, all, 2]\n- [0.5, widen_half, [0]]\n")
+    lines = [(0.05, "clone", "all"), (0.30, "clone", "all", 2), (0.5, "widen_half", [0])]
+    assert Schedule.parse(str(file)).events == Schedule(lines).events
 
 
 def test_a_schedule_from_a_file_that_is_not_there_says_so() -> None:

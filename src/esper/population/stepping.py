@@ -115,10 +115,15 @@ class TrainEpoch:
     def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient norms that clipping goes by: of each host with all that was folded into it, and for
         each live part its own if it is a seed, that of its host if it was folded in.  # both [n], [L]"""
-        plan = self.plan
+        plan, slots = self.plan, self.plan.seat.shape[1]
         is_seed = plan.live_slot >= 0
         folded = part.square().masked_fill(is_seed, 0.0)
-        host = trunk.square().index_add(0, plan.live_member, folded).sqrt()
+        # Each has a place of its own in a table, so that the order of the sum is always the same.
+        each = self.crew.members.shape[0] * slots
+        width = (self.crew.parts.steps.shape[0] // each + 1) * slots
+        place = plan.live // each * slots + plan.live % slots
+        table = folded.new_zeros(plan.own * width).scatter(0, plan.live_member * width + place, folded)
+        host = (trunk.square() + table.view(plan.own, width).sum(dim=1)).sqrt()
         return host, torch.where(is_seed, part, host.index_select(0, plan.live_member))
 
     def _part_rate(self, rate: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""How should new parts begin, and should learning rates rise anew? Measured at equal training FLOPs.
+
+python -m studies.beginnings           MNIST-1D, blocks widened or repeated: four minutes on one core
+python -m studies.beginnings --read    the tables of the committed results
+
+The network of `studies.widening`, grown once at 20 % of the budget, with one setting changed at a time; all
+arms at that study's learning rate. Differences are to the defaults, member by member.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from studies import command_line, widening
+from studies.equal_compute import Arm, Result, read, run_arm, table, write
+
+RESULTS = Path(__file__).parent / "results"
+FLOPS = widening.FLOPS / 2  # of every member
+HOST = {**widening.HOST, "hidden": 4}
+VARIANTS: dict[str, dict[str, object]] = {
+    "rewarm 20": {"rewarm": 20},
+    "rewarm 100": {"rewarm": 100},
+    "new_part_warmup 20": {"new_part_warmup": 20},
+    "widen_copies .5": {"widen_copies": 0.5},
+    "copy_noise .02": {"copy_noise": 0.02},
+    "defaults": {},
+}
+IDLE = {"widen_full": "copy_noise .02", "clone": "widen_copies .5"}  # without effect there
+
+
+def arms(blueprint: str) -> list[Arm]:
+    """Every variant that has an effect, the defaults last."""
+    named = {name: change for name, change in VARIANTS.items() if name != IDLE[blueprint]}
+    return [Arm(name, HOST, ((0.2, blueprint),), 1, change) for name, change in named.items()]
+
+
+def path_of(folder: Path, blueprint: str) -> Path:
+    """The file of the results of one way to grow."""
+    return folder / f"beginnings-{blueprint}.jsonl"
+
+
+def study(blueprint: str, given: argparse.Namespace, path: Path) -> list[Result]:
+    """All arms of one way to grow; the file is written anew after each."""
+    setting, results = widening.setting(given.flops, given.device), []
+    for arm in arms(blueprint):
+        results.append(run_arm(arm, setting, given.members, rate=1.0))
+        write(results, path, setting)
+        print(f"{blueprint}, {arm.name}: {results[-1].seconds:.0f} s", flush=True)
+    return results
+
+
+def main() -> None:
+    """Run the study, or show the committed one again."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    options.add_argument("--read", action="store_true", help="show the results that are there")
+    options.add_argument("--flops", type=float, default=FLOPS, help="training FLOPs of every member")
+    options.add_argument("--members", type=command_line.positive, default=16)
+    options.add_argument("--device", type=command_line.existing_device, default="cpu")
+    options.add_argument("--out", type=Path, default=RESULTS)
+    given = options.parse_args()
+    for blueprint in IDLE:
+        path = path_of(given.out, blueprint)
+        if given.read and not path.is_file():
+            continue
+        results = read(path) if given.read else study(blueprint, given, path)
+        print(f"{blueprint}\n{table(results, 'test_accuracy')}\n")
+
+
+if __name__ == "__main__":
+    command_line.run(main)

@@ -1,0 +1,81 @@
+"""The tables of docs/equal_compute.md, from the files that the studies and the benchmark left.
+
+python -m studies.equal_compute_page     writes them into the page
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.lines import read_results
+from benchmarks.seeds import Result as SeedResult
+from studies import beginnings, gpt, resnet, widening
+from studies.equal_compute import comparison, read, table
+from studies.pages import with_tables
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "equal_compute.md"
+SEEDS = ROOT / "benchmarks" / "results"
+
+
+def gpt_table() -> str:
+    """Losses of the GPT at every budget."""
+    return comparison({f"{name}FLOP": results for name, results in gpt.results_in(gpt.RESULTS).items()})
+
+
+def widening_table() -> str:
+    """Accuracies of the widened network."""
+    found = read(widening.RESULTS / "widening.jsonl")
+    return comparison({f"{found[0].flops / 1e9:g} GFLOP": found}, "test_accuracy")
+
+
+def resnet_table() -> str:
+    """Accuracies of the residual network at every budget."""
+    return comparison(resnet.results_in(resnet.RESULTS, resnet.FULL), "test_accuracy")
+
+
+def beginnings_table() -> str:
+    """Every way to begin, against the defaults: of each blueprint that was tried."""
+    paths = {name: beginnings.path_of(beginnings.RESULTS, name) for name in beginnings.IDLE}
+    found = {name: table(read(path), "test_accuracy") for name, path in paths.items() if path.is_file()}
+    return "\n\n".join(f"{name.upper()}:\n\n{told}" for name, told in found.items())
+
+
+def seeds_table() -> str:
+    """Time per FLOP with each kind of seed, over that with classic ones; a column per host."""
+    columns: dict[str, dict[str, SeedResult]] = {}
+    for path in sorted(SEEDS.glob("*-seeds.jsonl")):
+        for result in read_results(argparse.ArgumentParser(), path, SeedResult)[0]:
+            title = f"{path.stem.split('-')[0]}, {result.n} × {result.host.removeprefix('small-')}"
+            columns.setdefault(title, {})[result.arm] = result
+    arms = list(next(iter(columns.values())))
+    rows = [["time per FLOP", *columns], ["---"] * (1 + len(columns))]
+    rows += [[arm, *(f"{found[arm].against_classic:.2f}" for found in columns.values())] for arm in arms]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "gpt": gpt_table,
+    "widening": widening_table,
+    "beginnings": beginnings_table,
+    "seeds": seeds_table,
+}
+if resnet.results_in(resnet.RESULTS, resnet.FULL):
+    TABLES["resnet"] = resnet_table
+
+
+def page_with_tables(page: str) -> str:
+    """The page with every table between its marks; raises ValueError where marks are missing."""
+    return with_tables(page, {name: make() for name, make in TABLES.items()})
+
+
+def main() -> None:
+    """Write the tables into the page."""
+    PAGE.write_text(page_with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    print(f"wrote the tables of {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
