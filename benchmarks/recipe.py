@@ -12,7 +12,7 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
@@ -23,6 +23,7 @@ import esper
 from esper.foundation.statistics import mean_interval
 from esper.population.hosts import build_host
 from esper.tasks import Split, Task, load_task
+from studies.command_line import positive
 
 
 @dataclass(frozen=True)
@@ -116,20 +117,23 @@ def measure(case: Case, seeds: int) -> Row:
     )
 
 
-def rows(seeds: int) -> Iterator[Row]:
+def rows(tasks: Sequence[str], seeds: int) -> Iterator[Row]:
     """Every task in turn."""
     for case in CASES:
-        yield measure(case, seeds)
+        if case.task in tasks:
+            yield measure(case, seeds)
 
 
 def main() -> None:
     """Print one line per task, as JSON with --json."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.recipe", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    names = [case.task for case in CASES]
+    parser.add_argument("--tasks", nargs="+", choices=names, default=names)
+    parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    for row in rows(given.seeds):
+    for row in rows(given.tasks, given.seeds):
         if given.json:
             print(json.dumps(asdict(row)), flush=True)
             continue

@@ -26,7 +26,8 @@ def main(epochs: int = EPOCHS, seeds: int = 3, windows: int = 3072) -> dict[str,
     """Test losses of each way, seed by seed."""
     text = load_task("text")
     train = (text.train.inputs[:windows], text.train.targets[:windows])
-    val = (text.validation.inputs[:512], text.validation.targets[:512])
+    held = min(512, windows)
+    val = (text.validation.inputs[:held], text.validation.targets[:held])
     test = text.test()
 
     def trained(depth: int, epochs: int, controller: str, seed: int, baseline: bool = False) -> Grown:

@@ -19,6 +19,7 @@ from esper.comparing import ControllerRun
 from esper.growing.exporting import save_archive
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
+from esper.population.describe import describe_growth
 from esper.population.extract import extract
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.files import disk_errors, write_atomically
@@ -66,6 +67,7 @@ class GrownMember:
             test_accuracy=float(self.run.test.accuracy[self.row]),
             ungrown_test_accuracy=float(self.ungrown.test.accuracy[self.row]) if self.ungrown else np.nan,
             slots=[self._slot(s) for s in range(len(record.slot_ids))],
+            changes=describe_growth(self.environment.population, self.environment.slots, self.row),
         )
 
     def _slot(self, s: int) -> SavedSlot:
@@ -140,6 +142,9 @@ def _summary(network: SavedNetwork) -> list[str]:
         "| slot | holds | stage | alpha | style | contribution, points |",
         "|---|---|---|---|---|---|",
         *(_slot_row(slot) for slot in network.slots),
+        "",
+        f"What grew: {'; '.join(network.changes) or 'nothing'}. A slot is empty again once its seed is part "
+        "of the host.",
     ]
 
 

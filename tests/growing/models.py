@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -238,3 +241,27 @@ class TwoInputs(nn.Module):
         h = torch.relu(self.left(left) + self.right(right))
         h = self.body(h) if h.mean() > -1 else h
         return {"logits": self.head(torch.relu(h))}
+
+
+def lightning_module(net: nn.Module) -> Any:
+    """A model in a LightningModule as anyone writes it; skips where Lightning is not installed."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            return F.cross_entropy(self(batch[0]), batch[1])
+
+        def validation_step(self, batch: Any, index: int) -> None:
+            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+    return Module()

@@ -35,6 +35,9 @@ def test_the_exported_network_is_the_reported_one(rate: float, tmp_path: Path) -
         == sum(t.numel() for t in load_file(tmp_path / "network.safetensors").values())
     )
     assert f"| grown | {int(parameters):,} parameters |" in (tmp_path / "network.md").read_text()
+    changes = grown.record().changes
+    assert bool(changes) == (rate > 0)
+    assert all(line in (tmp_path / "network.md").read_text() for line in changes)
     split = environment.spec.task.test()
     model, standardise = (
         torch.export.load(str(tmp_path / "network.pt2")).module(),

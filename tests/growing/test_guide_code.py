@@ -104,30 +104,12 @@ def test_a_loop_of_ones_own() -> None:
 
 
 def test_lightning() -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = models.small_mlp()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return F.cross_entropy(self(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
+    module = models.lightning_module(models.small_mlp())
     loaders = table_loaders()
     code = block_with("LightningGrower").replace(
         "max_epochs=40,", 'max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False,'
     )
-    made = run(code, module=Module(), train_loader=loaders["loader"], val_loader=loaders["val_loader"])
+    made = run(code, module=module, train_loader=loaders["loader"], val_loader=loaders["val_loader"])
     assert isinstance(made["grower"].grown, nn.Module)
 
 

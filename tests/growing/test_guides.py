@@ -39,7 +39,7 @@ def test_a_guide_to_one_real_model_ends_with_a_paired_interval(
 
 
 def test_the_guide_to_a_gpt_compares_three_ways(capsys: pytest.CaptureFixture[str]) -> None:
-    losses = grow_gpt.main(epochs=4, seeds=2, windows=64)
+    losses = grow_gpt.main(epochs=4, seeds=2, windows=24)
     assert {name: len(found) for name, found in losses.items()} == {
         "2 blocks": 2,
         "4 blocks": 2,

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
@@ -39,26 +38,10 @@ def test_lightning_grows_a_module_and_goes_on_from_a_checkpoint_to_the_same_bits
     lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     from esper import LightningGrower
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = models.small_cnn()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return F.cross_entropy(self(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
     def fit(epochs: int, name: str, checkpoint: Path | None = None) -> LightningGrower:
         torch.manual_seed(0)
-        module, grower = Module(), LightningGrower(epochs=EPOCHS, **settings())
+        module = models.lightning_module(models.small_cnn())
+        grower = LightningGrower(epochs=EPOCHS, **settings())
         keep = lightning.callbacks.ModelCheckpoint(tmp_path / name, save_top_k=-1, filename="{epoch}")
         trainer = lightning.Trainer(
             max_epochs=epochs,

@@ -183,9 +183,19 @@ def test_a_grown_network_stands_in_its_report_beside_itself_ungrown(tmp_path: Pa
         SavedSlot("r0c1", "DORMANT"),
     ]
     network = SavedNetwork("digits", "cnn(width=4)", "habit", 3, 8, 24, 100, 250, 0.9, 0.88, 0.8, slots)
+    network = replace(network, changes=["block 2 repeated once"])
     (folder.path / "network.json").write_text(to_json(network))
     text = render_report(folder)
-    for part in ("by habit", "88.0%", "80.0%", "conv light", "+2.5", "nothing", "network.pt2"):
+    for part in (
+        "by habit",
+        "88.0%",
+        "80.0%",
+        "conv light",
+        "+2.5",
+        "nothing",
+        "block 2 repeated",
+        "network.pt2",
+    ):
         assert part in text
 
 

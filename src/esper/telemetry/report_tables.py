@@ -144,4 +144,5 @@ def network_table(network: SavedNetwork) -> str:
     ]
     titles = ("slot", "holds", "stage", "alpha", "style", "contribution, validation points")
     files = "network.pt2 (torch alone runs it), network.safetensors, network.md"
-    return f"<p>{escape(files)} in the run folder.</p>{table(titles, rows)}"
+    grew = f"<p>What grew: {escape('; '.join(network.changes))}.</p>" if network.changes else ""
+    return f"<p>{escape(files)} in the run folder.</p>{grew}{table(titles, rows)}"

@@ -218,6 +218,7 @@ class SavedNetwork:
     test_accuracy: Number
     ungrown_test_accuracy: Number = NAN  # of the same member without growth; NaN if it was not trained
     slots: Sequence[SavedSlot] = ()
+    changes: Sequence[str] = ()  # how it differs from its host, in words, what was folded into it included
 
 
 @dataclass(frozen=True)
