@@ -5,7 +5,8 @@
 
 Host and GPU are told apart: `host ms` is a step without the time in which the host waits for the GPU,
 `GPU ms` the time in which a kernel runs, `busy` that time over the step. `--slow-host` keeps this process to
-one core and lets another process take half of it.
+one core and lets another process take half of it; `slower` is how many times as long a loop of plain Python
+then takes.
 
 `stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
 three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide;
@@ -22,7 +23,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.clocks import captures, gpu_seconds, host_seconds, slowed
+from benchmarks.clocks import captures, gpu_seconds, host_seconds, python_seconds, slowed
 from benchmarks.lines import line_of, read_results
 from benchmarks.population import machine_name, synchronise
 from esper.lifecycle.config import LifecycleConfig
@@ -85,6 +86,7 @@ class Result:
     kernels: float = float("nan")  # launched or replayed
     seeds: float = float("nan")  # of a member, on the mean over an episode
     slow_host: bool = False
+    slower: float = float("nan")  # a loop of plain Python while it was timed, over one before
 
 
 def random_task(work: Work) -> Task:
@@ -202,8 +204,10 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     trainer = make_trainer(args, num_members)
     for _ in range(args.warm):
         trainer.play_round()
+    usual = python_seconds()
     with slowed(args.slow_host):
-        return _timed(args, trainer, num_members, device)
+        slower = python_seconds() / usual
+        return replace(_timed(args, trainer, num_members, device), slower=round(slower, 2))
 
 
 def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device: torch.device) -> Result:
@@ -256,6 +260,7 @@ COLUMNS = {
     "gpu_busy": "busy",
     "kernels": "kernels",
     "seeds": "seeds",
+    "slower": "slower",
 }
 
 
