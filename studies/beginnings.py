@@ -4,7 +4,7 @@ python -m studies.beginnings           MNIST-1D, blocks widened or repeated: fou
 python -m studies.beginnings --read    the tables of the committed results
 
 The network of `studies.widening`, grown once at 20 % of the budget, with one setting changed at a time; all
-arms at that study's learning rate. Differences are to the defaults, member by member.
+arms at a learning rate of 1e-2. Differences are to the defaults, member by member.
 """
 
 from __future__ import annotations
