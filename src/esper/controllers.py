@@ -16,7 +16,7 @@ from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
-from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.run_folder import RunFolder
@@ -69,8 +69,9 @@ SCRIPTED: dict[str, Script] = {
         "the steps of the seeds, as in scheduled:2+8+14",
     ),
     "schedule": Script(
-        lambda gates: Schedule([(0.1, "clone"), (0.3, "clone")]),
-        "grows by the share of the budget that is spent and keeps it all: clones at 10 % and 30 %",
+        lambda gates: Schedule(BY_BUDGET),
+        "grows by the share of the budget that is spent and keeps all: nothing if that pays the first host "
+        "fewer than 384 minibatches, widens at 10 % below 1,536, else widens at 5 % and clones at 20 %",
         lambda text, gates: Schedule.parse(text),
         "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2, or a YAML file with a list of them",
     ),

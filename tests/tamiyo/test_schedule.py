@@ -16,7 +16,7 @@ from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import play
 from esper.tamiyo.controller import Scene
-from esper.tamiyo.schedule import Event, Schedule
+from esper.tamiyo.schedule import BY_BUDGET, Event, Schedule
 from esper.tamiyo.scripted import Static
 from tests.simic.worlds import make_environment, make_residual
 
@@ -139,3 +139,26 @@ def test_a_schedule_of_a_yaml_file_is_that_of_the_same_lines(tmp_path: Path) -> 
 def test_a_schedule_from_a_file_that_is_not_there_says_so() -> None:
     with pytest.raises(UserError, match=r"there is no file missing\.yaml"):
         Schedule.parse("missing.yaml")
+
+
+@pytest.mark.parametrize(
+    ("batches", "grown"),
+    [
+        (23, []),
+        (24, [(2, Blueprint.WIDEN_FULL)]),
+        (95, [(2, Blueprint.WIDEN_FULL)]),
+        (96, [(1, Blueprint.WIDEN_FULL), (4, CLONE)]),
+    ],
+)
+def test_the_rule_of_thumb_grows_by_what_the_budget_pays_for(
+    batches: int, grown: list[tuple[int, Blueprint]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 decisions of so many minibatches each; the second episode is as the first."""
+    monkeypatch.setattr(GrowthEnvironment, "batches", batches)
+    environment = make_residual(members=(0, 1), steps=16, folds=2, clock="steps")
+    schedule = Schedule(BY_BUDGET)
+    for episode in range(2):
+        record = play(environment, schedule, episode)
+        steps = record.germinated[:, 0].nonzero()[0]
+        planted = [(int(t), Blueprint(int(record.choices[t, 0, Head.BLUEPRINT]))) for t in steps]
+        assert planted == grown

@@ -79,7 +79,8 @@ class Grower:
         self.slot_names = tuple(place.name for place in live.places)
         prices = LivePrices(self._environment.bodies, chosen.blueprints)
         self._controller = Limited(decider, prices, budget)
-        self._scene = Scene(self._environment.members, len(live.places), chosen.seed, cpu)
+        world = self._environment
+        self._scene = Scene(world.members, len(live.places), chosen.seed, cpu, batches=world.batches)
         self._controller.begin(self._scene)
         self._ending = Ending(self._environment)
         self._randomness = Randomness(device, loaders)

@@ -99,6 +99,11 @@ class LiveEnvironment(GrowthEnvironment):
         """The population of one, by its own type."""
         return cast(LivePopulation, self.population)
 
+    @property
+    def batches(self) -> int:
+        """Minibatches between two decisions: those of an epoch, as far as they are known."""
+        return self.bodies.batches
+
     def _make_population(self) -> Population:
         live = self._live_model
         made = LivePopulation(

@@ -206,6 +206,11 @@ class GrowthEnvironment:
         return (self.flops / self.budget).clamp(max=1.0)
 
     @property
+    def batches(self) -> int:
+        """Minibatches between two decisions."""
+        return self.spec.population.batches_per_epoch
+
+    @property
     def samples_trained(self) -> int:
         """Samples that a member is trained on in an epoch; in a living model, those of the latest one."""
         return self._work(False).training

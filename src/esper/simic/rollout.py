@@ -47,7 +47,7 @@ class Episode:
         )
         self.observation = environment.reset(episode, initial_slots, looks)
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
-        controller.begin(Scene(members, slots, seed, environment.device, episode))
+        controller.begin(Scene(members, slots, seed, environment.device, episode, environment.batches))
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
         self._shown: list[dict[str, Tensor]] = []
 

@@ -25,6 +25,7 @@ class Scene:
     seed: int
     device: torch.device
     episode: int = 0
+    batches: int = 1  # minibatches between two decisions
 
     @property
     def num_members(self) -> int:

@@ -3,10 +3,12 @@
     Schedule([(0.05, "clone", "all"), (0.30, "clone", "all", 2)])
 
 grows every slot by a clone once 5 % of the budget is spent, and by two more, one after the other, at 30 %.
+BY_BUDGET is a rule of thumb: how much to grow follows from how long the first host could train.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,10 @@ class Event:
     blueprint: Blueprint
     slots: tuple[int, ...] | Literal["all"] = ALL
     times: int = 1  # seeds in each of the slots, one after the other
+    updates: tuple[float, float] = (
+        0,
+        math.inf,
+    )  # for budgets that pay the first host so many: from, below
 
     @staticmethod
     def of(line: Event | Sequence[object]) -> Event:
@@ -61,6 +67,13 @@ class Event:
                 "least 1"
             )
         return event
+
+
+BY_BUDGET = (  # found on made tasks and judged on others: docs/study.md
+    Event(0.05, Blueprint.WIDEN_FULL, updates=(1536, math.inf)),
+    Event(0.10, Blueprint.WIDEN_FULL, updates=(384, 1536)),
+    Event(0.20, Blueprint.CLONE, updates=(1536, math.inf)),
+)
 
 
 class Schedule:
@@ -105,6 +118,7 @@ class Schedule:
 
     def begin(self, scene: Scene) -> None:
         """An episode begins: nothing has been planted yet."""
+        self._batches, self._begins = scene.batches, True
         shape = (len(self.events), scene.num_members, scene.num_slots)
         self._owed = torch.zeros(shape, dtype=torch.long, device=scene.device)  # seeds still to plant
         for k, event in enumerate(self.events):
@@ -119,6 +133,8 @@ class Schedule:
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """The actions of this step, one after the other: every slot that is due is planted and raised."""
+        if self._begins:
+            self._keep_what_is_paid_for(observation.steps_left * self._batches)
         slots, found = observation.slots, []
         due = torch.zeros_like(slots.stage, dtype=torch.bool)  # [N, S]
         blueprint = torch.zeros_like(slots.stage)
@@ -132,6 +148,13 @@ class Schedule:
         for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
             found += self._raise(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
         return found
+
+    def _keep_what_is_paid_for(self, updates: Tensor) -> None:
+        """Strike the lines that are meant for other budgets.  # [N] minibatches that a budget pays for"""
+        self._begins = False
+        for k, event in enumerate(self.events):
+            least, limit = event.updates
+            self._owed[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
 
     def _raise(
         self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
