@@ -4,6 +4,7 @@
     python -m studies.growth evaluate --policies runs/study --out runs/study         (GPU)
     python -m studies.growth evaluate --quick                       (minutes on two cores, few members)
     torchrun --nproc-per-node=8 -m studies.growth evaluate          (a task at a time on each GPU)
+    python -m studies.growth rule                                   (schedules on the made tasks)
     python -m studies.growth report                                 (tables of docs/study.md)
     python -m studies.growth ship --policy runs/study/main-0.safetensors --rounds 60
 
@@ -19,7 +20,7 @@ from pathlib import Path
 from esper.controllers import PRETRAINED, load_controller
 from esper.foundation.launch import Launch
 from studies.command_line import existing_device, positive, run
-from studies.growth import evaluation, training
+from studies.growth import evaluation, rule, training
 from studies.growth.families import FAMILIES
 from studies.growth.world import CONFIG, HELD_OUT
 
@@ -85,6 +86,13 @@ def main() -> None:
 
     four = commands.add_parser("report", help="write the tables of docs/study.md")
     four.set_defaults(run=report)
+
+    five = commands.add_parser("rule", help="try the schedules on the made tasks, for a rule of thumb")
+    five.add_argument("--families", nargs="+", choices=names, default=names)
+    five.add_argument("--members", type=positive, default=16, help="networks of a schedule at each budget")
+    five.add_argument("--out", type=Path, default=rule.TRIED)
+    five.add_argument("--device", type=existing_device, default="auto")
+    five.set_defaults(run=rule.try_schedules)
 
     for command in (one, two):
         command.add_argument("--out", type=Path, default=Path("runs/study"))

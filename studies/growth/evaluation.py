@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,18 @@ from studies.growth.world import (
 )
 
 LARGE = 3  # of a ladder: what is slimmed and pruned
+PASSED = range(3)  # of a ladder: sizes that growth passes through
 CHOOSING = 16  # members at each budget that choose a learning rate
 GATES = CONFIG.lifecycle.gates
-SCRIPTED: dict[str, Callable[[], Controller]] = {
-    "start": Static,
+SCHEDULES: dict[str, Callable[[], Controller]] = {  # they look at nothing
     "clone at 10 %": lambda: Schedule([(0.1, "clone")]),
     "widen at 10 %": lambda: Schedule([(0.1, "widen_full")]),
     "widen, then clone": lambda: Schedule([(0.05, "widen_full"), (0.2, "clone")]),
     "widen twice, clone twice": lambda: Schedule([(0.03, "widen_full", "all", 2), (0.15, "clone", "all", 2)]),
+}
+SCRIPTED: dict[str, Callable[[], Controller]] = {
+    "start": Static,
+    **SCHEDULES,
     "habit": lambda: Habit(gates=GATES),
     "heuristic": lambda: Heuristic(gates=GATES),
     "periodic": lambda: Periodic(gates=GATES),
@@ -127,7 +132,8 @@ def train_fixed(
     spec = spec_of(task, ids.repeat(len(RATES)), course.device, **more)
     cost = _forward_cost(spec) / course.host_forward
     measured = max(1, round(STEPS * CONFIG.population.batches_per_epoch / POINTS / cost))
-    spec = spec_of(task, ids.repeat(len(RATES)), course.device, batches=measured, **more)
+    population = CONFIG.population.model_copy(update={"batches_per_epoch": measured})
+    spec = spec_of(task, ids.repeat(len(RATES)), course.device, population=population, **more)
     environment = GrowthEnvironment(spec)
     record = play(environment, Static(), 0)
     test = evaluate_test(environment).accuracy
@@ -176,12 +182,15 @@ def _measured(record: EpisodeRecord, test: np.ndarray, cost: np.ndarray, mine: n
 
 
 def grown(course: Course) -> Iterator[Sample]:
-    """Every controller as a block of one program, at the rate that was chosen for the least size."""
+    """Every controller as a block of one program, all at one learning rate for each budget.
+
+    It is the median of those that were chosen for the sizes that growth passes through first.
+    """
     entrants = {name: make() for name, make in SCRIPTED.items()} | dict(course.controllers)
     entrants["random"] = RandomLegal(0.1)
     blocks = Blocks(entrants)
     budgets = budget_of(course.members)
-    rates = {budget: course.found("fixed 0", budget).rate for budget in BUDGETS}
+    rates = {b: median(course.found(f"fixed {size}", b).rate for size in PASSED) for b in BUDGETS}
     scales = tuple(rates[float(budget)] for budget in budgets) * len(entrants)
     environment = GrowthEnvironment(
         spec_of(course.task, blocks.members(course.members), course.device, rate_scale=scales)
@@ -243,7 +252,11 @@ PROGRAMS: dict[str, Callable[[Course], Iterable[Sample]]] = {
     "final": final,
     "masked": masked,
 }
-FOLLOWERS = {"grown": ("fixed0",), "final": ("grown",), "masked": ("grown",)}  # and what they need
+FOLLOWERS = {
+    "grown": tuple(f"fixed{size}" for size in PASSED),
+    "final": ("grown",),
+    "masked": ("grown",),
+}  # and what they need
 
 
 def evaluate(course: Course, programs: Sequence[str], out: Path) -> None:

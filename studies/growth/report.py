@@ -19,15 +19,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.foundation.statistics import mean_interval, t_quantile
+from studies.growth.evaluation import SCHEDULES
 from studies.growth.records import Sample, read
+from studies.growth.rule import rule_of
 from studies.growth.searches import all_searches
 from studies.pages import with_tables
 
 RESULTS = Path(__file__).parents[1] / "results" / "growth"
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
 TAMIYO = "Tamiyo"
-SCHEDULES = ("clone at 10 %", "widen at 10 %", "widen, then clone", "widen twice, clone twice")
 BEST_SCHEDULE = "best schedule"
+RULE = "schedule by budget"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Study:
     @staticmethod
     def of(folder: Path = RESULTS) -> Study:
         """The samples of a folder with the searches that they allow."""
-        found = [sample for path in sorted(folder.glob("*.jsonl.gz")) for sample in read(path)]
+        read_in = [sample for path in sorted(folder.glob("*.jsonl.gz")) for sample in read(path)]
+        found, rule = paired(read_in), rule_of()
         for task, budget in sorted({(sample.task, sample.budget) for sample in found}):
             own = [sample for sample in found if sample.task == task]
             found += all_searches(own, task, budget)
@@ -48,6 +51,8 @@ class Study:
             schedules = [sample for sample in here if sample.arm in SCHEDULES]
             best = max(schedules, key=lambda sample: float(np.mean(sample.validation)))
             found.append(replace(best, arm=BEST_SCHEDULE, shapes={best.arm: len(best.test)}))
+            by_rule = next(sample for sample in here if sample.arm == rule[budget])
+            found.append(replace(by_rule, arm=RULE, shapes={by_rule.arm: len(by_rule.test)}))
         return Study(tuple(found))
 
     @cached_property
@@ -77,6 +82,20 @@ class Study:
         """Points that Tamiyo lies above another arm, member by member.  # [n]"""
         other, own = self.regrets(task, budget, arm), self.regrets(task, budget, TAMIYO)
         return None if other is None or own is None else other - own
+
+
+def paired(samples: Sequence[Sample]) -> list[Sample]:
+    """The same members for all arms of a task: those that each of them had, which come first."""
+    least: dict[str, int] = {}
+    for sample in samples:
+        least[sample.task] = min(len(sample.test), least.get(sample.task, len(sample.test)))
+    return [first(sample, least[sample.task]) for sample in samples]
+
+
+def first(sample: Sample, count: int) -> Sample:
+    """A sample of its first members alone."""
+    lists = ("validation", "test", "parameters", "cost", "curves")
+    return replace(sample, **{name: getattr(sample, name)[:count] for name in lists})
 
 
 def mean_of(trainings: Sequence[Sample], name: str) -> Sample:
@@ -119,7 +138,7 @@ def interval(values: NDArray[np.float64] | None, intervals: int = 1) -> str:
 
 def by_task(study: Study) -> str:
     """Every task and budget: the oracle, Tamiyo, and how far she is ahead of the main opponents."""
-    opponents = ("oracle", "random search ×1", "ASHA ×4", "widen, then clone", BEST_SCHEDULE, "final")
+    opponents = ("oracle", "random search ×1", "ASHA ×4", RULE, BEST_SCHEDULE, "final")
     rows = []
     for task in study.tasks:
         for budget in study.budgets:
@@ -144,14 +163,18 @@ def over_tasks(study: Study) -> str:
     judged = {b: [t for t in study.tasks if study.find(t, b, "oracle") is not None] for b in study.budgets}
     arms = dict.fromkeys(s.arm for s in study.samples if not s.arm.startswith(("main-", "fixed")))
     rows = []
-    for arm in [TAMIYO, *(arm for arm in arms if arm not in (TAMIYO, "oracle", "start"))]:
+    leading = (TAMIYO, RULE, "start")
+    for arm in [*leading, *(arm for arm in arms if arm not in (*leading, "oracle"))]:
         cells = []
         for budget, tasks in judged.items():
             found = [study.regrets(task, budget, arm) for task in tasks]
             means = [float(regret.mean()) for regret in found if regret is not None]
+            if not means:
+                cells.append("–")
+                continue
             mean, half = mean_interval(means)
-            whole = len(means) == len(tasks)
-            cells.append(f"{mean:+.2f} ± {half:.2f} ({np.median(means):+.2f})" if whole else "–")
+            few = "" if len(means) == len(tasks) else f", {len(means)} tasks"
+            cells.append(f"{mean:+.2f} ± {half:.2f} ({np.median(means):+.2f}){few}")
         rows.append([arm, *cells])
     return markdown(["arm", *(f"×{b:g}, {len(tasks)} tasks" for b, tasks in judged.items())], rows)
 
@@ -228,7 +251,7 @@ def page_with_tables(page: str, study: Study) -> str:
 
 # ---- pictures ----------------------------------------------------------------------------------------------
 
-SHOWN = {TAMIYO: "tab:red", "oracle": "black", BEST_SCHEDULE: "tab:blue", "ASHA ×1": "tab:green"}
+SHOWN = {TAMIYO: "tab:red", "oracle": "black", RULE: "tab:blue", "ASHA ×1": "tab:green"}
 
 
 def draw_regret(study: Study, path: Path) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
@@ -58,8 +59,8 @@ def _trainer(args: argparse.Namespace, gather: Gather) -> Trainer:
     ]
     known = {family.name: family for family in FAMILIES}
     worlds = []
-    for name in args.families:
-        tasks = make_tasks(known[name])
+    for place, name in enumerate(args.families):
+        tasks = make_tasks(known[name], seed=args.families[:place].count(name))  # named again: other tasks
         more = {"variants": tuple(tasks), "budgets": CONFIG.budgets}
         worlds.append(spec_of(tasks[0], torch.arange(args.members), args.device, **more))
     trainer = Trainer(worlds, learners, args.rounds, shards=gather.size, gather=gather)
@@ -99,10 +100,10 @@ def log_row(told: Round) -> dict[str, Any]:
     """One agent's round as a line of the log."""
     summary, record = told.summary, told.record
     ratio = record.parameter_ratio[-1]
-    count = len(CONFIG.budgets)
+    dealt = np.resize(CONFIG.budgets, ratio.shape)  # [N]
     by_budget = {
-        f"{budget:g}": [float(ratio[k::count].mean()), float(record.returns[k::count].mean())]
-        for k, budget in enumerate(CONFIG.budgets)
+        f"{budget:g}": [float(ratio[dealt == budget].mean()), float(record.returns[dealt == budget].mean())]
+        for budget in sorted(set(dealt))
     }
     return {
         "return": summary.return_mean,
@@ -123,10 +124,8 @@ def summary(rounds: Mapping[str, Round]) -> str:
     def mean(key: str) -> float:
         return sum(float(row.get(key, float("nan"))) for row in rows) / len(rows)
 
-    sizes = [
-        sum(row["size and return by budget"][f"{budget:g}"][0] for row in rows) / len(rows)
-        for budget in CONFIG.budgets
-    ]
+    by_budget = [row["size and return by budget"] for row in rows]
+    sizes = [sum(sizes[budget][0] for sizes in by_budget) / len(rows) for budget in by_budget[0]]
     return (
         f"above twin {mean('above_twin'):+.4f}  accuracy {mean('accuracy'):.3f}  "
         f"sizes {' '.join(f'{size:.2f}' for size in sizes)}  kl {mean('kl'):.3f}  "

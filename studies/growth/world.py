@@ -21,7 +21,7 @@ from esper.tasks.task import Task
 RECIPE = Path(__file__).parents[1] / "tamiyo.yaml"
 CONFIG = load_config(RECIPE)
 STEPS = CONFIG.episode.steps  # decision steps that a unit of budget pays for, of a host that never grows
-BUDGETS = (1.0, 4.0, 16.0)  # at which arms are judged; controllers are trained at those of the recipe
+BUDGETS = tuple(sorted(set(CONFIG.budgets)))  # at which controllers are trained and all arms are judged
 RATES = (0.5, 1.5, 4.0)  # of the recipe's learning rate, tried for every fixed size
 FIRST_MEMBER = 6000  # of those that are judged; divisible by the number of budgets
 CHOOSING_MEMBER = 9000  # those from here on choose learning rates and take no further part
@@ -40,24 +40,19 @@ HELD_OUT = {  # the real tasks that controllers are judged on, and how many netw
 }
 
 
-def spec_of(
-    task: Task, members: Tensor, device: str, batches: int | None = None, **more: Any
-) -> EnvironmentSpec:
-    """An environment of the study; `more` goes into the spec, `batches` are the minibatches of a step."""
-    changes = {} if batches is None else {"batches_per_epoch": batches}
+def spec_of(task: Task, members: Tensor, device: str, **more: Any) -> EnvironmentSpec:
+    """An environment of the study; `more` goes into the spec."""
+    given = {"episode": CONFIG.episode, "population": CONFIG.population, "budgets": BUDGETS, **more}
     return EnvironmentSpec(
         task=task,
         members=members,
         gamma=CONFIG.ppo.gamma,
         seed=WORLD_SEED,
         device=device,
-        episode=more.pop("episode", CONFIG.episode),
         reward=CONFIG.reward,
         governor=CONFIG.governor,
         lifecycle=CONFIG.lifecycle,
-        population=CONFIG.population.model_copy(update=changes),
-        budgets=more.pop("budgets", BUDGETS),
-        **more,
+        **given,
     )
 
 

@@ -10,9 +10,11 @@ import pytest
 
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
+from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from studies.growth import __main__ as study
 from studies.growth import evaluation, report, training, world
 from studies.growth.records import POINTS, Sample, on_the_way, read
+from studies.growth.rule import rule_of
 from studies.growth.training import load_controllers
 from tests.shards import on_processes
 
@@ -151,3 +153,13 @@ def test_a_sample_comes_back_as_it_was_written(tmp_path: Path) -> None:
 def test_a_folder_without_policies_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"holds no main-\*.safetensors"):
         load_controllers(tmp_path / "nowhere", "cpu")
+
+
+def test_the_rule_of_thumb_that_ships_is_what_the_made_tasks_chose() -> None:
+    """At each budget of the study, the lines of BY_BUDGET that it pays for are the chosen schedule."""
+    for budget, name in rule_of().items():
+        updates = budget * world.STEPS * world.CONFIG.population.batches_per_epoch
+        lines = [(e.at, e.blueprint) for e in BY_BUDGET if e.updates[0] <= updates < e.updates[1]]
+        chosen = evaluation.SCHEDULES[name]() if name != "start" else Schedule([])
+        assert isinstance(chosen, Schedule)
+        assert lines == [(event.at, event.blueprint) for event in chosen.events]
