@@ -14,8 +14,7 @@ from esper.population.config import PopulationConfig
 
 
 @cache
-def has_triton() -> bool:
-    """Whether the kernels of our own can be built here."""
+def _has_triton() -> bool:
     return find_spec("triton") is not None
 
 
@@ -79,7 +78,7 @@ def learn_rows(
 
     gradient [M, P]; norms, lr [M]; active [M] bool
     """
-    if rows.weights.is_cuda and has_triton():
+    if rows.weights.is_cuda and _has_triton():
         from esper.population import kernels
 
         kernels.learn_rows(rows, gradient, norms, lr, active, config)
