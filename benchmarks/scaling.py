@@ -31,13 +31,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.lines import line_of
+from benchmarks.scaling_model import show_model
 from esper.builders import LEARNER, make_trainer
-from esper.config import RunConfig, load_config
+from esper.config import load_config
 from esper.foundation.devices import cpu_threads
-from esper.foundation.gather import Alone, Gather, exchange_values
+from esper.foundation.gather import Gather, exchange_values
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
+from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet
 from tests import rollouts
@@ -254,9 +256,8 @@ def show_updates(results: list[UpdateResult], machine: str) -> None:
 # ---- in turns --------------------------------------------------------------------------------------------
 
 
-def step_seconds(config: RunConfig, gather: Gather) -> Iterator[float]:
+def step_seconds(trainer: Trainer) -> Iterator[float]:
     """The processor time of each step of a process's first episode."""
-    trainer = make_trainer(config, torch.device("cpu"), gather)
     world = trainer.environment
     spans = trainer.blocks.spans(world.num_members)
     seen = world.reset(0, None, trainer.blocks.looking(world.num_members))
@@ -272,64 +273,23 @@ def step_seconds(config: RunConfig, gather: Gather) -> Iterator[float]:
 def in_turns(args: argparse.Namespace) -> None:
     """All members and half of them, a step each in turns: what others do to the machine, they do to both."""
     config = load_config(preset=args.preset, overrides=[*args.set, "device=cpu"])
-    halves = config.model_copy(update={"shards": 2})
+    halves, steps = config.model_copy(update={"shards": 2}), list[tuple[float, float]]()
     with cpu_threads(1):
-        steps = list(zip(step_seconds(config, Alone()), step_seconds(halves, Pretended(2)), strict=False))[2:]
-    whole, half = (sum(column) for column in zip(*steps, strict=True))
+        all_members = make_trainer(config, torch.device("cpu"))
+        half_of_them = make_trainer(halves, torch.device("cpu"), Pretended(2))
+        for pair in zip(step_seconds(all_members), step_seconds(half_of_them), strict=False):
+            steps.append(pair)
+            tell(f"  step {len(steps)} of {config.episode.steps}")
+        learner, begun = all_members.learners[LEARNER], time.process_time()
+        learner.settle()
+        learner.agent.update(learner.buffer)
+        update = time.process_time() - begun
+    whole, half = (sum(column) for column in zip(*steps[2:], strict=True))
+    gains = whole / half, (whole + update) / (half + update)
     print(
-        f"{len(steps)} steps: {whole:.1f} s of all members, {half:.1f} s of half of them: {whole / half:.2f}×"
+        f"{len(steps) - 2} steps: {whole:.1f} s of all members, {half:.1f} s of half: {gains[0]:.2f}×; "
+        f"with the update of {update:.2f} s in both {gains[1]:.2f}×"
     )
-
-
-# ---- the cost of a round, by formula ---------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Model:
-    """A round of P processes, by the formula of docs/scaling.md."""
-
-    members: int = 2048  # of each process
-    steps: int = 40
-    epochs: int = 4
-    minibatches: int = 4
-    step_s: float = 0.207  # without the update; one H200, work "images" of benchmarks.loop
-    update_s: float = 5.7e-6  # of one transition in one epoch
-    sent: int = 1600  # bytes of one transition, with its record and that of its twin
-    network: float = 1.1e9  # bytes per second between two machines
-    gradient: float = 1.17e6  # bytes of one part's
-    shared: bool = False  # ppo.virtual_shards is the number of processes, else 1
-
-    def parts(self, size: int) -> tuple[float, float, float]:
-        """Seconds of the episode, of the update with what travels in it, and of the exchange."""
-        transitions = size * self.members * self.steps
-        exchange = transitions * self.sent / self.network if size > 1 else 0.0
-        update = transitions * self.epochs * self.update_s
-        if self.shared and size > 1:
-            update /= size
-            update += self.epochs * self.minibatches * size * self.gradient / self.network
-        return self.steps * self.step_s, update, exchange
-
-    def worth(self, size: int) -> float:
-        """How many GPUs would do as much in the same time if sharing cost nothing."""
-        return size * sum(self.parts(1)) / sum(self.parts(size))
-
-
-def show_model() -> None:
-    """With the update as it was measured, where the host was slower than the GPU, and at a fifth of that."""
-    table = Table(title="A round by formula")
-    columns = ("GPUs", "episode, s", "exchange, s", "gathered, GB")
-    for title in (*columns, "update whole, s", "worth", "update in parts, s", "worth"):
-        table.add_column(title, justify="right")
-    for size in (1, 8, 64, 256, 1024):
-        cells = []
-        for shared in (False, True):
-            slow, fast = Model(shared=shared), Model(update_s=Model.update_s / 5, shared=shared)
-            cells.append(f"{fast.parts(size)[1]:.1f} to {slow.parts(size)[1]:.1f}")
-            cells.append(f"{slow.worth(size):.1f} to {fast.worth(size):.1f}")
-        episode, _, exchange = Model().parts(size)
-        held = size * Model.members * Model.steps * Model.sent / 1e9
-        table.add_row(f"{size:,}", f"{episode:.1f}", f"{exchange:.1f}", f"{held:.1f}", *cells)
-    Console(width=120).print(table)
 
 
 def work(args: argparse.Namespace) -> None:

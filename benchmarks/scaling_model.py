@@ -1,0 +1,56 @@
+"""The cost of a round on 1 to 1,024 GPUs, by the formula of docs/scaling.md: `benchmarks.scaling --model`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class Model:
+    """A round of P processes, by the formula of docs/scaling.md."""
+
+    members: int = 2048  # of each process
+    steps: int = 40
+    epochs: int = 4
+    minibatches: int = 4
+    step_s: float = 0.207  # without the update; one H200, work "images" of benchmarks.loop
+    update_s: float = 5.7e-6  # of one transition in one epoch
+    sent: int = 1600  # bytes of one transition, with its record and that of its twin
+    network: float = 1.1e9  # bytes per second between two machines
+    gradient: float = 1.17e6  # bytes of one part's
+    shared: bool = False  # ppo.virtual_shards is the number of processes, else 1
+
+    def parts(self, size: int) -> tuple[float, float, float]:
+        """Seconds of the episode, of the update with what travels in it, and of the exchange."""
+        transitions = size * self.members * self.steps
+        exchange = transitions * self.sent / self.network if size > 1 else 0.0
+        update = transitions * self.epochs * self.update_s
+        if self.shared and size > 1:
+            update /= size
+            update += self.epochs * self.minibatches * size * self.gradient / self.network
+        return self.steps * self.step_s, update, exchange
+
+    def worth(self, size: int) -> float:
+        """How many GPUs would do as much in the same time if sharing cost nothing."""
+        return size * sum(self.parts(1)) / sum(self.parts(size))
+
+
+def show_model() -> None:
+    """With the update as it was measured, where the host was slower than the GPU, and at a fifth of that."""
+    table = Table(title="A round by formula")
+    columns = ("GPUs", "episode, s", "exchange, s", "gathered, GB")
+    for title in (*columns, "update whole, s", "worth", "update in parts, s", "worth"):
+        table.add_column(title, justify="right")
+    for size in (1, 8, 64, 256, 1024):
+        cells = []
+        for shared in (False, True):
+            slow, fast = Model(shared=shared), Model(update_s=Model.update_s / 5, shared=shared)
+            cells.append(f"{fast.parts(size)[1]:.1f} to {slow.parts(size)[1]:.1f}")
+            cells.append(f"{slow.worth(size):.1f} to {fast.worth(size):.1f}")
+        episode, _, exchange = Model().parts(size)
+        held = size * Model.members * Model.steps * Model.sent / 1e9
+        table.add_row(f"{size:,}", f"{episode:.1f}", f"{exchange:.1f}", f"{held:.1f}", *cells)
+    Console(width=120).print(table)
