@@ -308,7 +308,7 @@ def main() -> None:
     parser.add_argument("--preset", default="digits")
     parser.add_argument("--set", action="append", default=[], help="a setting, a.b=c")
     parser.add_argument("--shards", type=int, default=0, help="0: one for each process")
-    parser.add_argument("--rounds", type=int, default=2, help="timed rounds, or updates")
+    parser.add_argument("--rounds", type=int, default=1, help="timed rounds, or updates")
     parser.add_argument("--turns", action="store_true", help="a step each in turns, in one process, instead")
     parser.add_argument("--update", action="store_true", help="the update alone instead")
     parser.add_argument("--members", type=int, default=256, help="--update: rows of the rollout")
