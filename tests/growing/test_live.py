@@ -378,6 +378,17 @@ def test_a_loss_that_is_not_finite_goes_back_to_the_last_good_epoch() -> None:
     assert all(value.isfinite().all() for value in grown.model.state_dict().values())
 
 
+class Dry:
+    """A loader that ends for good after it was read a few times."""
+
+    def __init__(self, times: int):
+        self.times = times
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times -= 1
+        return iter([(X, Y)] if self.times >= 0 else [])
+
+
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
@@ -387,6 +398,9 @@ def test_a_loss_that_is_not_finite_goes_back_to_the_last_good_epoch() -> None:
         ({"train": [], "val": (X, Y)}, "train yields nothing"),
         ({"train": [(X, Y)]}, "val is missing and train cannot be divided"),
         ({"train": iter([(X, Y)]), "val": (X, Y)}, "read only once"),
+        ({"train": Dry(3), "val": (X, Y)}, "train had batches before and yields none in this epoch"),
+        ({"train": (X, Y), "val": Dry(3)}, "val had batches before and yields none in this epoch"),
+        ({"loss": lambda out, y: out.mean() * float("nan"), "metric": max}, "is nan before any training"),
         ({"train": (X[:, :, :1], Y)}, "does not take the batches of val"),
         ({"train": (X, Y + 5)}, "the targets run from 5 to 7, but the model has 3 outputs"),
         ({"train": (X, models.text(60)[1])}, "end the model with one output for each class"),

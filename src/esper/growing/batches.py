@@ -84,6 +84,14 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
     )
 
 
+def ran_dry(name: str) -> UserError:
+    """What to tell of a loader that had batches before and has none now."""
+    return UserError(
+        f"{name} had batches before and yields none in this epoch; give a loader that begins anew whenever "
+        "it is read, or a list of batches"
+    )
+
+
 def read_until(stop: Callable[[], bool], loader: Iterable[Any]) -> Iterator[Any]:
     """The batches of a loader. Where `stop` says so, a loader that breaks has come to its end: Ctrl-C ends
     its worker processes as well.

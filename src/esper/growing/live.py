@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, length_of, moved, read_until
+from esper.growing.batches import Judge, length_of, moved, ran_dry, read_until
 from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
@@ -25,13 +25,7 @@ from esper.growing.rates import Rates
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
 from esper.growing.widening import Widening
-from esper.lifecycle.actions import (
-    GROWTH_BLUEPRINTS,
-    STYLE_BLEND,
-    Blend,
-    Style,
-    has_gate,
-)
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style, has_gate
 from esper.lifecycle.gates import blueprint_table
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
@@ -202,6 +196,8 @@ class LivePopulation:
             count, samples = count + 1, samples + judged.samples
             if count % self.settings.accumulate == 0:
                 host_norm = self._move()
+        if not count and not self.interrupted:
+            raise ran_dry("train")
         if count % self.settings.accumulate:
             host_norm = self._move()  # what was added up of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
@@ -350,6 +346,8 @@ class LivePopulation:
                     tally.add(self.judge(self.model, moved(batch, self.place)))
         finally:
             self.model.train(was_training)
+        if not tally.batches:
+            raise ran_dry("val")
         self.samples = (self.samples[0], tally.samples)
         return tally.result()
 

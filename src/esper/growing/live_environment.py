@@ -61,7 +61,7 @@ class LiveModel:
     def _try(self, batch: Any) -> Judged:
         """The first pass of all, in which what does not fit shows itself."""
         try:
-            return self.judge(self.model, batch)
+            judged = self.judge(self.model, batch)
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's forward raises
@@ -70,6 +70,12 @@ class LiveModel:
                 f"{type(self.model).__name__} does not take the batches of val ({reason}); make the data fit "
                 "its first layer, or give step=, a function (model, batch) → loss, score"
             ) from error
+        if not bool(judged.loss.isfinite()):
+            raise UserError(
+                f"the loss of {type(self.model).__name__} on the first batch of val is {float(judged.loss)} "
+                "before any training; look for such values in the batch, in the weights and in the loss"
+            )
+        return judged
 
 
 class LiveEnvironment(GrowthEnvironment):
