@@ -89,6 +89,22 @@ def test_a_run_stays_within_its_budget() -> None:
     assert added.max() <= 120
 
 
+@pytest.mark.parametrize("budget", [80, 200])
+def test_a_controller_that_looks_at_no_masks_stays_within_the_budget_too(budget: int) -> None:
+    grown = esper.grow(
+        models.small_mlp(),
+        train=models.table(),
+        controller="schedule:widen_full@0.1+lora@0.4",
+        epochs=5,
+        budget=budget,
+        engine="live",
+        folds=1,
+        progress=False,
+    )
+    added = int(grown.record.parameters.max()) - grown.host_parameters
+    assert 0 < added <= budget
+
+
 def test_only_the_named_blueprints_grow() -> None:
     grown = esper.grow(
         models.small_mlp(),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import Actions, Blueprint, Op, Style, has_gate, selectable_blueprints
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate, selectable_blueprints
+from esper.lifecycle.gates import grows_block
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import gate_parameter_count, parameter_count
@@ -147,7 +148,32 @@ class Limited:
         self.controller.begin(scene)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
-        return self.controller.decide(observation, self.limited(observation.slots, masks), step)
+        asked = self.controller.decide(observation, self.limited(observation.slots, masks), step)
+        allowed = self.affordable(observation.slots, [asked] if isinstance(asked, Actions) else asked)
+        return allowed[0] if isinstance(asked, Actions) else allowed
+
+    def affordable(self, slots: SlotStates, asked: Sequence[Actions]) -> list[Actions]:
+        """Actions of one decision, less the seeds that are not allowed or break the budget, whatever a
+        controller that looks at no masks asked for.
+
+        Layers that get wider one after the other may have new weights between new units as well, at most as
+        many as the later one brings: so that one counts twice.
+        """
+        left, found = self.budget - self.prices.spent(slots), []  # [N]
+        again = torch.zeros_like(left, dtype=torch.bool)  # whether an action before this one widens something
+        seeds, gates, choosable = self.prices.seeds, self.prices.gates, self.prices.choosable
+        for actions in asked:
+            slot, blueprint = actions[Head.SLOT], actions[Head.BLUEPRINT]
+            plants = actions[Head.OP] == Op.GERMINATE  # [N]
+            grows = grows_block(blueprint)
+            price = seeds[slot, blueprint] * (1 + (grows & again).long())
+            price = price + has_gate(actions[Head.STYLE]) * gates[slot] * ~grows
+            fits = choosable[slot, blueprint] & (price <= left)
+            left = left - torch.where(plants & fits, price, 0)
+            again = again | (plants & fits & grows)
+            waits = (plants & ~fits).unsqueeze(1)
+            found.append(Actions(torch.where(waits, torch.zeros_like(actions.choices), actions.choices)))
+        return found
 
     def limited(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
         """The masks without what the budget does not allow."""
