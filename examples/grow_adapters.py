@@ -62,11 +62,13 @@ def prose(windows: tuple[int, ...]) -> list[Windows]:
 
 
 def trained(model: nn.Module, data: list[Windows], epochs: int, **settings: Any) -> Grown:
+    """A model after some epochs, grown or not as the settings say."""
     chosen = {"lr": 1e-2, "batch_size": 64, "engine": "live", "progress": False} | settings
     return esper.grow(model, train=data[0], val=data[1], slots=["blocks"], epochs=epochs, **chosen)
 
 
 def main(epochs: int = EPOCHS, seeds: int = 3, windows: tuple[int, ...] = (1024, 512, 512)) -> Gain:
+    """Pretrain and freeze, then grow adapters and train the usual ones; compare on test data."""
     code = load_task("text")
     first = 3 * windows[0]
     sources = [

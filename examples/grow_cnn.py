@@ -17,6 +17,7 @@ EPOCHS = 24
 
 
 def make_model() -> nn.Sequential:
+    """[batch, 1, 8, 8] → [batch, 10]"""
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, padding=1),
         nn.BatchNorm2d(6),
@@ -33,6 +34,7 @@ def make_model() -> nn.Sequential:
 
 
 def main(epochs: int = EPOCHS, members: int = 8) -> Gain:
+    """Train with and without growth and compare on test data; small numbers make a quick trial."""
     digits = load_digits()
     images = torch.tensor(digits.images / 16.0, dtype=torch.float32).unsqueeze(1)  # [1797, 1, 8, 8]
     labels = torch.tensor(digits.target)

@@ -18,10 +18,12 @@ BUDGET = 1500  # parameters that growth may add
 
 
 def make_model() -> nn.Sequential:
+    """[batch, 16] → [batch, 26]"""
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 26))
 
 
 def main(epochs: int = EPOCHS, members: int = 8) -> Gain:
+    """Train with and without growth and compare on test data; small numbers make a quick trial."""
     letters = load_task("letter")
     train, val, test = letters.train, letters.validation, letters.test()
     runs = {

@@ -66,6 +66,7 @@ class Shifted(Dataset[tuple[Tensor, Tensor]]):
 
 
 def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> Gain:
+    """Train with and without growth and compare on test data; small numbers make a quick trial."""
     digits = load_digits()
     pictures = torch.tensor(digits.images / 16.0, dtype=torch.float32).unsqueeze(1)  # [1797, 1, 8, 8]
     labels = torch.tensor(digits.target)

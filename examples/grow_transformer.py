@@ -57,6 +57,7 @@ class LanguageModel(nn.Module):
 
 
 def main(epochs: int = EPOCHS, members: int = 5) -> Gain:
+    """Train with and without growth and compare on test data; small numbers make a quick trial."""
     text = load_task("text")
     train, val, test = text.train, text.validation, text.test()
     runs = {

@@ -22,6 +22,7 @@ BATCH = 50
 
 
 def make_model() -> nn.Sequential:
+    """[batch, 1, 8, 8] → [batch, 10]"""
     return nn.Sequential(
         nn.Conv2d(1, 6, 3, padding=1),
         nn.BatchNorm2d(6),
@@ -56,6 +57,7 @@ class Loop:
             )  # fmt: skip
 
     def train_epoch(self) -> None:
+        """One pass over the training data, and a step of the grower."""
         pictures, labels = self.data["train"]
         self.model.train()
         for index in torch.randperm(len(labels)).split(BATCH):
@@ -69,22 +71,26 @@ class Loop:
             self.grower.step()  # 2: measure, decide, grow
 
     def saved(self) -> bytes:
+        """Where the training stands, growth included."""
         assert self.grower is not None
         file = io.BytesIO()
         torch.save([part.state_dict() for part in (self.optimiser, self.schedule, self.grower)], file)
         return file.getvalue()
 
     def load(self, saved: bytes) -> None:
+        """Go on from there."""
         assert self.grower is not None
         states = torch.load(io.BytesIO(saved), weights_only=True)
         for part, state in zip((self.optimiser, self.schedule, self.grower), states, strict=True):
             part.load_state_dict(state)  # the grower last
 
     def finish(self) -> nn.Module:
+        """The trained model, plain."""
         return self.model.eval() if self.grower is None else self.grower.finish()  # 3: a plain model
 
 
 def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> Gain:
+    """Train with and without growth and compare on test data; small numbers make a quick trial."""
     digits = load_digits()
     pictures = torch.tensor(digits.images / 16.0, dtype=torch.float32).unsqueeze(1)  # [1797, 1, 8, 8]
     labels = torch.tensor(digits.target)

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
+from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
@@ -216,3 +217,16 @@ def test_import_is_quick_and_late() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'shrink'; it has"):
         esper.shrink  # noqa: B018
+
+
+def test_without_a_controller_hidden_units_are_doubled_where_they_can_be() -> None:
+    from esper.growing.controllers import HEURISTIC, WIDENING, default_controller
+    from tests.growing.test_live_hooks import grounded
+
+    grown = esper.grow(models.small_mlp(), models.table(), epochs=3, progress=False)
+    planted = grown.record.seen_blueprint
+    assert set(planted[planted >= 0].tolist()) == {int(Blueprint.WIDEN_FULL)}
+    wide, fixed = grounded(models.small_mlp(), models.table(6)), grounded(models.Tied(), models.text(6))
+    assert default_controller(wide, None, None) == default_controller(wide, 80, None) == WIDENING
+    assert default_controller(wide, 40, None) == default_controller(wide, None, ["LORA"]) == HEURISTIC
+    assert default_controller(fixed, None, None) == HEURISTIC

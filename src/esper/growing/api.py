@@ -38,7 +38,7 @@ def grow(
     train: Any,
     val: Any = None,
     slots: Sequence[str | int] | None = None,
-    controller: str | Controller = "heuristic",
+    controller: str | Controller | None = None,
     epochs: int = 30,
     budget: int | None = None,
     engine: str = "auto",
@@ -56,7 +56,9 @@ def grow(
     train, val: a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays. Without `val`, a
         fifth of the samples is held back. Nothing else is ever looked at: keep a test set.
     slots: names of the submodules after which something may grow; found if left out.
-    controller: heuristic, tamiyo, habit, periodic, scheduled, random, static (never grows), or an object.
+    controller: schedule:widen_full@0.1 (twice the hidden units at a tenth of the epochs: the default where
+        they can be doubled), heuristic (the default elsewhere), tamiyo, habit, static (never grows) ..., or
+        an object.
     epochs: passes over the training data; before each the controller decides once.
     budget: the most parameters that growth may add at any one time; None is no limit.
     engine: rows trains copies of a small model as one program; live trains any one model as it is, with data
@@ -120,6 +122,8 @@ def why_live(request: Request) -> str | None:
     asked = sorted(set(request.given) & set(LIVE_ONLY))
     if request.step is not None or asked:
         return f"{'step' if request.step is not None else asked[0]} was given"
+    if request.controller is None and request.settings.members == 1:
+        return "its own layers are to get wider, which rows cannot"
     if request.device.type not in ROWS:
         return f"the device is {request.device.type}"
     train, data = request.train, getattr(request.train, "dataset", request.train)

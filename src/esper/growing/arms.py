@@ -110,7 +110,7 @@ def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFold
         "train": about_data(request.train),
         "val": about_data(request.val),
         "slots": described(request.slots),
-        "controller": described(request.controller),
+        "controller": arms.prepared.decides,
         "epochs": request.epochs,
         "budget": request.budget,
         "engine": arms.engine,
@@ -122,7 +122,7 @@ def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFold
     }
     growth = Growth(
         model=model,
-        controller=str(config["controller"]),
+        controller=arms.prepared.decides,
         engine=arms.engine,
         reason=arms.reason,
         score_name=arms.prepared.score_name,

@@ -145,9 +145,11 @@ class Limited:
         self.looks = controller.looks
 
     def begin(self, scene: Scene) -> None:
+        """An episode begins."""
         self.controller.begin(scene)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
+        """What the controller asks for, less what is not allowed."""
         asked = self.controller.decide(observation, self.limited(observation.slots, masks), step)
         allowed = self.affordable(observation.slots, [asked] if isinstance(asked, Actions) else asked)
         return allowed[0] if isinstance(asked, Actions) else allowed

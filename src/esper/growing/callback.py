@@ -28,7 +28,7 @@ from esper.foundation.errors import UserError
 from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
 from esper.growing.batches import UserStep, loaders_of
 from esper.growing.budget import Limited, LivePrices
-from esper.growing.controllers import make_controller
+from esper.growing.controllers import default_controller, make_controller
 from esper.growing.hidden_seeds import hide_seeds
 from esper.growing.live_environment import LiveEnvironment, LiveModel
 from esper.growing.randomness import Randomness, own_randomness
@@ -60,7 +60,7 @@ class Grower:
         train: Any,
         val: Any = None,
         slots: Sequence[str | int] | None = None,
-        controller: str | Controller = "heuristic",
+        controller: str | Controller | None = None,
         epochs: int = 30,
         budget: int | None = None,
         step: UserStep | None = None,
@@ -70,10 +70,12 @@ class Grower:
         cpu = torch.device("cpu")
         device = next((p.device for p in model.parameters()), cpu)
         self.model, self._seed, self._device = model, chosen.seed, device
-        decider = make_controller(controller, chosen.rules(epochs).gates, cpu)
         with own_randomness(chosen.seed, device):
             loaders = loaders_of(train, val, chosen)
             live = LiveModel(model, loaders, chosen, device, slots, step)
+            if controller is None:
+                controller = default_controller(live.hooks, budget, chosen.blueprints)
+            decider = make_controller(controller, chosen.rules(epochs).gates, cpu)
             self._environment = LiveEnvironment(live, epochs, optimiser)
             self._environment.reset(0, looks=getattr(decider, "looks", True))
         self.slot_names = tuple(place.name for place in live.places)

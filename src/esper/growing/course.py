@@ -31,6 +31,7 @@ class Prepared:
 
     environment: GrowthEnvironment
     controller: Controller
+    decides: str  # the controller's name
     randomness: Randomness
     models: Callable[[], tuple[nn.Module, ...]]  # the members as plain modules, as they are now
     slot_names: tuple[str, ...]  # the user's submodules after which something may grow

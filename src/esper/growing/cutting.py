@@ -43,6 +43,7 @@ class Cut:
 
     @property
     def slot_names(self) -> tuple[str, ...]:
+        """The user's submodules after which something may grow."""
         return tuple(joint.name for joint in self.joints)
 
 

@@ -48,6 +48,7 @@ class Data:
         return self.train.inputs[:8]
 
     def as_task(self, topology: str, num_classes: int) -> Task:
+        """The data as a task; the validation data stand in for a test split, which nobody reads."""
         return GivenTask(
             name="given",
             topology=topology,

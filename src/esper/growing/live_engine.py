@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
 from esper.growing.budget import Limited, LivePrices
-from esper.growing.controllers import make_controller
+from esper.growing.controllers import default_controller, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
 from esper.growing.live_slots import installed_name
@@ -32,9 +32,13 @@ def prepare_live(request: Request) -> Prepared:
     model = copy.deepcopy(request.made()).to(request.device)
     loaders = loaders_of(request.train, request.val, settings)
     randomness = Randomness(request.device, loaders)
-    decider = make_controller(request.controller, settings.rules(request.epochs).gates, torch.device("cpu"))
+    gates, given = settings.rules(request.epochs).gates, request.controller
+    decider = None if given is None else make_controller(given, gates, torch.device("cpu"))
     grows = not isinstance(decider, Static)
     live = LiveModel(model, loaders, settings, request.device, request.slots, request.step, grows)
+    if decider is None:
+        given = default_controller(live.hooks, request.budget, settings.blueprints)
+        decider = make_controller(given, gates, torch.device("cpu"))
     environment = LiveEnvironment(live, request.epochs)
     bodies = environment.bodies
     bodies.stop = lambda: request.stop.requested
@@ -42,6 +46,7 @@ def prepare_live(request: Request) -> Prepared:
     return Prepared(
         environment=environment,
         controller=Limited(decider, prices, request.budget),
+        decides=name_of(given),
         randomness=randomness,
         models=lambda: (bodies.plain_model(environment.slots),),
         slot_names=tuple(place.name for place in live.places),

@@ -32,7 +32,7 @@ class Request:
     val: Any
     stop: StopRequest  # whether somebody asked for an end
     slots: Sequence[str | int] | None = None
-    controller: str | Controller = "heuristic"
+    controller: str | Controller | None = None  # None: `controllers.default_controller`
     epochs: int = 30
     budget: int | None = None
     engine: str = "auto"

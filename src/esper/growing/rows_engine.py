@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, RowPrices
-from esper.growing.controllers import make_controller
+from esper.growing.controllers import HEURISTIC, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
 from esper.growing.data import Data, read_data
@@ -42,11 +42,13 @@ def prepare_rows(request: Request) -> Prepared:
         raise CannotRun(str(error)) from error
     goal, data = choose_goal(data, pieces.outputs(data.train.inputs[:_JUDGED]), settings)
     environment = _environment(request, pieces, data, goal)
-    decider = make_controller(request.controller, settings.rules(epochs).gates, device)
+    given = HEURISTIC if request.controller is None else request.controller
+    decider = make_controller(given, settings.rules(epochs).gates, device)
     prices = RowPrices.of(pieces.host, device, settings.blueprints, pieces.causal)
     return Prepared(
         environment=environment,
         controller=Limited(decider, prices, request.budget),
+        decides=name_of(given),
         randomness=Randomness(device),
         models=lambda: tuple(
             plain_member(pieces, environment.population, environment.slots, m)
