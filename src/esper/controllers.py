@@ -36,7 +36,7 @@ class Script:
 
     plain: Callable[[GateConfig], Controller]
     meaning: str
-    told: Callable[[str, GateConfig], Controller] | None = None
+    from_text: Callable[[str, GateConfig], Controller] | None = None
     takes: str = ""  # what comes after the colon
 
 
@@ -214,9 +214,9 @@ def _scripted(name: str, text: str, gates: GateConfig) -> Controller:
     script = SCRIPTED[name]
     if not text:
         return script.plain(gates)
-    if script.told is None:
+    if script.from_text is None:
         raise UserError(f"controller is '{name}:{text}'; {name} takes nothing after a colon")
     try:
-        return script.told(text, gates)
+        return script.from_text(text, gates)
     except (ValueError, OverflowError) as error:
         raise UserError(f"controller is '{name}:{text}'; after the colon: {script.takes} ({error})") from None

@@ -180,9 +180,9 @@ class TrainingRun:
             for sink in self._sinks:
                 after.callback(sink.close)
             while not self.finished and not anyone(gather, stop.requested):
-                told = self.trainer.play_round(show)[LEARNER]
+                played = self.trainer.play_round(show)[LEARNER]
                 if self.writes:
-                    self._keep(told, view)
+                    self._keep(played, view)
 
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""
@@ -228,9 +228,9 @@ class _Opened:
 
 def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
     """The settings of the first process, in all of them, and the patience that they ask for."""
-    told = from_first(gather, config.model_dump(mode="json"))
-    gather.patience = float(told["patience"])
-    return config if gather.size == 1 else saved_config(told)
+    settings = from_first(gather, config.model_dump(mode="json"))
+    gather.patience = float(settings["patience"])
+    return config if gather.size == 1 else saved_config(settings)
 
 
 def with_shards(config: RunConfig, gather: Gather) -> RunConfig:

@@ -12,7 +12,7 @@ from esper.foundation.devices import own_device
 from esper.foundation.errors import LostProcessError
 from esper.foundation.gather import Alone, Gather
 from esper.foundation.launch import Launch
-from esper.foundation.processes import agree_on_name, processes_of, way_between
+from esper.foundation.processes import agree_on_name, backend_between, processes_of
 
 
 def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
@@ -40,10 +40,10 @@ def test_tensors_travel_by_nccl_where_each_process_has_a_gpu_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    ways = [way_between(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
+    ways = [backend_between(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
     assert ways == ["nccl", "nccl", "gloo", "gloo", "gloo"]
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
-    assert way_between(["a", "b"]) == "gloo"
+    assert backend_between(["a", "b"]) == "gloo"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -70,7 +70,7 @@ def test_an_update_over_nccl_has_the_bits_of_one_without(parts: int, monkeypatch
     alone = learned(Alone())
     with processes_of(Launch()) as gather:
         shared = learned(gather)
-        assert gather.way == ("nccl" if parts > 1 else "")
+        assert gather.backend == ("nccl" if parts > 1 else "")
     for name, value in alone.items():
         assert torch.equal(shared[name], value), name
 

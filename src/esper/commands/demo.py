@@ -77,7 +77,7 @@ def verdict(comparison: Comparison) -> str:
 
     reached = {result.name: mean_interval(result.test_accuracy) for result in comparison.controllers}
 
-    def told(name: str) -> str:
+    def percent(name: str) -> str:
         mean, half = reached[name]
         return f"{interval(100 * mean, 100 * half, '.1f')} %"
 
@@ -85,8 +85,8 @@ def verdict(comparison: Comparison) -> str:
     members = len(comparison.controllers[0].members)
     return (
         f"Test accuracy at equal compute, mean over {members} networks with its 95 % interval. Of three "
-        f"fixed sizes the best reached {told(ranked[-1])} ({ranked[-1]}) and the worst {told(ranked[0])} "
-        f"({ranked[0]}); nobody knows beforehand which is which. One network that grows reached "
-        f"{told(SCHEDULE)} by a plain schedule, {told(TAMIYO)} by Tamiyo and {told(LEARNED)} by the "
-        "controller that was trained just now."
+        f"fixed sizes the best reached {percent(ranked[-1])} ({ranked[-1]}) and the worst "
+        f"{percent(ranked[0])} ({ranked[0]}); nobody knows beforehand which is which. One network that grows "
+        f"reached {percent(SCHEDULE)} by a plain schedule, {percent(TAMIYO)} by Tamiyo and "
+        f"{percent(LEARNED)} by the controller that was trained just now."
     )

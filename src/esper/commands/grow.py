@@ -133,8 +133,8 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     save_png(film_strips(reel), folder.path / "film.png")
     page = write_report(folder)
     if as_json:
-        told = {"folder": str(folder.path), "report": str(page), "network": best.record()}
-        print(to_json({**told, **plain(comparison)}))
+        summary = {"folder": str(folder.path), "report": str(page), "network": best.record()}
+        print(to_json({**summary, **plain(comparison)}))
         return
     print_line(best.describe().split("\n```")[0])
     print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")

@@ -37,7 +37,7 @@ class Finding(NamedTuple):
 
     verdict: Verdict
     subject: str
-    told: str
+    text: str
 
 
 def doctor(
@@ -56,7 +56,7 @@ def doctor(
     findings += _room(task) if task else []
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
-        table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.told))
+        table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.text))
     console().print(table)
     if any(finding.verdict == "bad" for finding in findings):
         raise typer.Exit(2)
@@ -93,23 +93,23 @@ def _processes() -> Iterator[Finding]:
         return
     from esper.foundation.devices import choose_device
     from esper.foundation.gather import exchange_values
-    from esper.foundation.processes import gpu_of, processes, way_between
+    from esper.foundation.processes import backend_between, gpu_of, processes
 
     launch = Launch.of()
     if launch.size == 1:
         nccl = "NCCL" if distributed.is_nccl_available() else "gloo (this torch has no NCCL)"
-        told = (
+        text = (
             "1; more with torchrun --nproc-per-node=N -m esper train ...: rollouts travel by gloo, and "
             f"gradients between GPUs by {nccl}"
         )
-        yield Finding("ok", "processes", told)
+        yield Finding("ok", "processes", text)
         return
     with processes(launch) as gather:
         device = choose_device("auto", launch.local_rank)
         everyone = exchange_values(gather, [f"{launch}: {device}", gpu_of(device)])
-    way = way_between([gpu for _, gpu in everyone])
-    for told, _ in everyone:
-        yield Finding("ok", "processes", f"{told}, rollouts by gloo, gradients by {way}")
+    backend = backend_between([gpu for _, gpu in everyone])
+    for text, _ in everyone:
+        yield Finding("ok", "processes", f"{text}, rollouts by gloo, gradients by {backend}")
 
 
 def _room(task: str) -> Iterator[Finding]:
@@ -133,11 +133,11 @@ def _room(task: str) -> Iterator[Finding]:
         where, free = "cuda:0", torch.cuda.mem_get_info(0)[0]
     else:
         where, free = "memory", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    told = (
+    text = (
         f"{free // each:,} members of {task} fit {free / 2**30:.0f} GiB ({where}): at most "
         f"{each / 2**20:.1f} MiB each, batch {config.batch_size}, {config.precision}"
     )
-    yield Finding("ok" if free >= each else "note", "room", told)
+    yield Finding("ok" if free >= each else "note", "room", text)
 
 
 def _extras() -> Iterator[Finding]:
@@ -173,10 +173,10 @@ def _disk() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=here):
             pass
     except OSError as error:
-        told = (
+        text = (
             f"{here} cannot be written to ({(error.strerror or str(error)).lower()}): give runs another --out"
         )
-        yield Finding("note", "disk", told)
+        yield Finding("note", "disk", text)
 
 
 def _terminal() -> Iterator[Finding]:
@@ -184,5 +184,5 @@ def _terminal() -> Iterator[Finding]:
     if not screen.is_terminal:
         yield Finding("note", "terminal", "none: live views become plain lines")
         return
-    told = f"{screen.width} × {screen.height}, {screen.color_system or 'no'} colours, {screen.encoding}"
-    yield Finding("ok" if screen.width >= 80 else "note", "terminal", told)
+    text = f"{screen.width} × {screen.height}, {screen.color_system or 'no'} colours, {screen.encoding}"
+    yield Finding("ok" if screen.width >= 80 else "note", "terminal", text)

@@ -59,19 +59,23 @@ class _Actor:
     """One member's stories: those that are being told, and those to come."""
 
     stories: Iterator[Story]
-    told: list[tuple[int, Story, int, int]] = field(default_factory=list)  # slot, story, next line, due step
+    running: list[tuple[int, Story, int, int]] = field(
+        default_factory=list
+    )  # slot, story, next line, due step
     ready_since: int | None = None
     last_slot: int = -1
 
     def speak(self, step: int, legal: list[list[bool]]) -> tuple[Line, int, float] | None:
         """The line that is due and legal, with its slot and the worth of its seed.  # legal [ops][S]"""
-        for i, (slot, story, number, due) in enumerate(self.told):
+        for i, (slot, story, number, due) in enumerate(self.running):
             line = story.lines[number]
             if step >= due and legal[line.op][slot]:
                 self._turn_page(i, step)
                 return line, slot, story.worth
         slots = range(len(legal[Op.GERMINATE]))
-        free = [s for s in slots if legal[Op.GERMINATE][s] and all(s != told[0] for told in self.told)]
+        free = [
+            s for s in slots if legal[Op.GERMINATE][s] and all(s != running[0] for running in self.running)
+        ]
         if not free:
             self.ready_since = None
             return None
@@ -80,15 +84,15 @@ class _Actor:
             return None
         slot = next((s for s in free if s > self.last_slot), free[0])
         story = next(self.stories)
-        self.told.append((slot, story, 0, step))
+        self.running.append((slot, story, 0, step))
         self.last_slot, self.ready_since = slot, None
-        self._turn_page(len(self.told) - 1, step)
+        self._turn_page(len(self.running) - 1, step)
         return story.lines[0], slot, story.worth
 
     def _turn_page(self, index: int, step: int) -> None:
-        slot, story, number, _ = self.told.pop(index)
+        slot, story, number, _ = self.running.pop(index)
         if number + 1 < len(story.lines):
-            self.told.insert(index, (slot, story, number + 1, step + story.lines[number + 1].after))
+            self.running.insert(index, (slot, story, number + 1, step + story.lines[number + 1].after))
 
 
 class ScriptedPlayer:

@@ -99,8 +99,8 @@ def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
     """
     if gather.size == 1:
         return list(mine)
-    told = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]
-    return [piece for pieces in exchange_values(gather, told) for piece in pieces]
+    copies = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]
+    return [piece for pieces in exchange_values(gather, copies) for piece in pieces]
 
 
 def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:

@@ -32,14 +32,14 @@ class Launch:
             "restarts": "TORCHELASTIC_RESTART_COUNT",
             "may_restart": "TORCHELASTIC_MAX_RESTARTS",
         }
-        told = {field: environment[name] for field, name in names.items() if name in environment}
-        strange = [names[field] for field, value in told.items() if not value.isdigit()]
+        values = {field: environment[name] for field, name in names.items() if name in environment}
+        strange = [names[field] for field, value in values.items() if not value.isdigit()]
         if strange:
             raise UserError(
                 f"{strange[0]} is {environment[strange[0]]!r} in the environment; torchrun sets it to a "
                 "number: start with torchrun, or unset it"
             )
-        return Launch(**{field: int(value) for field, value in told.items()})
+        return Launch(**{field: int(value) for field, value in values.items()})
 
     @property
     def speaks(self) -> bool:

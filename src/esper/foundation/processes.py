@@ -3,7 +3,7 @@
 Messages travel between the CPUs, by gloo: there is one in a round, of what the members lived through, so that
 it costs little beside the round, and one way serves every machine. Tensors that are shared travel between the
 GPUs, by NCCL, where every process has one of its own, and by gloo elsewhere. Before each of these everyone is
-waited for, so that a process which ended or hangs is told as a sentence and not as a silence.
+waited for, so that a process which ended or hangs is received as a sentence and not as a silence.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Processes:
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
         self._between_gpus: dist.ProcessGroup | None = None
-        self.way = ""  # of tensors between GPUs, once it is known
+        self.backend = ""  # of tensors between GPUs, once it is known
         wait = timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
@@ -56,18 +56,18 @@ class Processes:
 
     def share(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, in the order of ranks; raises LostProcessError where one is gone."""
-        if tensor.is_cuda and not self.way:
+        if tensor.is_cuda and not self.backend:
             self._find_way(tensor.device)
         with self._everyone():
             given = tensor.contiguous() if self._between_gpus else tensor.detach().cpu().contiguous()
-            told = [torch.empty_like(given) for _ in range(self.size)]
-            dist.all_gather(told, given, group=self._between_gpus)
-            return [each.to(tensor.device) for each in told]
+            received = [torch.empty_like(given) for _ in range(self.size)]
+            dist.all_gather(received, given, group=self._between_gpus)
+            return [each.to(tensor.device) for each in received]
 
     def _find_way(self, device: torch.device) -> None:
         """Agree on how tensors of GPUs travel."""
-        self.way = way_between(exchange_values(self, gpu_of(device)))
-        if self.way == BETWEEN_GPUS:
+        self.backend = backend_between(exchange_values(self, gpu_of(device)))
+        if self.backend == BETWEEN_GPUS:
             self._between_gpus = dist.new_group(
                 backend=BETWEEN_GPUS, timeout=timedelta(seconds=self.patience)
             )
@@ -91,9 +91,9 @@ class Processes:
         longest = int(max(lengths))
         mine = torch.zeros(longest, dtype=torch.uint8)
         mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        told = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(told, mine)
-        return [text[: int(length)].numpy().tobytes() for text, length in zip(told, lengths, strict=True)]
+        received = [torch.empty_like(mine) for _ in range(self.size)]
+        dist.all_gather(received, mine)
+        return [text[: int(length)].numpy().tobytes() for text, length in zip(received, lengths, strict=True)]
 
 
 def gpu_of(device: torch.device) -> str:
@@ -101,7 +101,7 @@ def gpu_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def way_between(gpus: Sequence[str]) -> str:
+def backend_between(gpus: Sequence[str]) -> str:
     """How tensors travel between processes on these GPUs: NCCL needs one of its own for each of them."""
     apart = all(gpus) and len(set(gpus)) == len(gpus)
     return BETWEEN_GPUS if apart and dist.is_nccl_available() else BETWEEN_CPUS

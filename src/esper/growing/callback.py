@@ -116,7 +116,7 @@ class Grower:
         draw = hash((self._seed, environment.clock)) & 0x7FFFFFFF
         with own_randomness(draw, self._device), torch.inference_mode(False), torch.enable_grad():
             training = bodies.train_isolated(environment.begun.states)
-            bodies.told = given
+            bodies.reported = given
             self._ending.look(environment.end(training))
         self.model.train(was_training)
         return "the end" if environment.done else self._decide()

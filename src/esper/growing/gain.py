@@ -36,14 +36,14 @@ class Gain:
     def __str__(self) -> str:
         pairs = len(self.grown)
         without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
-        told = (
+        difference = (
             f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
             f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} pairs"
         )
         if self.helped:
-            return f"{told}. Growth helped."
+            return f"{difference}. Growth helped."
         lost = self.mean + self.half_width < 0
-        return f"{told}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
+        return f"{difference}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
 
 
 @torch.no_grad()

@@ -122,9 +122,9 @@ class Joints:
         joints = [self._named(name) for name in names]
         kinds = {joint.topology for joint in joints}
         if len(kinds) > 1:
-            told = ", ".join(f"{j.name} {list(j.shape)}" for j in joints)
+            shapes = ", ".join(f"{j.name} {list(j.shape)}" for j in joints)
             raise UserError(
-                f"the slots of {self.kind} are of different kinds ({told}); choose slots whose "
+                f"the slots of {self.kind} are of different kinds ({shapes}); choose slots whose "
                 "activations all "
                 "have the same number of axes"
             )

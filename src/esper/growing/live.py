@@ -76,7 +76,7 @@ class LivePopulation:
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
-        self.told: dict[str, float] = {}  # what the user measured of this epoch
+        self.reported: dict[str, float] = {}  # what the user measured of this epoch
 
     @property
     def slots(self) -> list[LiveSlot]:
@@ -298,7 +298,7 @@ class LivePopulation:
         if heard not in self._known:
             self._known = {heard: self.evaluate()}
         own = self._known[heard]
-        told, self.told = self.told, {}
+        reported, self.reported = self.reported, {}
         contribution, shadow = (torch.full((1, self.num_slots), math.nan) for _ in range(2))
         for k, slot in enumerate(self.slots if ablate else []):
             if slot.strength > 0:
@@ -308,8 +308,8 @@ class LivePopulation:
                 with slot.at(1.0):
                     shadow[0, k] = 100.0 * (self.evaluate().score - own.score)
         return ValidationMetrics(
-            loss=torch.tensor([told.get("val_loss", own.loss)]),
-            accuracy=torch.tensor([told.get("val_accuracy", own.score)]),
+            loss=torch.tensor([reported.get("val_loss", own.loss)]),
+            accuracy=torch.tensor([reported.get("val_accuracy", own.score)]),
             contribution=contribution,
             shadow_gain=shadow,
             interaction=torch.full_like(shadow, math.nan),

@@ -287,5 +287,5 @@ def compatible(one: Part, other: Part) -> bool:
 
 def _named(model: nn.Module, layers: list[nn.Module]) -> str:
     names = {module: name for name, module in model.named_modules()}
-    told = [names[layer] for layer in layers]
-    return told[0] if len(told) == 1 else f"{', '.join(told[:-1])} and {told[-1]}"
+    found = [names[layer] for layer in layers]
+    return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"

@@ -70,15 +70,15 @@ def _rebuild(live: LivePopulation, folds: list[list[int]], seeds: Mapping[int, t
     else:
         others, alive = list(range(live.num_slots)), [(k, *seed) for k, seed in seeds.items()]
         first = sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(present, folds, strict=False)))
-    told = [(k, blueprint, born) for k, blueprint, _, born in folds]
-    while (earliest := min((born for *_, born in [*told[first:], *alive]), default=first)) < first:
+    planted = [(k, blueprint, born) for k, blueprint, _, born in folds]
+    while (earliest := min((born for *_, born in [*planted[first:], *alive]), default=first)) < first:
         first = earliest
     for k in others:
         live.end_seed(k)
     while len(live.hooks.folds) > first:
         live.unfold_seed()
     for n in range(first, now + 1):
-        for k, blueprint, born in [*told[n:], *alive]:
+        for k, blueprint, born in [*planted[n:], *alive]:
             if born == n:
                 live.hooks.plant(k, blueprint, live.place, 0)
         if n < now:

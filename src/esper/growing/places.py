@@ -80,9 +80,9 @@ def find_places(
         places = [_named(name, calls, model, topology) for name in expanded(model, names)]
         kinds = {place.topology for place in places}
         if len(kinds) > 1:
-            told = ", ".join(f"{p.name} {list(p.shape)}" for p in places)
+            shapes = ", ".join(f"{p.name} {list(p.shape)}" for p in places)
             raise UserError(
-                f"the slots of {type(model).__name__} are of different kinds ({told}); choose slots whose "
+                f"the slots of {type(model).__name__} are of different kinds ({shapes}); choose slots whose "
                 "activations all have the same number of axes"
             )
         order = [call.name for call in calls]

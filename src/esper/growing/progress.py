@@ -29,12 +29,12 @@ class GrowthBar:
             TextColumn(doing),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[status]}"),
             TimeRemainingColumn(),
             console=console,
             disable=not self._shown,
         )
-        self._task = self._progress.add_task("growing", total=epochs, told="")
+        self._task = self._progress.add_task("growing", total=epochs, status="")
 
     def update(self, observation: Observation) -> None:
         """Another epoch is over."""
@@ -42,8 +42,8 @@ class GrowthBar:
             return
         best = int(observation.val_accuracy.argmax())
         seeds = int(holds_seed(observation.slots)[best].sum())
-        told = f"{self._score_name} {float(observation.val_accuracy[best]):.3f}, {seeds} seeds"
-        self._progress.update(self._task, advance=1, told=told)
+        status = f"{self._score_name} {float(observation.val_accuracy[best]):.3f}, {seeds} seeds"
+        self._progress.update(self._task, advance=1, status=status)
 
     def __enter__(self) -> Self:
         self._progress.start()

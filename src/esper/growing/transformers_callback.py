@@ -110,8 +110,8 @@ def _folder(args: Any, step: int) -> Path:
 
 def _read(args: Any, step: int) -> dict[str, Any]:
     """The growth of the checkpoint that the Trainer was told of, or of the one of this step."""
-    told = args.resume_from_checkpoint
-    places = [Path(told)] if isinstance(told, str) else []
+    given = args.resume_from_checkpoint
+    places = [Path(given)] if isinstance(given, str) else []
     files = [folder / FILE for folder in (*places, _folder(args, step))]
     found = next((file for file in files if file.is_file()), None)
     if found is None:

@@ -22,7 +22,7 @@ from esper.population.plan import Ints, Plan, SlotView, Station
 from esper.population.row_module import Buffers, RowModule
 
 
-def convolution_way(chosen: str, device: torch.device, compiled: bool = False) -> str:
+def convolution_method(chosen: str, device: torch.device, compiled: bool = False) -> str:
     """How convolutions run over rows: as chosen, or the fastest that the device has.
 
     The number of groups is a constant of a compiled graph, so grouped ones would be traced anew for every
@@ -43,17 +43,17 @@ class Bodies:
     """Segments, slots and head, run with weights that come in as rows."""
 
     def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
-        way = convolution_way(config.convolution, device, config.compile)
+        method = convolution_method(config.convolution, device, config.compile)
         self.slots: list[SlotForms] = []
 
         def rows(module: nn.Module) -> RowModule:
-            return RowModule(module, device, way, config.compile)
+            return RowModule(module, device, method, config.compile)
 
         host = make_host()
         self.host = host
         self.make_host = make_host
         self.device = device
-        self.fused = way == "fused"
+        self.fused = method == "fused"
         self.halved = config.precision == "bfloat16"
         self.channels_last = host.topology == "cnn" and self.fused
         self.pools = isinstance(host.head, nn.Sequential) and isinstance(host.head[0], GlobalMean)

@@ -140,10 +140,10 @@ _CONVOLUTIONS: dict[str, Callable[[Conv], nn.Module]] = {
 }
 
 
-def row_convolution(conv: Conv, way: str) -> nn.Module | None:
+def row_convolution(conv: Conv, method: str) -> nn.Module | None:
     """How a convolution runs over rows, or None where its padding is none of ours."""
     if conv.padding_mode != "zeros":
         return None
-    if way == "grouped" and _pointwise(conv):
+    if method == "grouped" and _pointwise(conv):
         return PointConv(conv)
-    return _CONVOLUTIONS[way if _plain(conv) else "grouped"](conv)
+    return _CONVOLUTIONS[method if _plain(conv) else "grouped"](conv)

@@ -107,19 +107,19 @@ class RowGate(nn.Module):
         return gate.view(*gate.shape, *[1] * (h.ndim - 3)) if self.spatial else gate
 
 
-def _leaf(module: nn.Module, way: str) -> nn.Module | None:
+def _leaf(module: nn.Module, method: str) -> nn.Module | None:
     """The row form of a layer that has no parts, or None.
 
     Types are compared exactly: a subclass, or a layer under a parametrisation, may compute something else.
     """
     forms: dict[type[nn.Module], Callable[[], nn.Module | None]] = {
-        nn.Conv1d: lambda: row_convolution(cast(Conv, module), way),
-        nn.Conv2d: lambda: row_convolution(cast(Conv, module), way),
-        nn.GroupNorm: lambda: row_group_norm(cast(nn.GroupNorm, module), way),
+        nn.Conv1d: lambda: row_convolution(cast(Conv, module), method),
+        nn.Conv2d: lambda: row_convolution(cast(Conv, module), method),
+        nn.GroupNorm: lambda: row_group_norm(cast(nn.GroupNorm, module), method),
         nn.Linear: lambda: RowLinear(cast(nn.Linear, module)),
-        nn.LayerNorm: lambda: row_layer_norm(cast(nn.LayerNorm, module), way),
+        nn.LayerNorm: lambda: row_layer_norm(cast(nn.LayerNorm, module), method),
         nn.Embedding: lambda: row_embedding(cast(nn.Embedding, module)),
-        AttendToPast: lambda: row_attention(cast(AttendToPast, module), way),
+        AttendToPast: lambda: row_attention(cast(AttendToPast, module), method),
         GlobalMean: RowGlobalMean,
         nn.Flatten: lambda: RowFlatten(cast(nn.Flatten, module)),
     }
@@ -145,17 +145,17 @@ def fixes_rows(rows: nn.Module) -> bool:
     return any(isinstance(part, GroupedConv | NativeGroupNorm) for part in rows.modules())
 
 
-def row_form(module: nn.Module, way: str) -> nn.Module | None:
+def row_form(module: nn.Module, method: str) -> nn.Module | None:
     """The module with a leading axis of rows, or None where some part has no row form.
 
-    `way` is how convolutions run: grouped, product or fused.
+    `method` is how convolutions run: grouped, product or fused.
     """
     if module._forward_pre_hooks or module._forward_hooks:  # these belong to the module as it is
         return None
-    leaf = _leaf(module, way)
+    leaf = _leaf(module, method)
     if leaf is not None:
         return leaf
-    parts = {name: row_form(part, way) for name, part in module.named_children()}
+    parts = {name: row_form(part, method) for name, part in module.named_children()}
     if not parts or any(part is None for part in parts.values()):
         return None
     forward = type(module).forward

@@ -24,18 +24,20 @@ Run = Callable[[dict[str, Tensor], Tensor, Tensor | None], Tensor]
 class RowModule:
     """A module whose parameters and buffers come in from outside, a row each."""
 
-    def __init__(self, module: nn.Module, device: torch.device, way: str = "grouped", compiled: bool = False):
+    def __init__(
+        self, module: nn.Module, device: torch.device, method: str = "grouped", compiled: bool = False
+    ):
         self.layout = Layout.of(module)
         self.module = module
-        self._runs = {mode: self._runner(mode, device, way, compiled) for mode in (True, False)}
+        self._runs = {mode: self._runner(mode, device, method, compiled) for mode in (True, False)}
 
-    def _runner(self, training: bool, device: torch.device, way: str, compiled: bool) -> Run:
+    def _runner(self, training: bool, device: torch.device, method: str, compiled: bool) -> Run:
         """The module in its row form where it has one, else under vmap.
 
         Row forms are compiled where asked, unless every number of rows would need a graph of its own.
         """
         template, draws = with_own_draws(copy.deepcopy(self.module).to(device).train(training))
-        rows = row_form(template, way)
+        rows = row_form(template, method)
         self.in_row_form, self.draws = rows is not None, bool(draws)
 
         def run(tensors: dict[str, Tensor], x: Tensor, key: Tensor | None) -> Tensor:

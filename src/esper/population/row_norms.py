@@ -120,12 +120,12 @@ def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None, channel_axis: int) -
     return scaled if bias is None else scaled + bias.view(shape)
 
 
-def row_group_norm(norm: nn.GroupNorm, way: str) -> nn.Module:
-    if way == "fused" and norm.num_groups == 1:
+def row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
+    if method == "fused" and norm.num_groups == 1:
         return FusedGroupNorm(norm)
-    return NativeGroupNorm(norm) if way == "grouped" else RowGroupNorm(norm)
+    return NativeGroupNorm(norm) if method == "grouped" else RowGroupNorm(norm)
 
 
-def row_layer_norm(norm: nn.LayerNorm, way: str) -> nn.Module:
+def row_layer_norm(norm: nn.LayerNorm, method: str) -> nn.Module:
     over_vectors = len(norm.normalized_shape) == 1
-    return FusedLayerNorm(norm) if way == "fused" and over_vectors else RowLayerNorm(norm)
+    return FusedLayerNorm(norm) if method == "fused" and over_vectors else RowLayerNorm(norm)

@@ -73,5 +73,5 @@ def row_embedding(layer: nn.Embedding) -> nn.Module | None:
     return RowEmbedding(layer) if plain and not (layer.scale_grad_by_freq or layer.sparse) else None
 
 
-def row_attention(layer: AttendToPast, way: str) -> nn.Module:
-    return (FusedAttendToPast if way == "fused" else RowAttendToPast)(layer.heads)
+def row_attention(layer: AttendToPast, method: str) -> nn.Module:
+    return (FusedAttendToPast if method == "fused" else RowAttendToPast)(layer.heads)

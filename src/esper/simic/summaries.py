@@ -94,11 +94,11 @@ def planted(record: EpisodeRecord) -> dict[str, float]:
 def _beside_twins(learner: Learner, record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
     """How far returns lie above those of the ungrown twins, and what the baseline explains of them."""
     expected = twins.reward if twins is not None and learner.reward.control_variate else None
-    told = {"explained_by_baseline": explained_by_baseline(learner.buffer, record, expected)}
+    values = {"explained_by_baseline": explained_by_baseline(learner.buffer, record, expected)}
     if twins is not None:
         mean, half = mean_interval((record.returns - twins.returns).tolist())
-        told |= {"above_twin": mean, "above_twin_ci": half}
-    return told
+        values |= {"above_twin": mean, "above_twin_ci": half}
+    return values
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -87,11 +87,11 @@ def growth_curves(
         below.xaxis.set_major_formatter(percent())
     else:
         below.xaxis.set_major_locator(MaxNLocator(integer=True))
-    for epoch, told in planted:
+    for epoch, text in planted:
         place = places(curves[0])[epoch]
         above.axvline(place, color=MUTED, linewidth=0.8)
         above.annotate(
-            told, (place, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=INK
+            text, (place, 0.02), xycoords=("data", "axes fraction"), rotation=90, fontsize=7, color=INK
         )
     return picture
 

@@ -108,9 +108,9 @@ def _check_bytes(path: Path, data: bytearray) -> None:
     if _DIGEST.search(header) is None:
         raise CheckpointError(f"{path} is damaged: it has no digest; use an older checkpoint of the run")
     start, end = _digest_span(data)
-    told = data[start:end].decode()
+    expected = data[start:end].decode()
     data[start:end] = _BLANK.encode()
-    if hashlib.sha256(data).hexdigest() != told:
+    if hashlib.sha256(data).hexdigest() != expected:
         raise CheckpointError(
             f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
             "use an older checkpoint of the run"

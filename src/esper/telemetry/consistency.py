@@ -70,12 +70,12 @@ def _results(results: Comparison) -> Iterator[str]:
     except UserError as error:
         yield f"results.json: {error}"
         return
-    for told in results.differences:
-        found = expected.get((told.controller, told.quantity))
-        if found is None or not _close(told.mean, found.mean) or not _close(told.ci, found.ci):
+    for given in results.differences:
+        found = expected.get((given.controller, given.quantity))
+        if found is None or not _close(given.mean, found.mean) or not _close(given.ci, found.ci):
             yield (
-                f"results.json says that {told.controller} differs from {told.baseline} in {told.quantity} "
-                f"by {told.mean:g} ± {told.ci:g}, and its members say otherwise"
+                f"results.json says that {given.controller} differs from {given.baseline} in "
+                f"{given.quantity} by {given.mean:g} ± {given.ci:g}, and its members say otherwise"
             )
 
 

@@ -137,13 +137,13 @@ class LiveView(QuietView):
 
     def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
         self._returns.append(summary.return_mean)
-        self._anomalies.extend(f"round {summary.round}: {told}" for told in summary.anomalies)
+        self._anomalies.extend(f"round {summary.round}: {anomaly}" for anomaly in summary.anomalies)
         self._bar.completed = summary.round
         self._body = [self._figures(summary), Text(), _op_bars(summary)]
         if reel is not None and self._console.height >= _SHORTEST_SCREEN:
             self._body += [part for film in reel.films[:_STRIPS] for part in (Text(), FilmStrip(film, reel))]
         if self._anomalies:
-            self._body += [Text(), *(Text(f"! {told}", "bold red") for told in self._anomalies)]
+            self._body += [Text(), *(Text(f"! {anomaly}", "bold red") for anomaly in self._anomalies)]
         self._live.refresh()
 
     def notice(self, text: str) -> None:

@@ -127,9 +127,9 @@ class RunFolder:
         if not _is_marker(about):
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
         if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
-            told = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
+            version = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
             raise UserError(
-                f"{path} has run format {told}; this esper reads {FORMAT_VERSION}: "
+                f"{path} has run format {version}; this esper reads {FORMAT_VERSION}: "
                 "use the version of esper that wrote it"
             )
         return cls(path, about)

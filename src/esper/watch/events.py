@@ -52,8 +52,8 @@ def round_events(path: Path, round: int, member: int | None = None) -> RoundEven
 def _entry(entry: BlueprintEarnings) -> dict[str, Any]:
     mean, half = mean_interval(entry.contributions)
     sizes, _ = mean_interval(entry.parameters)
-    told = {"blueprint": entry.blueprint, "planted": entry.planted, **entry.fates}
-    return dict(plain(told | {"contribution": mean, "contribution_ci": half, "parameters": sizes}))
+    counts = {"blueprint": entry.blueprint, "planted": entry.planted, **entry.fates}
+    return dict(plain(counts | {"contribution": mean, "contribution_ci": half, "parameters": sizes}))
 
 
 def _lines_of_round(path: Path, round: int) -> list[bytes]:

@@ -66,11 +66,11 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
     """A comparison as JSON, with the mean and the interval of every quantity of every controller."""
     if results is None:
         return None
-    told: dict[str, Any] = plain(results)
-    for entry, controller in zip(told["controllers"], results.controllers, strict=True):
+    found: dict[str, Any] = plain(results)
+    for entry, controller in zip(found["controllers"], results.controllers, strict=True):
         pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
         entry["figures"] = plain({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
-    return told
+    return found
 
 
 def settings_of(path: Path) -> dict[str, Any]:

@@ -23,8 +23,8 @@ def part_length(policy: Policy) -> int:
 def pack_part(policy: Policy, terms: LossTerms, faulty: Tensor) -> Tensor:
     """The gradients that the parameters have, the terms, and whether a head had no choice.  # [K]"""
     gradients = [_gradient(parameter).flatten() for parameter in policy.parameters()]
-    told = [getattr(terms, name).flatten() for name in (*SCALAR_TERMS, *HEAD_TERMS)]
-    return torch.cat([*gradients, *told, faulty.float().view(1)])
+    values = [getattr(terms, name).flatten() for name in (*SCALAR_TERMS, *HEAD_TERMS)]
+    return torch.cat([*gradients, *values, faulty.float().view(1)])
 
 
 def unpack_parts(policy: Policy, total: Tensor, counts: Counts) -> tuple[LossTerms, Tensor]:
