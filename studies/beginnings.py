@@ -52,13 +52,7 @@ def study(blueprint: str, given: argparse.Namespace, path: Path) -> list[Result]
 
 def main() -> None:
     """Run the study, or show the committed one again."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    options.add_argument("--read", action="store_true", help="show the results that are there")
-    options.add_argument("--flops", type=float, default=FLOPS, help="training FLOPs of every member")
-    options.add_argument("--members", type=command_line.positive, default=16)
-    options.add_argument("--device", type=command_line.existing_device, default="cpu")
-    options.add_argument("--out", type=Path, default=RESULTS)
-    given = options.parse_args()
+    given = widening.read_options(__doc__, FLOPS)
     for blueprint in IDLE:
         path = path_of(given.out, blueprint)
         if given.read and not path.is_file():

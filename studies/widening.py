@@ -44,15 +44,20 @@ def study(shared: Setting, members: int) -> list[Result]:
     return results
 
 
-def main() -> None:
-    """Run the study, or show the committed one again."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def read_options(description: str | None, flops: float) -> argparse.Namespace:
+    """What the command line says, of a study of this task with so many FLOPs by default."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--read", action="store_true", help="show the results that are there")
-    options.add_argument("--flops", type=float, default=FLOPS, help="training FLOPs of every member")
+    options.add_argument("--flops", type=float, default=flops, help="training FLOPs of every member")
     options.add_argument("--members", type=command_line.positive, default=16)
     options.add_argument("--device", type=command_line.existing_device, default="cpu")
     options.add_argument("--out", type=Path, default=RESULTS)
-    given = options.parse_args()
+    return options.parse_args()
+
+
+def main() -> None:
+    """Run the study, or show the committed one again."""
+    given = read_options(__doc__, FLOPS)
     path = given.out / "widening.jsonl"
     if given.read:
         results = read(path)
