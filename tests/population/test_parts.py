@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population import surgery
+from esper.population import first_weights
 from esper.population.blocks import Branch
 from esper.population.data import Clock
 from esper.population.extract import Grafted, extract
@@ -551,11 +551,27 @@ def test_nothing_is_drawn_for_blueprints_that_nobody_planted() -> None:
     assert set(bank._first) == {(0, int(Blueprint.NORM))}  # a clone draws nothing
 
 
+@pytest.mark.parametrize("keeps", [True, False])
+def test_hosts_are_made_for_those_who_begin_with_them_and_kept_while_they_take_little(
+    monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    if not keeps:
+        monkeypatch.setattr(first_weights, "HOST_BYTES", 0)
+    population = make_population("residual vectors", 3, initial_weights=10**9)
+    first = {name: value.clone() for name, value in population.tensors().items()}
+    population.begin_episode(1)
+    assert len(population._host_bank._hosts) == (6 if keeps else 0)
+    assert not torch.equal(population.hosts.weights, first["hosts.weights"])
+    population.begin_episode(0)
+    for name in ("hosts.weights", "parts.1.weights"):
+        assert torch.equal(population.tensors()[name], first[name])
+
+
 def test_slots_of_one_kind_share_their_first_weights_and_a_bank_stays_within_its_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     population = make_population("residual vectors", 2, seed_weights=10**6)
-    monkeypatch.setattr(surgery, "BANK_BYTES", 3 * 4 * population.bodies.part_width)
+    monkeypatch.setattr(first_weights, "SEED_BYTES", 3 * 4 * population.bodies.part_width)
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
     bank = population._seed_bank

@@ -16,6 +16,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
+from esper.population.first_weights import HostBank, SeedBank
 from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, lead_classes
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
@@ -35,7 +36,7 @@ from esper.population.planning import Sketch
 from esper.population.replays import Epoch, Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
-from esper.population.surgery import Events, SeedBank, Surgeon, first_rows
+from esper.population.surgery import Events, Surgeon
 
 
 class Population:
@@ -88,10 +89,7 @@ class Population:
         self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
         self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
         self.rewarming = Rewarming(*shape, config.rewarm, self.device) if config.rewarm else None
-        self._drawn: set[int] = set()  # the first hosts that have been made
-        self._host_bank = first_rows(config.initial_weights, (self.bodies.host_width,), self.device)
-        blocks = (self.num_slots, self.bodies.part_width) if self.bodies.has_blocks else (0,)
-        self._block_bank = first_rows(config.initial_weights, blocks, self.device)
+        self._host_bank = HostBank(self.bodies, seed)
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
         crew = Crew(
@@ -106,14 +104,8 @@ class Population:
     def begin_episode(self, episode: int) -> None:
         """Every member begins anew with the initial weights that belong to (run seed, member, episode)."""
         draws = random_bits(self.seed, self.members, Stream.HOST_INIT, episode, 1).squeeze(1)
-        picks = draws % self.config.initial_weights
-        for pick in sorted(set(picks.tolist()) - self._drawn):
-            host, block = self.bodies.initial_host(hash((self.seed, pick)) & 0x7FFFFFFF)
-            self._host_bank[pick] = host
-            if self.bodies.has_blocks:
-                self._block_bank[pick] = block
-            self._drawn.add(pick)
-        self.hosts.restart(self._host_bank[picks.to(self._host_bank.device)].to(self.device))
+        hosts, blocks = self._host_bank.rows(draws % self.config.initial_weights)
+        self.hosts.restart(hosts)
         self.parts.restart(torch.zeros_like(self.parts.weights))
         self.forms.fill_(NO_FORM)
         for s, slot in enumerate(self.bodies.slots):
@@ -121,8 +113,8 @@ class Population:
                 self.forms[:, s, 1] = self.bodies.codes.block
         if self.bodies.has_blocks:
             first = self.num_members * self.num_slots  # of the rows at place 1
-            rows = self._block_bank[picks.to(self._block_bank.device)].flatten(0, 1)  # [N · S, part_width]
-            self.parts.weights[first : first + len(rows)] = rows.to(self.device)
+            rows = blocks.flatten(0, 1)  # [N · S, part_width]
+            self.parts.weights[first : first + len(rows)] = rows
         for part, fresh in zip(self.buffers, self.bodies.initial_buffers(self.num_members), strict=True):
             for name, value in part.items():
                 value.copy_(fresh[name])

@@ -7,9 +7,7 @@ are born.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -20,47 +18,10 @@ from esper.foundation.streams import normal_of
 from esper.lifecycle.actions import Blend, Blueprint
 from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
+from esper.population.first_weights import SeedBank
 from esper.population.forms import HALVES, NO_FORM
 from esper.population.optimiser import RowWeights, moment_decays
 from esper.population.plan import Ints, ship
-
-BANK_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
-
-
-def first_rows(count: int, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """Room for first weights: on the device where they take little, else in the memory of the host.
-
-    → [count, *shape]
-    """
-    small = 4 * count * math.prod(shape) <= BANK_BYTES
-    return torch.zeros(count, *shape, device=device if small else "cpu")
-
-
-class SeedBank:
-    """First weights of fresh seeds: a few draws of a blueprint at a kind of slot, made when first needed."""
-
-    def __init__(self, bodies: Bodies, seed: int, draws: int) -> None:
-        self.bodies, self.seed, self._most = bodies, seed, draws
-        self._rows = torch.zeros(0, bodies.part_width, device=bodies.device)
-        self._first: dict[tuple[int, int], int] = {}  # kind of slot, blueprint → the first of its draws
-
-    @cached_property
-    def draws(self) -> int:
-        """How many there are of each blueprint at each kind of slot."""
-        return max(1, min(self._most, BANK_BYTES // (4 * self.bodies.part_width)))
-
-    def rows(self, slot: Ints, blueprint: Ints, picks: Tensor) -> Tensor:
-        """The draws that `picks` fall on.  # each [k] int64 → [k, part_width]"""
-        slots = self.bodies.slots
-        kinds = np.array([slots.index(forms) for forms in slots])[slot]  # the first slot of each kind
-        pairs = list(zip(kinds.tolist(), blueprint.tolist(), strict=True))
-        for kind, name in sorted(set(pairs) - set(self._first)):
-            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
-            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(name), s) for s in seeds])
-            self._first[kind, name] = len(self._rows)
-            self._rows = torch.cat([self._rows, made.to(self._rows)])
-        first = ship(np.array([self._first[pair] for pair in pairs]), picks.device)
-        return self._rows[first + picks.remainder(self.draws)]
 
 
 @dataclass(frozen=True)
