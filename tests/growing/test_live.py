@@ -20,7 +20,11 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
 
@@ -462,6 +466,23 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
     assert grown.model[0].out_features == grown.model[2].in_features == 9
     assert len(grown.model) == 7
     assert grown.record.flops[0] > 0
+
+
+def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:
+    seen: list[float] = []
+
+    class Watching(Schedule):
+        def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
+            seen.append(float(observation.step_cost))
+            return super().decide(observation, masks, step)
+
+    recipe = Watching([(0.2, "widen_full", "all")])
+    grown = grow(models.small_mlp(), models.table(), controller=recipe, epochs=6, folds=1)
+    assert len(grown.folded) == 2
+    wider = sum(p.numel() for p in grown.model.parameters() if p.ndim > 1)
+    given = sum(p.numel() for p in models.small_mlp().parameters() if p.ndim > 1)
+    assert seen[0] == 1.0
+    assert seen[-1] == pytest.approx(wider / given)  # a product for each weight
 
 
 def rising_score() -> Callable[..., tuple[Tensor, float]]:

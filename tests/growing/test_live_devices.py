@@ -46,3 +46,21 @@ def test_a_model_grows_in_bfloat16_with_added_up_gradients(
     loss = nn.functional.cross_entropy(outputs.movedim(-1, 1) if slots else outputs, batch[1])
     assert loss.item() == pytest.approx(float(grown.record.loss[-1, 0]), rel=0.02)
     assert grown.history[-1].train_loss < grown.history[0].train_loss
+
+
+@pytest.mark.gpu
+def test_what_a_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -> None:
+    seen: list[int] = []
+    wide = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4))
+    batch = (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    settings = {"controller": "static", "engine": "live", "device": "cuda", "progress": False}
+    esper.grow(
+        wide,
+        train=[batch] * 2,
+        val=[batch],
+        epochs=3,
+        on_epoch=lambda numbers: seen.append(torch.cuda.memory_allocated()),
+        **settings,
+    )
+    trained = 4 * sum(p.numel() * p.element_size() for p in wide.parameters())  # gradients and two moments
+    assert max(seen) < 1.1 * trained

@@ -20,7 +20,7 @@ from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import LiveSlot
-from esper.growing.live_state import OPTIMISER, put_back, tensors_of
+from esper.growing.live_state import OPTIMISER, kept, put_back, tensors_of
 from esper.growing.rates import Rates
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
@@ -362,7 +362,8 @@ class LivePopulation:
         return tensors_of(self)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of `tensors`, from which `restore` goes back. One that is still true is not made again."""
+        """Copies of `tensors` in main memory, wherever the model is, from which `restore` goes back. One that
+        is still true is not made again."""
         return self._copied({})
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
@@ -376,10 +377,9 @@ class LivePopulation:
     def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A snapshot, written into tensors of the same name and shape where there are such."""
         if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
-            self._latest = {}
-            for name, value in self.tensors().items():
-                fits = name in room and room[name].shape == value.shape and room[name].dtype == value.dtype
-                self._latest[name] = room[name].copy_(value) if fits else value.clone()
+            self._latest = {name: kept(value, room.get(name)) for name, value in self.tensors().items()}
+            if self.place.type == "cuda":
+                torch.cuda.synchronize(self.place)  # the copies are under way until then
         return self._latest
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:

@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.foundation.errors import UserError
 from esper.foundation.rows import check_like, named, part
@@ -16,13 +15,12 @@ from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground
 from esper.growing.live import LivePopulation
+from esper.growing.live_costs import LiveCosts
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_state import progress_of, put_progress
 from esper.growing.places import find_places
 from esper.growing.settings import GrowSettings
-from esper.lifecycle.actions import NUM_BLUEPRINTS, selectable_blueprints
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.blueprints import Gate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
@@ -119,16 +117,7 @@ class LiveEnvironment(GrowthEnvironment):
 
     def _prepare(self) -> None:
         self._train = self.validation = cast(Any, None)
-        self._counted: tuple[int, ForwardCosts] | None = None
-
-    @property
-    def costs(self) -> ForwardCosts:  # type: ignore[override]
-        """Operations of one sample through the model as it is now, and through every seed that fits it."""
-        hooks = self._live_model.hooks
-        if self._counted is None or self._counted[0] != hooks.version:
-            bare = hooks.flops if self._counted is None else self._counted[1].host
-            self._counted = (hooks.version, live_costs(hooks, bare))
-        return self._counted[1]
+        self.costs = cast(ForwardCosts, LiveCosts(self._live_model.hooks))
 
     def _work(self, measure: bool) -> Work:
         training, validation = self.bodies.samples
@@ -191,33 +180,3 @@ class LiveEnvironment(GrowthEnvironment):
                 }
             )
         return result
-
-
-def live_costs(hooks: Hooks, bare_flops: float) -> ForwardCosts:
-    """Operations of one sample: of the whole model, and of every seed at every place, counted without data.
-
-    A row of the model with another strength is a whole pass, so the model's cost lies behind the last slot.
-    bare_flops: of the model as it was given.
-    """
-    places = [hooks.place(k) for k in range(len(hooks.slots))]
-    seeds = torch.zeros(len(places), NUM_BLUEPRINTS, dtype=torch.float64)
-    gates = torch.zeros(len(places), dtype=torch.float64)
-    segments = torch.zeros(len(places) + 1, dtype=torch.float64)
-    segments[-1] = hooks.flops
-    with torch.device("meta"), torch.no_grad():
-        for s, place in enumerate(places):
-            h = torch.zeros(1, *place.shape)
-            for b in selectable_blueprints(place.topology):
-                body = build_blueprint(b, place.topology, place.width, place.spatial_dims)
-                seeds[s, b] = _flops(body, h)
-            gates[s] = _flops(Gate(place.width, place.topology), h)
-    for s, offer in enumerate(hooks.offers):
-        for grown, flops in offer.flops.items():
-            seeds[s, grown] = flops
-    return ForwardCosts(segments, seeds, gates, bare_flops)
-
-
-def _flops(module: nn.Module, h: Tensor) -> float:
-    with FlopCounterMode(display=False) as counter:
-        module(h)
-    return float(counter.get_total_flops())

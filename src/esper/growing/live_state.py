@@ -37,6 +37,16 @@ def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
     return named | {f"{OPTIMISER}{name}": value for name, value in moments.items()}
 
 
+def kept(value: Tensor, room: Tensor | None) -> Tensor:
+    """A copy in main memory, written over `room` where that has the same form.
+
+    From a GPU the copy is under way when this returns: wait for the GPU before reading it.
+    """
+    if room is None or room.shape != value.shape or room.dtype != value.dtype:
+        room = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+    return room.copy_(value, non_blocking=True)
+
+
 @torch.no_grad()
 def put_back(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
     """Make a model what it was when `tensors_of` was asked.

@@ -49,12 +49,24 @@ AnyPlace = TypeVar("AnyPlace", bound=Place)
 
 @dataclass(frozen=True)
 class _Call:
-    """One submodule that ran, in the order in which they ended."""
+    """One submodule that ran, in the order in which they ended. What it gave is described and not held:
+    all activations of a large batch together are more than training needs."""
 
     name: str
     module: nn.Module
-    output: Any
+    gave: str  # the type of what it gave
+    shape: tuple[int, ...] | None  # of the activation, None where there is none
+    floats: bool  # whether the activation is of decimals
     times: int  # it ran in one forward pass
+
+    @staticmethod
+    def of(name: str, module: nn.Module, output: Any, times: int) -> _Call:
+        """A call that ended with this output."""
+        value = tensor_of(output)
+        shape = None if value is None else tuple(value.shape)
+        return _Call(
+            name, module, type(output).__name__, shape, value is not None and value.is_floating_point(), times
+        )
 
 
 def tensor_of(output: Any) -> Tensor | None:
@@ -122,13 +134,13 @@ def sequence_topology(model: nn.Module) -> str:
 
 @torch.no_grad()
 def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
-    ended: dict[str, tuple[Any, int]] = {}
+    ended: dict[str, _Call] = {}
     handles = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def ends(module: nn.Module, inputs: Any, output: Any) -> None:
-            before = ended.pop(name, (None, 0))[1]
-            ended[name] = (output, before + 1)
+            before = ended.pop(name, None)
+            ended[name] = _Call.of(name, module, output, 1 if before is None else before.times + 1)
 
         return ends
 
@@ -142,7 +154,7 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
         model.train(was_training)
         for handle in handles:
             handle.remove()
-    return [_Call(name, modules[name], *found) for name, found in ended.items()]
+    return list(ended.values())
 
 
 def _units(model: nn.Module) -> set[str]:
@@ -194,14 +206,13 @@ def _block_ends(calls: Sequence[_Call], model: nn.Module, topology: str | None) 
 
 
 def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
-    value = tensor_of(call.output)
-    if value is None or call.times > 1 or not value.is_floating_point() or not 2 <= value.ndim <= 4:
+    if call.shape is None or call.times > 1 or not call.floats or not 2 <= len(call.shape) <= 4:
         return None
-    shape = tuple(value.shape[1:])
-    kind = {2: "mlp", 4: "cnn"}.get(value.ndim) or topology or sequence_topology(model)
+    shape = call.shape[1:]
+    kind = {2: "mlp", 4: "cnn"}.get(len(call.shape)) or topology or sequence_topology(model)
     if kind == "cnn" and all(side == 1 for side in shape[1:]):
         return None  # a convolution over a single point
-    return Place(call.name, kind, shape, isinstance(call.output, tuple))
+    return Place(call.name, kind, shape, call.gave == "tuple")
 
 
 def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
@@ -229,8 +240,7 @@ def _named(name: str, calls: Sequence[_Call], model: nn.Module, topology: str | 
     elif call.times > 1:
         reason = f"which runs {call.times} times in a forward pass"
     else:
-        value = tensor_of(call.output)
-        given = f"a {type(call.output).__name__}" if value is None else f"shape {list(value.shape)}"
+        given = f"a {call.gave}" if call.shape is None else f"shape {list(call.shape)}"
         reason = f"which gives {given}"
     raise UserError(
         f"{type(model).__name__} cannot have a slot after {name!r}, {reason}; a slot needs one float tensor "

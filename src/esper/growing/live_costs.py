@@ -1,0 +1,76 @@
+"""What a living model computes: its own layers as they are now, and the seeds that live in it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growing.live_hooks import Hooks
+from esper.growing.places import Place
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
+from esper.lifecycle.slot_states import SlotStates
+from esper.population.blueprints import Gate, build_blueprint
+from esper.population.population import Population
+from esper.simic.costs import ForwardCosts, Work
+
+_GATE = -1  # stands for a gate where a blueprint is asked for
+
+
+class LiveCosts:
+    """Answers what `ForwardCosts` does, for layers that change and seeds that come and go.
+
+    A seed is counted when one first lives at a place of its size: to count all that could grow there takes
+    longer than many steps of training.
+    """
+
+    def __init__(self, hooks: Hooks):
+        self.host = hooks.flops  # of one sample's forward pass through the model as it was given
+        self._hooks = hooks
+        self._counted: dict[tuple[int, Place], float] = {}  # by blueprint or _GATE
+
+    def relative(self, slots: SlotStates, population: Population) -> Tensor:
+        """What a training sample costs now over what it cost the model as it was given.  # [1]"""
+        return self._now().relative(slots, population)
+
+    def epoch(self, slots: SlotStates, population: Population, work: Work) -> Tensor:
+        """Operations of one epoch of training and one validation.  # [1] float64"""
+        return self._now().epoch(slots, population, work)
+
+    def _now(self) -> ForwardCosts:
+        """One sample through the model and every living seed. A row of the model with another strength is a
+        whole pass, so the model's cost lies behind the last slot."""
+        hooks = self._hooks
+        parts = torch.zeros(len(hooks.slots), NUM_BLUEPRINTS, dtype=torch.float64)
+        gates = torch.zeros(len(hooks.slots), dtype=torch.float64)
+        trunk = torch.zeros(len(hooks.slots) + 1, dtype=torch.float64)
+        trunk[-1] = hooks.flops
+        for k, slot in enumerate(hooks.slots):
+            if slot.seed is None:
+                continue
+            if slot.blueprint in GROWTH_BLUEPRINTS:
+                parts[k, slot.blueprint] = hooks.offers[k].flops.get(Blueprint(slot.blueprint), 0.0)
+            else:
+                parts[k, slot.blueprint] = self._count(slot.blueprint, hooks.place(k))
+                gates[k] = self._count(_GATE, hooks.place(k))
+        return ForwardCosts(trunk, parts, gates, self.host)
+
+    def _count(self, blueprint: int, place: Place) -> float:
+        """Operations of a seed, or of a gate, on one sample at a place; counted without data, once."""
+        key = (blueprint, place)
+        if key not in self._counted:
+            with torch.device("meta"):
+                body = (
+                    Gate(place.width, place.topology)
+                    if blueprint == _GATE
+                    else build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
+                )
+                self._counted[key] = _flops(body, torch.zeros(1, *place.shape))
+        return self._counted[key]
+
+
+@torch.no_grad()
+def _flops(module: nn.Module, h: Tensor) -> float:
+    with FlopCounterMode(display=False) as counter:
+        module(h)
+    return float(counter.get_total_flops())
