@@ -4,6 +4,7 @@
     grown     the trained controllers and the scripted ones, from the least size on, as one program
     final     the shape that the trained controllers ended with most often, from the start
     masked    a slimmable network, and pruning from a large one
+    selected  groups of networks of the best fixed size, of which the worse half give way
 
 Searches over sizes are replayed from what the fixed sizes left (`searches.py`) when tables are made.
 """
@@ -35,9 +36,10 @@ from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
-from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Static
 from esper.tasks import load_task
+from studies.growth import selection
 from studies.growth.ladders import SIZES, with_size
 from studies.growth.masked import Trial, pruned, slimmable
 from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
@@ -67,6 +69,7 @@ SCHEDULES: dict[str, Callable[[], Controller]] = {  # they look at nothing
 SCRIPTED: dict[str, Callable[[], Controller]] = {
     "start": Static,
     **SCHEDULES,
+    "teacher": lambda: PacedSchedule(BY_BUDGET),  # of the learned ones, at their pace
     "habit": lambda: Habit(gates=GATES),
     "heuristic": lambda: Heuristic(gates=GATES),
     "periodic": lambda: Periodic(gates=GATES),
@@ -246,16 +249,40 @@ def masked(course: Course) -> Iterator[Sample]:
         tidy()
 
 
+def selected(course: Course) -> Iterator[Sample]:
+    """At each budget, groups of the fixed size that is best on validation data."""
+    for budget in BUDGETS:
+        sizes = [course.found(f"fixed {size}", budget) for size in range(SIZES)]
+        best = max(sizes, key=lambda sample: float(np.mean(sample.validation)))
+        task = with_size(course.task, sizes.index(best))
+        ids = selection.group_ids(course.members[budget_of(course.members) == budget])
+        episode = CONFIG.episode.model_copy(update={"flops": course.flops})
+        measured = max(1, round(budget * STEPS * CONFIG.population.batches_per_epoch / POINTS / best.cost[0]))
+        population = CONFIG.population.model_copy(update={"batches_per_epoch": measured})
+        scales = (best.rate,) * len(ids)
+        more = {"episode": episode, "rate_scale": scales, "population": population}
+        environment = GrowthEnvironment(spec_of(task, ids, course.device, **more))
+        record = selection.play_with_selection(environment).record()
+        test, cost = evaluate_test(environment).accuracy, np.full(len(ids), best.cost[0])
+        groups = np.arange(len(ids)).reshape(selection.GROUP, -1)
+        mine = groups[record.accuracy[-1][groups].argmax(0), np.arange(groups.shape[1])]
+        found = _measured(record, test, cost, mine)
+        yield Sample(course.name, "selection ×4", budget, best.rate, **found, shapes={best.arm: len(mine)})
+        tidy()
+
+
 PROGRAMS: dict[str, Callable[[Course], Iterable[Sample]]] = {
     **{f"fixed{size}": partial(train_fixed, size=size) for size in range(SIZES)},
     "grown": grown,
     "final": final,
     "masked": masked,
+    "selected": selected,
 }
 FOLLOWERS = {
     "grown": tuple(f"fixed{size}" for size in PASSED),
     "final": ("grown",),
     "masked": ("grown",),
+    "selected": tuple(f"fixed{size}" for size in range(SIZES)),
 }  # and what they need
 
 

@@ -22,7 +22,7 @@ from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, c
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import Static
 from tests.simic.test_sync import Waits
-from tests.simic.worlds import make_spec
+from tests.simic.worlds import make_residual, make_spec
 
 STEPS = 6
 SPEC = replace(make_spec(members=(3, 4, 5), steps=STEPS), gamma=1.0)
@@ -172,3 +172,29 @@ def test_deciding_and_teaching_read_nothing_back(trainer: Trainer) -> None:
     with Waits() as teaching:
         trainer.teach(result, spans)
     assert deciding.found + teaching.found == []
+
+
+def test_while_it_imitates_a_teacher_acts_and_the_policy_comes_to_do_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """16 decisions of 96 minibatches: the rule of thumb widens and repeats; afterwards nobody tells."""
+    monkeypatch.setattr(GrowthEnvironment, "batches", 96)
+    config = LearnerConfig(imitate=5)
+    world = replace(make_residual(members=range(4), steps=16, folds=2).spec, gamma=1.0)
+    torch.manual_seed(1)
+    ppo = PPO.model_copy(update={"learning_rate": 1e-2, "epochs": 16})
+    learner = Learner("pupil", PPOAgent(make_policy(SHAPE, config), ppo), 16, config)
+    trainer = Trainer([world], [learner], rounds=6)
+    losses = []
+    for round_ in range(5):
+        assert learner.imitates
+        played = trainer.play_round()["pupil"]
+        losses.append(played.update.policy_loss)
+        ops = played.record.choices[..., Head.OP]
+        assert np.isin(ops, [Op.WAIT, Op.GERMINATE, Op.FOSSILIZE]).all(), round_
+        assert np.isin(played.record.germinated.sum(axis=(0, 2)), [1, 2]).all()
+    assert losses[-1] < 0.3 * losses[0]
+    assert not learner.imitates
+    own = trainer.play_round()["pupil"].record
+    assert own.germinated.sum() >= 5, "of 8 that the teacher plants at most"
+    assert own.pruned.sum() <= 2

@@ -158,6 +158,26 @@ def test_kl_of_the_whole_action_is_the_sum_over_heads_with_the_masks_weight() ->
     assert head_kl.tolist() == pytest.approx([one, one], rel=1e-4)
 
 
+def test_an_imitator_raises_the_log_probability_of_what_was_done_whatever_it_earned() -> None:
+    agent = make_agent(seed=2)
+    batch = moved_batch(agent, seed=2)
+    output = judge(agent, batch)
+    weights = replace(WEIGHTS, value=0.0, entropy=0.0, per_reader=False, imitates=True)
+    terms = ppo_loss(output, batch, weights)
+    acting = batch.valid & ~batch.steps.forced
+    read = output.relevant & acting.unsqueeze(-1)
+    expected = -torch.where(read, output.log_prob, 0.0).sum() / read.any(-1).sum()
+    torch.testing.assert_close(terms.loss, expected)
+    assert float(terms.kl) == 0.0, "so that no early stop ends it"
+    parameters = list(agent.policy.parameters())
+    wanted, found = (
+        torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True, allow_unused=True)
+        for loss in (expected, terms.loss)
+    )
+    for a, b in zip(wanted, found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> None:
     agent = make_agent(recurrent=False)
     batch = prepared(agent, collect(agent).buffer)

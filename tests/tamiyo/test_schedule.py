@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import Blueprint, Head, Op
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import play
 from esper.tamiyo.controller import Scene
-from esper.tamiyo.schedule import BY_BUDGET, Event, Schedule
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.schedule import BY_BUDGET, Event, PacedSchedule, Schedule
 from esper.tamiyo.scripted import Static
 from tests.simic.worlds import make_environment, make_residual
 
@@ -162,3 +164,34 @@ def test_the_rule_of_thumb_grows_by_what_the_budget_pays_for(
         steps = record.germinated[:, 0].nonzero()[0]
         planted = [(int(t), Blueprint(int(record.choices[t, 0, Head.BLUEPRINT]))) for t in steps]
         assert planted == grown
+
+
+class OnlyLegal(PacedSchedule):
+    """Asserts that every choice of every head that is read is legal."""
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        actions = super().decide(observation, masks, step)
+        choices, op = actions.choices, actions.choices[:, Head.OP]
+        for head in Head:
+            chosen = masks.head(head).gather(1, choices[:, head].unsqueeze(1)).squeeze(1)
+            assert (chosen | ~relevance(op)[:, head].bool()).all(), head
+        there = masks.slot_by_op[torch.arange(len(op)), op, choices[:, Head.SLOT]]
+        assert (there | (op == Op.WAIT)).all()
+        return actions
+
+
+def test_a_paced_schedule_grows_what_the_schedule_grows_by_one_legal_action_a_step() -> None:
+    lines = [(0.1, "widen_full"), (0.4, "clone")]
+    environment = make_residual(members=(0, 1, 2), steps=24, folds=2, depth=2)
+    record = play(environment, OnlyLegal(lines), 0)
+    assert (record.germinated.sum(axis=2) <= 1).all()
+    ops, slot = record.choices[..., Head.OP], record.choices[..., Head.SLOT]
+    for s in range(2):
+        kept = ((ops == Op.FOSSILIZE) & (slot == s)).any(axis=0)  # [N] else its slot never was free again
+        assert (record.germinated[:, :, s].sum(axis=0) == 1 + kept).all()
+        assert record.germinated[:6, :, s].any(axis=0).all(), "all slots grow early"
+    assert (ops == Op.FOSSILIZE).any()
+    assert np.isin(ops, [Op.WAIT, Op.GERMINATE, Op.FOSSILIZE]).all()
+    measured = record.contribution[:-1]  # before each action
+    for step, member in zip(*(ops == Op.FOSSILIZE).nonzero(), strict=True):
+        assert measured[step, member, record.choices[step, member, Head.SLOT]] > 0

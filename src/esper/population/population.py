@@ -301,6 +301,12 @@ class Population:
     def snapshot(self) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in self.tensors().items()}
 
+    def take_over(self, source: Tensor) -> None:
+        """Every member goes on as a copy of another, or of itself, in all of its rows.  # source [N] int64"""
+        for value in self.tensors().values():
+            rows = value.unflatten(0, (self.num_members, -1))  # a member's slots lie together
+            value.copy_(rows.index_select(0, source).flatten(0, 1))
+
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """A snapshot with the rows of now for the members where True; written in place.  # where [N]"""
         for name, value in self.tensors().items():

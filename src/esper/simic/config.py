@@ -61,6 +61,11 @@ class LearnerConfig(Config):
         description="how much the first policy is biased to raise what it plants, and against pruning; "
         "the shipped controller began with 1",
     )
+    imitate: int = Field(
+        default=0,
+        ge=0,
+        description="first rounds in which it learns to do what the rule of thumb does, at its own pace",
+    )
     memory: bool = Field(default=True, description="whether it remembers the earlier steps of an episode")
     shadow_gain: bool = Field(
         default=True, description="whether it is shown what a seed that trains alone would gain"

@@ -22,6 +22,7 @@ from esper.tamiyo.policy.config import TamiyoNetConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
 from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
 
 # What `learner.patience` adds to the bias of the op head, for each unit of it.
 PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
@@ -108,7 +109,7 @@ class Learner(LearnedController):
 
     Two learners with the same members do not choose by the same numbers: those follow from the name as well.
     `reward.control_variate` leaves out what the ungrown twins earned; `reward.mode` "sparse" pays all that an
-    episode earned at its end, whatever the environment pays on the way.
+    episode earned at its end, whatever the environment pays on the way. While it imitates, a teacher acts.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Learner(LearnedController):
         self.name = name
         self.steps = steps
         self.reward = reward or RewardConfig()
+        self._teacher = PacedSchedule(BY_BUDGET)
         self._buffer: TamiyoRolloutBuffer | None = None  # of the episode that is being played
         self._shape = (0, 0)  # members and slots that the buffer is for
         self._learned: TamiyoRolloutBuffer | None = None  # of a whole round, where it was played in parts
@@ -139,8 +141,14 @@ class Learner(LearnedController):
             raise RuntimeError("nothing has been played yet; play an episode before learning from it")
         return buffer
 
+    @property
+    def imitates(self) -> bool:
+        """Whether a teacher acts in this round, and the policy learns to act alike."""
+        return self.agent.updates < self.config.imitate
+
     def begin(self, scene: Scene) -> None:
         """Forget the last episode and its transitions."""
+        self._teacher.begin(scene)
         super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
         self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
         self._owed_later = torch.zeros_like(self._owed)
@@ -151,6 +159,14 @@ class Learner(LearnedController):
             self._buffer.reset()
         else:
             self._buffer, self._shape = None, shape
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
+        """One legal action per member: its own, or the teacher's."""
+        actions = super().decide(observation, masks, step)
+        if self.imitates and self._decided is not None:
+            actions = self._teacher.decide(observation, masks, step)
+            self._decided = replace(self._decided, actions=actions.choices)
+        return actions
 
     def remember(
         self, reward: Tensor, terminated: Tensor, active: Tensor, twins: Tensor | None = None

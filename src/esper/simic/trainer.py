@@ -136,7 +136,7 @@ class Trainer:
         begun = time.perf_counter()
         records = self._played(self.environments[self.rounds_done % len(self.environments)], on_step)
         updates = {
-            name: learner.agent.update(learner.buffer, gather=self.gather)
+            name: learner.agent.update(learner.buffer, gather=self.gather, imitate=learner.imitates)
             for name, learner in self.learners.items()
         }
         self.rounds_done += 1

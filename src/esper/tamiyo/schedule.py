@@ -26,7 +26,7 @@ from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.tamiyo.scripted import as_actions
+from esper.tamiyo.scripted import Wish, as_actions, first_legal
 
 ALL: Literal["all"] = "all"
 _LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")
@@ -133,21 +133,25 @@ class Schedule:
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """The actions of this step, one after the other: every slot that is due is planted and raised."""
-        if self._begins:
-            self._keep_what_is_paid_for(observation.steps_left * self._batches)
-        slots, found = observation.slots, []
-        due = torch.zeros_like(slots.stage, dtype=torch.bool)  # [N, S]
-        blueprint = torch.zeros_like(slots.stage)
-        free = slots.stage == Stage.DORMANT
-        for k, event in enumerate(self.events):
-            now = (observation.progress >= event.at).unsqueeze(1) & (self._owed[k] > 0) & free & ~due
-            blueprint = torch.where(now, int(event.blueprint), blueprint)
-            self._owed[k] -= now.long()
-            due |= now
-        grows = grows_block(blueprint)
+        lines, blueprint = self._due(observation)
+        self._owed -= lines.long()
+        slots, due, grows, found = observation.slots, lines.any(dim=0), grows_block(blueprint), []
         for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
             found += self._raise(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
         return found
+
+    def _due(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """Which line is due on which free slot, at most one, and its blueprint.  # [lines, N, S], [N, S]"""
+        if self._begins:
+            self._keep_what_is_paid_for(observation.steps_left * self._batches)
+        stage = observation.slots.stage
+        free, blueprint = stage == Stage.DORMANT, torch.zeros_like(stage)
+        lines = torch.zeros_like(self._owed, dtype=torch.bool)
+        for k, event in enumerate(self.events):
+            lines[k] = (observation.progress >= event.at).unsqueeze(1) & (self._owed[k] > 0) & free
+            blueprint = torch.where(lines[k], int(event.blueprint), blueprint)
+            free = free & ~lines[k]
+        return lines, blueprint
 
     def _keep_what_is_paid_for(self, updates: Tensor) -> None:
         """Strike the lines that are meant for other budgets.  # [N] minibatches that a budget pays for"""
@@ -160,10 +164,7 @@ class Schedule:
         self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
     ) -> list[Actions]:
         """Plant and raise in one slot; a seed whose ramp is over is made permanent.  # each [N]"""
-        details = torch.zeros(len(due), len(Head), dtype=torch.long, device=due.device)
-        details[:, Head.BLUEPRINT] = blueprint
-        details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)
-        details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
+        details = _details(blueprint)
         at = torch.full_like(blueprint, slot)
         blending = stage == Stage.BLENDING
         slowly = [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
@@ -173,3 +174,36 @@ class Schedule:
             (Op.FOSSILIZE, (due & grows) | blending),
         ]
         return [as_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in orders]
+
+
+class PacedSchedule(Schedule):
+    """As a schedule, at the pace and by the rules of a learned controller, which it can teach.
+
+    One action a step, and only legal ones: a seed is made permanent once it has been measured to be worth
+    something. Planting comes first, so that all slots grow early.
+    """
+
+    looks = True
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:  # type: ignore[override]
+        """One legal action of each member."""
+        lines, wanted = self._due(observation)
+        legal = lines.any(dim=0) & masks.blueprint.gather(1, wanted)  # [N, S]
+        slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
+        everywhere = torch.ones_like(legal)
+        wishes = [Wish(Op.GERMINATE, legal), Wish(Op.FOSSILIZE, everywhere)]
+        actions = first_legal(wishes, masks, _details(wanted.gather(1, slot).squeeze(1)))
+        planted = torch.zeros_like(legal).scatter(
+            1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
+        )
+        self._owed -= (lines & planted).long()
+        return actions
+
+
+def _details(blueprint: Tensor) -> Tensor:
+    """How a seed of this blueprint is planted: added at once, in full.  # [N] → [N, heads]"""
+    details = torch.zeros(len(blueprint), len(Head), dtype=torch.long, device=blueprint.device)
+    details[:, Head.BLUEPRINT] = blueprint
+    details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)
+    details[:, Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
+    return details

@@ -20,6 +20,7 @@ class LossWeights:
     value: float
     entropy: float | Tensor
     per_reader: bool = True  # else a head weighs as much as it is read: see `head_means`
+    imitates: bool = False  # the actions are a teacher's: raise their log-probability, whatever they earned
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,14 @@ def ppo_loss(
     """Clipped surrogate per head, value error, entropy; a part of a minibatch is given the whole's counts."""
     weight = head_weights(output.relevant, batch)
     counts = counts or Counts.of(weight, batch.valid)
-    log_ratio = output.log_prob - batch.steps.log_prob  # [N, T, H]
+    old = output.log_prob.detach() if weights.imitates else batch.steps.log_prob
+    log_ratio = output.log_prob - old  # [N, T, H]
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
     surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+    if weights.imitates:
+        surrogate = output.log_prob
     policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
 
     value_loss = _share(value_error(output.value, batch, weights.value_clip), batch.valid, counts.steps)

@@ -59,6 +59,7 @@ class PPOAgent:
         self.value_normaliser = ValueNormaliser().to(self.device)
         self.feature_normaliser: RunningNormaliser | None = None  # made when the first features are seen
         self.updates = 0
+        self._imitates = False
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
         studio = Studio() if self.device.type == "cuda" else None
         self._learned = Captured(self._learn, studio)
@@ -118,8 +119,11 @@ class PPOAgent:
         buffer: TamiyoRolloutBuffer,
         bootstrap_values: Tensor | None = None,
         gather: Gather | None = None,
+        imitate: bool = False,
     ) -> UpdateMetrics:
         """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
+
+        imitate: the actions are a teacher's; the policy learns to take them, and V what they earned.
 
         gather: processes that make the same update of the same rollout. With `virtual_shards` above 1 each
         takes the gradient of some parts of a minibatch; else each learns from all of it.
@@ -127,7 +131,7 @@ class PPOAgent:
         Raises ValueError if a row of the buffer is unfinished or overfull, or if a head that was read had no
         legal choice; no step is taken once that is known.
         """
-        config = self.config
+        config, self._imitates = self.config, imitate
         buffer.compute_advantages_and_returns(config.gamma, config.lam, bootstrap_values)
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
@@ -135,7 +139,8 @@ class PPOAgent:
         tally = Tally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
-        learn = self._learned if batch.valid.numel() <= REPLAYED_STEPS else self._learn
+        replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
+        learn = self._learned if replayed else self._learn
         if config.virtual_shards > 1:
             gather = gather or Alone()
             read = head_weights(self.policy.relevant(batch.steps.actions), batch)
@@ -290,7 +295,7 @@ class PPOAgent:
         parts = rows.tensor_split(min(self.config.virtual_shards, len(rows)))
         counts = Counts.of(read[rows], batch.valid[rows])
         small = parts[0].numel() * read.shape[1] <= REPLAYED_STEPS // self.config.minibatches
-        learn = self._learned_part if small else self._learn_part
+        learn = self._learned_part if small and not self._imitates else self._learn_part
         mine = [
             learn(_choose_rows(batch, parts[k]), parts[k], entropy, counts)
             for k in dealt(len(parts), gather.size)[gather.rank]
@@ -315,7 +320,7 @@ class PPOAgent:
         config = self.config
         per_reader = config.head_average == "readers"
         weights = LossWeights(
-            config.clip, config.value_clip, config.value_coefficient, entropy, per_reader=per_reader
+            config.clip, config.value_clip, config.value_coefficient, entropy, per_reader, self._imitates
         )
         with torch.enable_grad():
             terms = self._evaluate(batch, rows, weights, counts)
