@@ -3,6 +3,9 @@
 A run of two processes of which a random one is killed (SIGKILL) at a random moment; torchrun starts both
 again. Each run is held to the weights, metrics and events of one that nobody disturbed. Exit code 1 where one
 differs. Linux only: the processes are found in /proc.
+
+`--processes 1 2 4 8`: nobody is killed; one run by each of these numbers of processes instead, with as many
+shards as the largest.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.scaling import launch
@@ -56,13 +60,26 @@ def kill(times: int, seed: int) -> bool:
     return well == times
 
 
+def alike(sizes: Sequence[int]) -> bool:
+    """Whether one run has the same bits by each number of processes."""
+    shards = (f"members={max(sizes)}", f"shards={max(sizes)}", f"ppo.virtual_shards={max(sizes)}", "rounds=3")
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [Path(folder, f"by-{size}") for size in sizes]
+        for size, run in zip(sizes, runs, strict=True):
+            _finished(_train(size, run, more=shards))
+        same = [_bits(run) == _bits(runs[0]) for run in runs[1:]]
+    for size, equal in zip(sizes[1:], same, strict=True):
+        print(f"{size} processes: {'the' if equal else 'NOT THE'} same bits as {sizes[0]}")
+    return all(same)
+
+
 def _workers(process: subprocess.Popen[str]) -> list[int]:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return [int(number) for number in children.split()]
 
 
-def _train(size: int, out: Path, restarts: int = 0) -> subprocess.Popen[str]:
-    settings = [word for setting in TINY for word in ("--set", setting)]
+def _train(size: int, out: Path, restarts: int = 0, more: Sequence[str] = ()) -> subprocess.Popen[str]:
+    settings = [word for setting in (*TINY, *more) for word in ("--set", setting)]
     return launch(size, "esper", "train", "--quiet", "--out", str(out), *settings, restarts=restarts)
 
 
@@ -92,8 +109,9 @@ def main() -> None:
     )
     parser.add_argument("times", type=int, nargs="?", default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--processes", type=int, nargs="+", help="compare these numbers of them instead")
     args = parser.parse_args()
-    sys.exit(0 if kill(args.times, args.seed) else 1)
+    sys.exit(0 if (alike(args.processes) if args.processes else kill(args.times, args.seed)) else 1)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 import typer
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from esper.commands.options import console
 from esper.foundation.launch import Launch
@@ -54,7 +54,7 @@ def doctor(
         return
     findings = [*_python(), *_torch(), *shared, *_extras(), *_disk(), *_terminal()]
     findings += _room(task) if task else []
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = Table("", "", Column(overflow="fold"), box=None, show_header=False, pad_edge=False)
     for finding in findings:
         table.add_row(_MARKS[finding.verdict], finding.subject, escape(finding.text))
     console().print(table)
@@ -108,8 +108,8 @@ def _processes() -> Iterator[Finding]:
         device = choose_device("auto", launch.local_rank)
         everyone = exchange_values(gather, [f"{launch}: {device}", gpu_of(device)])
     backend = backend_between([gpu for _, gpu in everyone])
-    for text, _ in everyone:
-        yield Finding("ok", "processes", f"{text}, rollouts by gloo, gradients by {backend}")
+    yield from (Finding("ok", "processes", text) for text, _ in everyone)
+    yield Finding("ok", "messages", f"rollouts by gloo, gradients by {backend}")
 
 
 def _room(task: str) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ waited for, so that a process which ended or hangs is received as a sentence and
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -147,7 +148,8 @@ def _told(store: Store, key: str, until: float) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0]
+    """What torch says first, without where in its own sources."""
+    return re.sub(r"^\[[^\]]*\.\w+:\d+\] *", "", str(error).strip().splitlines()[0]).partition(". ")[0]
 
 
 @contextmanager
