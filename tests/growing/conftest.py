@@ -14,7 +14,7 @@ def everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every living seed is kept at the end, so that a tiny run on easy data has something to show."""
 
     def keep(measure: Measure, alive: Tensor, planted: Tensor) -> Decision:
-        worth = measure(alive).mean(dim=0)
+        worth = measure(alive).worth.mean(dim=0)
         return Decision(alive, worth, worth)
 
     monkeypatch.setattr(ending, "decide_seeds", keep)

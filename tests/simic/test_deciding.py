@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 import esper
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
-from esper.simic.deciding import LEVEL, decide_seeds, lower_bounds
+from esper.simic.deciding import LEVEL, BlockScores, Measure, decide_seeds, lower_bounds
 from esper.tamiyo.scripted import RandomLegal, Scheduled
 from tests.growing import models
 
@@ -36,29 +37,96 @@ def test_the_bound_is_that_of_a_one_sided_t_test(seed: int, blocks: int, planted
     torch.testing.assert_close(mean, gains.mean(0))
 
 
+def by_subset(table: Tensor) -> Measure:
+    """Scores of networks with some of their seeds, read from a table.  # [blocks, N, 2 ** S]"""
+    bits = 2 ** torch.arange(table.shape[2].bit_length() - 1)
+
+    def measure(kept: Tensor) -> BlockScores:
+        index = (kept * bits).sum(dim=1, keepdim=True)  # [N, 1]
+        without = (index - bits * kept).expand(len(table), -1, -1)  # [blocks, N, S]
+        whole = table.gather(2, index.expand(len(table), -1, -1))  # [blocks, N, 1]
+        return BlockScores(whole.squeeze(2), whole - table.gather(2, without))
+
+    return measure
+
+
 def test_one_block_shows_nothing() -> None:
     alive = torch.ones(1, 2, dtype=torch.bool)
-    decision = decide_seeds(lambda kept: torch.full((1, 1, 2), 50.0), alive, torch.tensor([2]))
+    decision = decide_seeds(by_subset(torch.tensor([[[0.0, 50.0, 50.0, 100.0]]])), alive, torch.tensor([2]))
     assert not decision.kept.any()
 
 
 def test_of_two_seeds_that_stand_in_for_each_other_one_stays() -> None:
     """Neither is missed while the other is there; alone each is worth ten points."""
-    noise = torch.randn(20, 1, 2, generator=torch.Generator().manual_seed(0))
-
-    def measure(kept: Tensor) -> Tensor:
-        alone = kept.sum() == 1
-        return noise + (10.0 if alone else 0.0)
-
-    decision = decide_seeds(measure, torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]))
+    noise = torch.randn(20, 1, 4, generator=torch.Generator().manual_seed(0))
+    table = noise + torch.tensor([0.0, 10.0, 10.0, 10.0])
+    decision = decide_seeds(by_subset(table), torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]))
     assert decision.kept.sum() == 1
     assert decision.surely[decision.kept].item() > 5
 
 
+def test_losses_that_are_each_within_the_noise_are_not_added_up() -> None:
+    """Each of three seeds is worth little beside the noise, all of them a lot: not all are taken out."""
+    noise = 5.0 * torch.randn(20, 1, 8, generator=torch.Generator().manual_seed(0))
+    seeds = torch.tensor([0, 1, 1, 2, 1, 2, 2, 3])
+    decision = decide_seeds(
+        by_subset(noise + 2.5 * seeds), torch.ones(1, 3, dtype=torch.bool), torch.tensor([3])
+    )
+    alone = [
+        stats.ttest_1samp(noise[:, 0, 7] - noise[:, 0, 7 - 2**s] + 2.5, 0.0, alternative="greater")
+        for s in range(3)
+    ]
+    assert all(test.pvalue > LEVEL / 5 for test in alone)
+    assert decision.kept.any()
+
+
+def decided_slowly(scores: Tensor, seeds: int) -> set[int]:
+    """The stated test for one network, step by step.  # scores [blocks, 2 ** seeds]"""
+    level, full, left = LEVEL / (2 * seeds - 1), 2**seeds - 1, set(range(seeds))
+
+    def bound(gains: Tensor) -> float:
+        test = stats.ttest_1samp(gains.numpy(), 0.0, alternative="greater")
+        return float(test.confidence_interval(1 - level).low)
+
+    while left:
+        here = sum(2**s for s in left)
+        bounds = {
+            s: max(bound(scores[:, now] - scores[:, here - 2**s]) for now in (here, full)) for s in left
+        }
+        worst = min(left, key=lambda s: bounds[s])
+        if bounds[worst] > 0:
+            break
+        left.discard(worst)
+    lost = bound(scores[:, full] - scores[:, sum(2**s for s in left)]) if len(left) < seeds else 0.0
+    assert lost <= 0, "what was taken out is shown to be missed"
+    return left
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), st.integers(1, 3), st.floats(0, 3))
+def test_seeds_are_decided_by_the_stated_test(seed: int, seeds: int, size: float) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    effect = size * torch.randn(1, 6, 2**seeds, generator=draw)
+    table = (effect + torch.randn(20, 6, 2**seeds, generator=draw)).double()
+    alive = torch.ones(6, seeds, dtype=torch.bool)
+    kept = decide_seeds(by_subset(table), alive, alive.sum(dim=1)).kept
+    for n in range(6):
+        assert set(kept[n].nonzero().flatten().tolist()) == decided_slowly(table[:, n], seeds)
+
+
+@pytest.mark.parametrize("seeds", [1, 2, 4])
+def test_chance_keeps_a_seed_in_one_network_of_a_hundred_at_most(seeds: int) -> None:
+    draw = torch.Generator().manual_seed(seeds)
+    table = torch.randn(20, 4000, 2**seeds, generator=draw)
+    alive = torch.ones(4000, seeds, dtype=torch.bool)
+    kept = decide_seeds(by_subset(table), alive, alive.sum(dim=1)).kept
+    assert kept.any(dim=1).float().mean() < LEVEL + 3 * (LEVEL / 4000) ** 0.5
+
+
 def test_many_seeds_raise_the_bar() -> None:
     gains = torch.randn(20, 1, 1, generator=torch.Generator().manual_seed(1)) + 0.55
-    alive = torch.ones(1, 1, dtype=torch.bool)
-    kept = [decide_seeds(lambda _: gains, alive, torch.tensor([n])).kept.item() for n in (1, 1000)]
+    alive, measure = torch.ones(1, 1, dtype=torch.bool), by_subset(F.pad(gains, (1, 0)))
+    kept = [decide_seeds(measure, alive, torch.tensor([n])).kept.item() for n in (1, 1000)]
     assert kept == [True, False]
 
 

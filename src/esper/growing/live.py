@@ -34,6 +34,7 @@ from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, accuracy, cross_entropy
+from esper.simic.deciding import BlockScores
 
 _DRAW = 0x7FFFFFFF
 
@@ -315,8 +316,8 @@ class LivePopulation:
             interaction=torch.full_like(shadow, math.nan),
         )
 
-    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
-        """Points that each seed is worth on each part of the validation data.  # [blocks, 1, S]"""
+    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
+        """The score on each part of the validation data, and what it loses there without each heard seed."""
         self.follow(states)
         whole = self.evaluate(blocks).blocks
         worth = torch.full((len(whole), 1, self.num_slots), math.nan)
@@ -324,7 +325,7 @@ class LivePopulation:
             if slot.strength > 0:
                 with slot.at(0.0):
                     worth[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
-        return worth
+        return BlockScores(100.0 * whole.unsqueeze(1), worth)
 
     def evaluate(self, blocks: int = 0) -> Evaluation:
         """One pass over the validation data, in as many parts as there are blocks (and data)."""

@@ -24,6 +24,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
+from esper.simic.deciding import BlockScores
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec, StepResult
 from esper.tasks.task import HostSpec, TestSplit
@@ -123,9 +124,9 @@ class LiveEnvironment(GrowthEnvironment):
         training, validation = self.bodies.samples
         return Work(training, validation, measure)
 
-    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
-        """Points that each heard seed is worth on each part of the validation data.  # [blocks, 1, S]"""
-        return self.bodies.worth_by_block(states, blocks)
+    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
+        """The score on each part of the validation data, and what it loses there without each heard seed."""
+        return self.bodies.scores_by_block(states, blocks)
 
     @property
     def done(self) -> bool:

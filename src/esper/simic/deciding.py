@@ -2,9 +2,12 @@
 
 The validation data are dealt into 20 blocks. On each block the score of the network is measured with and
 without a seed, all others being there at full strength. A seed earns its place if the mean of the differences
-is above 0 at 99 % by a one-sided t test, the 1 % divided by the number of seeds that were planted in that
-network. The seed that is furthest from passing is taken out first and the others are measured again, until
-all that are left pass. What cannot be shown to help is taken out.
+is above 0 at 99 % by a one-sided t test. The seed that is furthest from passing is taken out first and the
+others are measured again, until all that are left pass. From the second on, a seed also stays if it and those
+that were taken out before it are shown in the same way to help together: several losses that are each within
+the noise can add up to one that is not. The 1 % is divided by the number of these tests: one for each seed
+that was planted in that network, and one more for each that lives at the end, but for the first. What cannot
+be shown to help is taken out.
 """
 
 from __future__ import annotations
@@ -22,9 +25,16 @@ from esper.lifecycle.stages import Stage
 LEVEL = 0.01  # the chance, for a whole network, that a useless seed stays
 BLOCKS = 20  # into which the validation data are dealt
 
-Measure = Callable[
-    [Tensor], Tensor
-]  # kept [N, S] bool → points that each kept seed is worth  # [blocks, N, S]
+
+@dataclass(frozen=True)
+class BlockScores:
+    """Points of score on every block of the validation data."""
+
+    whole: Tensor  # [blocks, N] of the networks with the seeds that they hear
+    worth: Tensor  # [blocks, N, S] what is lost without one of those seeds
+
+
+Measure = Callable[[Tensor], BlockScores]  # of networks with the seeds of a mask  # kept [N, S] bool
 
 
 @dataclass(frozen=True)
@@ -33,15 +43,20 @@ class Decision:
 
     kept: Tensor  # [N, S] bool
     worth: Tensor  # [N, S] mean gain over the blocks when it was last measured
-    surely: Tensor  # [N, S] the lower bound of the gain; above 0 where a seed stays
+    surely: Tensor  # [N, S] the lower bound of the gain, alone or together; above 0 where a seed stays
 
 
 def decide_seeds(measure: Measure, alive: Tensor, planted: Tensor) -> Decision:
     """Decide every living seed.  # alive [N, S] bool, planted [N] how many seeds each network has had"""
-    kept = alive.clone()
+    kept, level = alive.clone(), LEVEL / (planted + alive.sum(dim=1) - 1).clamp(min=1)
     worth, surely = (torch.full(alive.shape, float("nan"), device=alive.device) for _ in range(2))
+    all_alive: Tensor | None = None  # [blocks, N] the score with every seed
     while bool(kept.any()):
-        mean, low = lower_bounds(measure(kept), LEVEL / planted.clamp(min=1))
+        scores = measure(kept)
+        all_alive = scores.whole if all_alive is None else all_alive
+        together = (all_alive - scores.whole).unsqueeze(2) + scores.worth  # [blocks, N, S]
+        mean, low = lower_bounds(scores.worth, level)
+        low = torch.maximum(low, lower_bounds(together, level)[1])
         worth, surely = torch.where(kept, mean, worth), torch.where(kept, low, surely)
         worst = low.nan_to_num(-torch.inf).masked_fill(~kept, torch.inf).min(dim=1, keepdim=True)
         out = torch.zeros_like(kept).scatter(1, worst.indices, worst.values <= 0)

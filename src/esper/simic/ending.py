@@ -11,7 +11,7 @@ from torch import Tensor
 from esper.foundation.rows import choose, named, part, refill, tensors_of
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
+from esper.simic.deciding import BLOCKS, BlockScores, at_full_strength, decide_seeds
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.governor import MemberRows
@@ -134,8 +134,8 @@ class Ending:
         environment, rows = self.environment, self.environment.rows
         slots, alive = rows.slots, holds_seed(rows.slots)
 
-        def measure(kept: Tensor) -> Tensor:
-            return environment.worth_by_block(at_full_strength(slots, kept), BLOCKS)
+        def measure(kept: Tensor) -> BlockScores:
+            return environment.scores_by_block(at_full_strength(slots, kept), BLOCKS)
 
         decision = decide_seeds(measure, alive, self.planted)
         states, signals = at_full_strength(slots, decision.kept), rows.signals

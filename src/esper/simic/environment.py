@@ -52,6 +52,7 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import cross_entropy
 from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
+from esper.simic.deciding import BlockScores
 from esper.simic.governor import Governor, MemberRows, review
 from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.ruling import World, fitting_masks, price, remember, rule, sizes
@@ -129,15 +130,18 @@ class GrowthEnvironment:
         sample = self.spec.task.train.inputs[:1]
         self.costs = ForwardCosts.of(self.population.bodies, sample, self.device)
 
-    def worth_by_block(self, states: SlotStates, blocks: int) -> Tensor:
-        """Points that each heard seed is worth on each part of the validation data.  # [blocks, N, S]
+    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
+        """The score on each part of the validation data, and what it loses there without each heard seed.
 
         The samples are dealt to the blocks like cards; there are fewer blocks where there are fewer samples.
         """
         data, count = self.validation, min(blocks, self.validation.num_samples)
         parts = [(data.inputs[:, k::count], data.targets[:, k::count]) for k in range(count)]
         found = [self.population.validate(states, MemberData(*part, data.task_of)) for part in parts]
-        return torch.stack([measured.contribution for measured in found])
+        return BlockScores(
+            whole=100.0 * torch.stack([measured.accuracy for measured in found]),
+            worth=torch.stack([measured.contribution for measured in found]),
+        )
 
     def member_data(self, splits: Sequence[Split]) -> MemberData:
         """One split of each task, dealt to the members by their ids and cut to the length of the shortest."""
