@@ -13,7 +13,7 @@ $(BIN)/python -m pip install -q --no-deps timm
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/torchvision $(VISION)
 endef
 
-.PHONY: setup demo test check format bench study docs clean
+.PHONY: setup demo test long check format bench study docs clean
 
 setup: $(VENV)/.ready
 
@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/esper demo --out runs/demo
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2   # two workers, one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal   # two workers, one thread each
 
 check: setup
 	$(BIN)/ruff check .
@@ -40,6 +40,9 @@ check: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+long: setup   # more cases of what the tests hold already
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m long
 
 bench: setup
 	$(BIN)/python -m benchmarks.hot_paths

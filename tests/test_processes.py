@@ -94,6 +94,7 @@ def workers(launcher: subprocess.Popen[str]) -> list[int]:
     return [int(n) for n in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
+@pytest.mark.first
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
 def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(tmp_path: Path) -> None:
     """Two processes, one killed, both started again; then four, from a checkpoint of the two.

@@ -18,3 +18,10 @@ def everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         return Decision(alive, worth, worth)
 
     monkeypatch.setattr(ending, "decide_seeds", keep)
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures and archives take longer than the growth."""
+    monkeypatch.setattr("esper.growing.folder.save_archive", lambda *_: None)
+    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)

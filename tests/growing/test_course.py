@@ -92,7 +92,7 @@ def test_it_goes_on_to_the_same_bits_from_every_epoch(
         whole.run(stop, lambda _: saved.append({n: v.clone() for n, v in whole.state_dict().items()}))
         wanted = bits(whole.finish("", ""))
     assert wanted["record.germinated"].any() or name == "tamiyo"
-    for epoch in (1, 3, 6, len(saved)):
+    for epoch in (1, 4, len(saved)):
         with own_randomness(5, CPU):
             again = begun(make, controller())
             again.load_state_dict(saved[epoch - 1])

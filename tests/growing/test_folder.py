@@ -37,13 +37,6 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-@pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pictures and archives take longer than the growth."""
-    monkeypatch.setattr("esper.growing.folder.save_archive", lambda *_: None)
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
-
-
 def grow(out: Path | None, engine: str, **settings: Any) -> Grown:
     torch.manual_seed(0)
     chosen = {

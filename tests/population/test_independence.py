@@ -46,15 +46,15 @@ def mixed_states(world: str, members: int) -> SlotStates:
 def course(
     world: str, ids: list[int], everyone: SlotStates, **settings: int
 ) -> tuple[Population, list[Tensor]]:
-    """Three epochs of the chosen members out of a crowd, each with its own task of three."""
+    """Two epochs of the chosen members out of a crowd, each with its own task of three."""
     population = make_population(world, ids, **settings)
     states = everyone[ids]
     plant(population, states, awake=False)
     data = make_data(world, everyone.num_members, tasks=3)
     mine = MemberData.of(data.inputs, data.targets, data.task_of[ids])
     seen = []
-    for epoch in range(3):
-        trained = population.train_epoch(states, mine, Clock(0, epoch, 3))
+    for epoch in range(2):
+        trained = population.train_epoch(states, mine, Clock(0, epoch, 2))
         judged = population.validate(states, mine)
         seen += [trained.loss, trained.shadow_loss, judged.loss, judged.accuracy, judged.contribution]
     return population, seen
@@ -62,10 +62,10 @@ def course(
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str) -> None:
-    """To 1e-5 after three epochs: products of other sizes may add in another order."""
+    """To 1e-5 after two epochs: products of other sizes may add in another order."""
     crowd_of_seven = mixed_states(world, 7)
     whole, seen = course(world, list(range(7)), crowd_of_seven)
-    for ids, chunk in (([4], 10), ([3, 0], 10), ([6, 5, 1, 2], 3), (list(range(7)), 1), (list(range(7)), 4)):
+    for ids, chunk in (([4], 10), ([6, 5, 1, 2], 3), (list(range(7)), 1)):
         part, found = course(world, ids, crowd_of_seven, rows_per_chunk=chunk)
         for here, there in zip(found, seen, strict=True):
             torch.testing.assert_close(here, there[ids], atol=1e-5, rtol=1e-5, equal_nan=True)

@@ -44,7 +44,7 @@ TOLERANCE = 1e-9  # in float64
 LIFE_TOLERANCE = 3e-5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(**LIVES)
 def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset: str, seed: int) -> None:
     """Outputs, and every weight of trunks, blocks, folded parts and seeds, isolated or heard."""
@@ -61,7 +61,7 @@ def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset:
 # ---- what a seed changes when it begins, blends in and is folded -----------------------------------------
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(**LIVES)
 def test_at_alpha_0_nothing_changes_and_alpha_is_heard_in_proportion(preset: str, seed: int) -> None:
     """Bit-equal at 0; a seed at 2⁻¹⁸ changes 256 times as much as one at 2⁻²⁶."""
@@ -81,7 +81,7 @@ def test_at_alpha_0_nothing_changes_and_alpha_is_heard_in_proportion(preset: str
         assert (256 * small - large).abs().max() <= 0.05 * large.abs().max() + 1e-12
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_a_fold_is_exact(preset: str, seed: int) -> None:
     """Outputs before and after agree, and so do parameters; a slot is free again."""
@@ -172,7 +172,7 @@ def test_a_clone_at_full_strength_is_the_layer_repeated() -> None:
     torch.testing.assert_close(outputs_of(population, states, tokens)[0], expected)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_units_that_are_copies_say_nothing_at_any_strength_and_after_their_fold(
     preset: str, seed: int
@@ -239,7 +239,7 @@ def test_noise_on_a_copy_is_a_share_of_each_weight_and_belongs_to_the_member(wor
 # ---- the grown network -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
     """Blocks and layers of torch at full strength, grafts only of other blueprints; as many parameters."""
@@ -267,7 +267,7 @@ def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
 # ---- members that are finished ---------------------------------------------------------------------------
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_a_finished_member_keeps_every_bit_and_changes_nobody(preset: str, seed: int) -> None:
     with doubles():
@@ -343,7 +343,7 @@ def test_what_the_others_grow_changes_no_member(world: str) -> None:
                 torch.testing.assert_close(mine, rows, atol=TOLERANCE, rtol=TOLERANCE)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) -> None:
     """Taken while births and folds wait, it goes on to the same bits in another population."""

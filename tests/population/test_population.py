@@ -33,7 +33,7 @@ from tests.population.worlds import (
     used_columns,
 )
 
-# Twenty steps of float32 in another order of summation; in float64 the same arithmetic agrees to 1e-9.
+# Ten steps of float32 in another order of summation; in float64 the same arithmetic agrees to 1e-9.
 FLOAT32_TOLERANCE = 1e-4
 FLOAT64_TOLERANCE = 1e-9
 # One forward pass in float32.
@@ -68,9 +68,9 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("world", WORLDS)
-def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
+def test_ten_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
     states = crowd(world)
-    population = make_population(world, states.num_members, EXACT, batches_per_epoch=10, clip_norm=0.5)
+    population = make_population(world, states.num_members, EXACT, batches_per_epoch=5, clip_norm=0.5)
     plant(population, states)
     before = population.snapshot()
     plain = OneAfterAnother(population, states)
@@ -83,7 +83,7 @@ def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str)
         losses = plain.epoch(data, clock)
         torch.testing.assert_close(metrics.loss, losses, atol=FLOAT64_TOLERANCE, rtol=0)
     plain.assert_equal(FLOAT64_TOLERANCE)
-    assert (population.hosts.weights - before["hosts.weights"]).abs().amax(1).min() > 0.05
+    assert (population.hosts.weights - before["hosts.weights"]).abs().amax(1).min() > 0.02
     inputs = data.inputs[0, :4]
     ours = outputs_of(population, states, inputs)
     for i, member in enumerate(plain.members):
@@ -106,7 +106,7 @@ def test_twenty_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str)
         ("text", "auto"),
     ],
 )
-def test_outputs_gradients_and_twenty_steps_equal_plain_sgd_in_float32(world: str, way: str) -> None:
+def test_outputs_gradients_and_ten_steps_equal_plain_sgd_in_float32(world: str, way: str) -> None:
     states = crowd(world, stride=3)
     settings = {"optimiser": "sgd", "convolution": way, "batches_per_epoch": 1, "clip_norm": 1e9}
     population = make_population(world, states.num_members, **settings)
@@ -133,9 +133,9 @@ def test_outputs_gradients_and_twenty_steps_equal_plain_sgd_in_float32(world: st
                 wanted = flat_part(population, part, s, gradient_of)
                 torch.testing.assert_close(found, wanted, atol=OUTPUT_TOLERANCE, rtol=1e-4)
 
-    for epoch in range(1, 20):
-        population.train_epoch(states, data, Clock(0, epoch, 20))
-        plain.epoch(data, Clock(0, epoch, 20))
+    for epoch in range(1, 10):
+        population.train_epoch(states, data, Clock(0, epoch, 10))
+        plain.epoch(data, Clock(0, epoch, 10))
     plain.assert_equal(FLOAT32_TOLERANCE)
 
 
@@ -295,11 +295,11 @@ def test_data_that_do_not_fit_are_named(
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_bfloat16_changes_what_is_said_by_rounding_and_leaves_weights_in_float32(world: str) -> None:
-    """Outputs to 4 % of their scale, and as much learned in thirty steps."""
+    """Outputs to 4 % of their scale, and as much learned in fifteen steps."""
     said, learned = {}, {}
     for precision in ("float32", "bfloat16"):
         states = crowd(world, stride=3)
-        population = make_population(world, states.num_members, precision=precision, batches_per_epoch=10)
+        population = make_population(world, states.num_members, precision=precision, batches_per_epoch=5)
         plant(population, states)
         data = make_data(world, population.num_members)
         said[precision] = outputs_of(population, states, data.inputs[0, :8])

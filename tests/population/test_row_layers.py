@@ -239,13 +239,10 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
     counters.clear()
 
 
-@pytest.mark.parametrize(
-    ("world", "names"), [("signals", [Blueprint.CONV_SMALL]), ("vectors", [Blueprint.LORA, Blueprint.MLP])]
-)
 def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_bound(
-    world: str, names: list[Blueprint], traced: list[object]
+    traced: list[object],
 ) -> None:
-    members = 3
+    world, names, members = "vectors", [Blueprint.LORA, Blueprint.MLP], 3
     compiled = make_population(world, members, compile=True)
     modules = len(traced)  # each in training and in evaluation
     plain = make_population(world, members)
@@ -270,6 +267,17 @@ def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_b
     assert graphs[-1] == graphs[-2]
     torch.testing.assert_close(compiled.hosts.weights, plain.hosts.weights, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(compiled.seeds.weights, plain.seeds.weights, atol=1e-5, rtol=1e-5)
+
+
+def test_a_convolution_over_rows_is_traced_for_any_number_of_them(traced: list[object]) -> None:
+    """One graph for a single row and one for all others; the seed behind it has a norm too."""
+    module = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), build_blueprint(Blueprint.CONV_SMALL, "cnn", 4, 1))
+    body, plain = (RowModule(module, CPU, "product", compiled) for compiled in (True, False))
+    for rows in (1, 2, 3, 6):
+        weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 2, 1, 8)
+        torch.testing.assert_close(body(weights, x, {}, True), plain(weights, x, {}, True))
+    assert len(traced) == 2  # in training and in evaluation
+    assert 0 < counters["stats"]["unique_graphs"] <= 2
 
 
 def test_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:

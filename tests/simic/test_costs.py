@@ -53,7 +53,7 @@ def grown(preset: str, seed: int) -> tuple[Life, ForwardCosts]:
 LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES, ablate=st.booleans(), pairs=st.booleans())
 def test_an_epoch_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool, pairs: bool) -> None:
     life, found = grown(preset, seed)
@@ -67,7 +67,7 @@ def test_an_epoch_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool,
     assert counted.dtype == torch.float64
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_own_rows_cost_what_the_extracted_network_costs(preset: str, seed: int) -> None:
     """Counted by torch on a plain module, for mixtures of every blueprint, folded in or alive."""
@@ -81,7 +81,7 @@ def test_own_rows_cost_what_the_extracted_network_costs(preset: str, seed: int) 
         assert float(counted[i]) == counter.get_total_flops()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_what_waits_is_charged_as_if_it_were_done(preset: str, seed: int) -> None:
     """Births and folds that the next look carries out cost the same before and after it."""

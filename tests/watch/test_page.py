@@ -34,6 +34,14 @@ def browser() -> Iterator[Any]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def no_page_is_left_open(browser: Any) -> Iterator[None]:
+    """A page goes on asking its server for news as long as it is open."""
+    yield
+    for context in browser.contexts:
+        context.close()
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, another one, a comparison, and a growth."""
@@ -91,7 +99,6 @@ def test_every_view_shows_without_an_error_and_fits(
         assert visit.ask(f"() => {boxes}.filter({wide}).map((e) => e.className)") == [], view
     assert visit.errors == []
     assert all(url.startswith(served.address) for url in visit.requests)
-    visit.close()
 
 
 def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: Any, served: Served) -> None:
@@ -113,7 +120,6 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: An
     assert "±" in rows[0]
     assert "one model each: chance of the validation samples" in rows[0]
     assert visit.errors == []
-    visit.close()
 
 
 def test_a_new_round_is_seen_within_a_second(browser: Any, live: RunFolder) -> None:
@@ -129,7 +135,6 @@ def test_a_new_round_is_seen_within_a_second(browser: Any, live: RunFolder) -> N
             visit.wait(f"() => document.querySelector('.wall .hint').textContent.includes('round {number}')")
         assert min(took) < 1
         assert visit.errors == []
-        visit.close()
 
 
 def test_the_first_run_of_an_empty_folder_is_shown_when_it_comes(browser: Any, tmp_path: Path) -> None:
@@ -138,7 +143,6 @@ def test_the_first_run_of_an_empty_folder_is_shown_when_it_comes(browser: Any, t
         trained(tmp_path / "late", rounds=2, members=4).close()
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '2 / 40'")
         assert visit.errors == []
-        visit.close()
 
 
 def watch_command(folder: Path, port: int) -> subprocess.Popen[str]:
@@ -166,7 +170,6 @@ def test_the_page_comes_back_after_the_server_was_killed(browser: Any, live: Run
         visit.wait("() => document.querySelector('#rounds-done').textContent === '6 / 40'", seconds=6)
         assert visit.rounds("live") == [1, 2, 3, 4, 5, 6]
         assert visit.errors == []
-        visit.close()
     finally:
         process.send_signal(signal.SIGINT)
         assert process.wait(10) == 0
@@ -180,7 +183,6 @@ def test_a_run_that_goes_back_is_shown_from_there(browser: Any, live: RunFolder)
         visit.wait("() => document.querySelector('#rounds-done').textContent === '3 / 40'", seconds=2)
         assert visit.rounds("live") == [1, 2, 3]
         assert visit.errors == []
-        visit.close()
 
 
 def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(browser: Any, live: RunFolder) -> None:
@@ -202,7 +204,6 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(browser: Any
         for view in VIEWS:
             visit.go(f"view={view}")
         assert visit.errors == []
-        visit.close()
 
 
 def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(browser: Any, served: Served) -> None:
@@ -232,7 +233,6 @@ def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(browser: Any, 
     visit.press("Escape")
     assert visit.page.locator("dialog[open]").count() == 0
     assert visit.errors == []
-    visit.close()
 
 
 def test_a_replay_runs_through_the_steps_and_on_to_the_next_round(browser: Any, served: Served) -> None:
@@ -245,7 +245,6 @@ def test_a_replay_runs_through_the_steps_and_on_to_the_next_round(browser: Any, 
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('round 20')", seconds=4)
     visit.press(" ")
     assert visit.errors == []
-    visit.close()
 
 
 def test_runs_are_laid_over_each_other_with_their_differences(browser: Any, served: Served) -> None:
@@ -263,7 +262,6 @@ def test_runs_are_laid_over_each_other_with_their_differences(browser: Any, serv
     named = "[...document.querySelectorAll('.chart .value')].filter((e) => e.textContent.includes('second'))"
     visit.wait(f"() => {named}.length >= 3")
     assert visit.errors == []
-    visit.close()
 
 
 def test_a_comparison_shows_its_members_under_each_controller(browser: Any, served: Served) -> None:
@@ -275,7 +273,6 @@ def test_a_comparison_shows_its_members_under_each_controller(browser: Any, serv
     visit.press(".")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('8 in tamiyo')")
     assert visit.errors == []
-    visit.close()
 
 
 def test_members_are_sorted_filtered_and_picked(browser: Any, served: Served) -> None:
@@ -288,7 +285,6 @@ def test_members_are_sorted_filtered_and_picked(browser: Any, served: Served) ->
     assert member.startswith("Member ")
     assert f"member={member.split()[1]}" in visit.ask("() => location.hash")
     assert visit.errors == []
-    visit.close()
 
 
 @pytest.fixture(scope="module")
@@ -310,7 +306,6 @@ def test_a_thousand_rounds_are_painted_within_a_second(browser: Any, crowd: Path
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '1,000 / 1,000'")
         assert min(*took, visit.ask(paint)) < 1000
         assert visit.errors == []
-        visit.close()
 
 
 def test_two_thousand_members_are_drawn_thirty_times_a_second(browser: Any, crowd: Path) -> None:
@@ -334,7 +329,6 @@ def test_two_thousand_members_are_drawn_thirty_times_a_second(browser: Any, crow
         assert len(took) > 8  # it moves
         assert took[len(took) // 4] < 1000 / 30
         assert visit.errors == []
-        visit.close()
 
 
 def test_the_memory_of_the_page_is_bounded(browser: Any, served: Served) -> None:
@@ -357,7 +351,6 @@ def test_the_memory_of_the_page_is_bounded(browser: Any, served: Served) -> None
     assert held["notes"] <= 200
     assert held["last"] == 50_000
     assert held["order"]
-    visit.close()
 
 
 LAYOUT = Path(__file__).parent / "layout"
@@ -384,7 +377,6 @@ def test_the_layout_is_as_it_was_approved(browser: Any, served: Served, view: st
     gap = np.abs(np.asarray(picture, dtype=float) - was)
     assert gap.mean() < 6, f"mean difference {gap.mean():.1f}"  # other fonts: up to 4.4 and 27
     assert np.quantile(gap, 0.98) < 45
-    visit.close()
 
 
 def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, served: Served) -> None:
@@ -414,7 +406,6 @@ def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, serve
       return wrong.slice(0, 5).concat(wrong.length);
     }""")
     assert wrong == [0]
-    visit.close()
 
 
 def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser: Any, tmp_path: Path) -> None:
@@ -435,7 +426,6 @@ def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser:
         assert "× 2" in drawn
         assert "hidden 8 → 16" in drawn
         assert visit.errors == []
-        visit.close()
 
 
 def test_a_seed_that_was_folded_into_the_host_is_drawn_there(browser: Any, tmp_path: Path) -> None:
@@ -457,4 +447,3 @@ def test_a_seed_that_was_folded_into_the_host_is_drawn_there(browser: Any, tmp_p
         visit.go("runs=run&view=members&member=1")
         visit.wait("() => document.querySelectorAll('.network .grown').length === 0")
         assert visit.errors == []
-        visit.close()
