@@ -61,9 +61,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "widening": widening_table,
     "beginnings": beginnings_table,
     "seeds": seeds_table,
+    "resnet": resnet_table,
 }
-if resnet.results_in(resnet.RESULTS, resnet.FULL):
-    TABLES["resnet"] = resnet_table
 
 
 def page_with_tables(page: str) -> str:

@@ -92,6 +92,11 @@ def results_in(folder: Path, size: Size) -> dict[str, list[Result]]:
     return {name: read(path) for name, path in paths.items() if path.is_file()}
 
 
+def draw(path: Path, folder: Path = RESULTS, size: Size = FULL) -> None:
+    """The picture of the results in a folder."""
+    picture(results_in(folder, size), path, 0.0, 2.0)
+
+
 def main() -> None:
     """Run the study, or show the committed one again."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
@@ -104,10 +109,9 @@ def main() -> None:
     size = QUICK if given.quick else FULL
     if not given.read:
         study(size, given.budgets, given.device, given.out)
-    found = results_in(RESULTS if given.read else given.out, size)
-    print(comparison(found, "test_accuracy"))
+    print(comparison(results_in(RESULTS if given.read else given.out, size), "test_accuracy"))
     if not given.read:
-        picture(found, given.out / "study_resnet.png", 0.0, 2.0)
+        draw(given.out / "study_resnet.png", given.out, size)
 
 
 if __name__ == "__main__":
