@@ -9,7 +9,7 @@ from pathlib import Path
 
 from esper.simic.gym_training import Point
 from esper.telemetry.palette import MUTED, SERIES
-from esper.telemetry.pictures import dress, figure, save_png
+from esper.telemetry.pictures import figure, save_png, style_axes
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def verdict(reached: float, stated: float, picture: Path) -> int:
 def draw_curve(path: Path, title: str, curves: Mapping[str, Sequence[Point]], target: float) -> None:
     """Mean return over environment steps, a line for each run, and the return that is aimed at, as a PNG."""
     picture = figure(3.6, width=7.0)
-    axes = dress(picture.subplots(), title, x="environment steps", y="mean return")
+    axes = style_axes(picture.subplots(), title, x="environment steps", y="mean return")
     for (name, curve), colour in zip(curves.items(), SERIES, strict=False):
         steps, returns = [p.steps for p in curve], [p.mean_return for p in curve]
         axes.plot(steps, returns, color=colour, linewidth=1.8, label=name)

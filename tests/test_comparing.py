@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from esper.comparing import (
     Contest,
     ControllerRun,
-    Schedule,
+    TrainingLength,
     as_comparison,
     best_of,
     compare,
@@ -33,7 +33,7 @@ from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
-from esper.telemetry.schema import plain
+from esper.telemetry.schema import json_values
 from tests.shards import on_processes
 from tests.simic.worlds import QUICK, make_agent, make_environment
 from tests.tiny import TINY
@@ -111,7 +111,7 @@ def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: Growt
 
 @given(st.floats(0.1, 5000), st.integers(1, 40), st.integers(1, 30))
 def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batches: int) -> None:
-    found = schedule_for(minibatches, Schedule(steps, batches))
+    found = schedule_for(minibatches, TrainingLength(steps, batches))
     wanted = max(1, round(minibatches))
     done = found.steps * found.batches
     assert abs(done - wanted) <= max(1, wanted // 20) or steps < 3  # few steps leave little to choose from
@@ -253,7 +253,11 @@ def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
         arms = LineUp.parse("random,static,final:random,best-of:2").load(config)
         contest = Contest(config, arms, gather=gather)
         comparison, reel = contest.run()
-        return plain(comparison), plain(reel), [lanes.columns["spent"].tolist() for lanes in contest.lanes]
+        return (
+            json_values(comparison),
+            json_values(reel),
+            [lanes.columns["spent"].tolist() for lanes in contest.lanes],
+        )
 
     alone = work(None)
     assert on_processes(2, work) == [alone, alone]

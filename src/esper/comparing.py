@@ -119,21 +119,21 @@ def run_controller(
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TrainingLength:
     """How long a network is trained."""
 
     steps: int
     batches: int  # minibatches in a step
 
 
-def schedule_for(minibatches: float, like: Schedule) -> Schedule:
+def schedule_for(minibatches: float, like: TrainingLength) -> TrainingLength:
     """The steps and the minibatches in a step whose product is nearest to `minibatches`.
 
     Steps lie between those of `like` and twice as many, or there is one for each minibatch if these are few.
     """
     wanted = max(1, round(minibatches))
     first = min(like.steps, wanted)
-    found = [Schedule(steps, max(1, round(wanted / steps))) for steps in range(first, 2 * first + 1)]
+    found = [TrainingLength(steps, max(1, round(wanted / steps))) for steps in range(first, 2 * first + 1)]
     return min(found, key=lambda schedule: abs(schedule.steps * schedule.batches - wanted))
 
 
@@ -159,7 +159,9 @@ def run_fixed(
         restarts = max(1, round(budget / float((batches * prices.batch + prices.validation).mean())))
     choosing = prices.validation if restarts > 1 else 0.0 * prices.validation  # [N]
     minibatches = (budget / restarts - float(choosing.mean())) / float(prices.batch.mean())
-    schedule = schedule_for(minibatches, Schedule(spec.episode.steps, spec.population.batches_per_epoch))
+    schedule = schedule_for(
+        minibatches, TrainingLength(spec.episode.steps, spec.population.batches_per_epoch)
+    )
     episode = {"steps": schedule.steps, "measure_every": schedule.steps, "clock": "steps", "flops": None}
     recipe = {"batches_per_epoch": schedule.batches}
     if slots is None:

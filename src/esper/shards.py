@@ -12,7 +12,7 @@ from esper.builders import make_environment
 from esper.config import RunConfig
 from esper.foundation.devices import own_device
 from esper.foundation.gather import Alone, Gather, gather_pieces, held_shards
-from esper.foundation.rows import named, part
+from esper.foundation.rows import under_prefix, with_prefix
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
@@ -67,11 +67,11 @@ class Shards:
         if record.num_members == self.members:
             return record, test
         pieces = [
-            named("record", record.tensors())
-            | named("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
+            with_prefix("record", record.tensors())
+            | with_prefix("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
             for record, test in played
         ]
         everyone = gather_pieces(self.gather, pieces)
-        reached = [part("test", piece) for piece in everyone]
+        reached = [under_prefix("test", piece) for piece in everyone]
         whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
-        return record.side_by_side([part("record", piece) for piece in everyone]), TestResult(**whole)
+        return record.side_by_side([under_prefix("record", piece) for piece in everyone]), TestResult(**whole)

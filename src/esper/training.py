@@ -22,7 +22,7 @@ from esper.controllers import checkpoint_config
 from esper.foundation.config_files import dump, parse_override, parse_yaml
 from esper.foundation.devices import cpu_threads, own_device
 from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather, all_or_none, anyone, from_first
+from esper.foundation.gather import Alone, Gather, all_or_none, any_process, from_first
 from esper.foundation.interrupts import StopRequest
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
@@ -179,7 +179,7 @@ class TrainingRun:
         with ExitStack() as after, cpu_threads(self.config.threads):
             for sink in self._sinks:
                 after.callback(sink.close)
-            while not self.finished and not anyone(gather, stop.requested):
+            while not self.finished and not any_process(gather, stop.requested):
                 played = self.trainer.play_round(show)[LEARNER]
                 if self.writes:
                     self._keep(played, view)
@@ -223,7 +223,7 @@ class _Opened:
         if folder.kind not in ("train", "demo"):
             raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
         before = read_config(folder)
-        return _Opened(folder, before, changed(before, overrides))
+        return _Opened(folder, before, with_changes(before, overrides))
 
 
 def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
@@ -240,7 +240,7 @@ def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
     return config.model_copy(update={"shards": gather.size})
 
 
-def changed(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
+def with_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
     """The settings of a run that has begun with others of MAY_CHANGE; UserError names any that may not."""
     for override in overrides:
         (name,) = parse_override(override)

@@ -11,8 +11,8 @@ from esper.foundation.errors import UserError
 from esper.foundation.gather import (
     Alone,
     Gather,
-    anyone,
-    dealt,
+    any_process,
+    even_ranges,
     from_first,
     gather_pieces,
     held_shards,
@@ -38,7 +38,7 @@ def test_every_member_is_held_once_and_shards_do_not_depend_on_processes(
 
 
 def test_a_range_is_cut_into_ranges() -> None:
-    assert dealt(7, 3) == [range(0, 3), range(3, 5), range(5, 7)]
+    assert even_ranges(7, 3) == [range(0, 3), range(3, 5), range(5, 7)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -46,7 +46,7 @@ def test_pieces_come_back_in_the_order_of_the_shards_with_every_bit(size: int) -
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])
 
     def work(gather: Gather) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
-        mine = dealt(5, size)[gather.rank]
+        mine = even_ranges(5, size)[gather.rank]
         pieces = [{"ids": torch.arange(k), "odd": odd[: k % 5], "on": torch.tensor([k == 2])} for k in mine]
         return [(p["ids"].tolist(), p["odd"], p["on"]) for p in gather_pieces(gather, pieces)]
 
@@ -58,6 +58,6 @@ def test_pieces_come_back_in_the_order_of_the_shards_with_every_bit(size: int) -
 
 
 def test_all_processes_decide_alike() -> None:
-    assert on_processes(3, lambda g: anyone(g, g.rank == 2)) == [True] * 3
-    assert on_processes(3, lambda g: anyone(g, False)) == [False] * 3
+    assert on_processes(3, lambda g: any_process(g, g.rank == 2)) == [True] * 3
+    assert on_processes(3, lambda g: any_process(g, False)) == [False] * 3
     assert on_processes(3, lambda g: from_first(g, f"of {g.rank}")) == ["of 0"] * 3

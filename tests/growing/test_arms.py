@@ -112,7 +112,7 @@ def test_a_wider_model_computes_the_same_at_first_and_has_about_the_wanted_size(
         model = make().eval()
         wider = Wider(model, (inputs[:4],))
         own = sum(p.numel() for p in model.parameters())
-        wide = wider.by(model, wider.factor_for(model, 4 * own))
+        wide = wider.widened(model, wider.factor_for(model, 4 * own))
         assert sum(p.numel() for p in wide.parameters()) == pytest.approx(4 * own, rel=0.15)
         torch.testing.assert_close(wide(inputs), model(inputs))
 

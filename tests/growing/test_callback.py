@@ -78,7 +78,7 @@ def test_a_seed_in_isolation_is_not_heard_and_moves_nothing_but_itself() -> None
     outputs = model.eval()(X)
     grower.step()  # trains the seed, alone
     assert all(torch.equal(host[name], value) for name, value in model.state_dict().items())
-    with slot_of(grower).at(0.0):
+    with slot_of(grower).at_strength(0.0):
         torch.testing.assert_close(model.eval()(X), outputs, rtol=0, atol=0)
     after = slot_of(grower).state_dict()
     assert any(not torch.equal(seed[name], after[name]) for name in seed)
@@ -151,7 +151,7 @@ def test_a_metric_that_raises_leaves_every_strength_as_it_was() -> None:
     slot = slot_of(grower)
     slot.plant(1, torch.device("cpu"))
     slot.strength = 0.5
-    with pytest.raises(ZeroDivisionError), slot.at(0.0):
+    with pytest.raises(ZeroDivisionError), slot.at_strength(0.0):
         raise ZeroDivisionError
     assert slot.strength == 0.5
 

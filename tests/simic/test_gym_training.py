@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.foundation.rows import map_tensors
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer
-from esper.simic.gym_training import GymConfig, Point, World, make_agent, train
+from esper.simic.gym_training import GymConfig, GymWorld, Point, make_agent, train
 from esper.tamiyo.policy.flat import FlatObservation, FlatPolicy, FlatPolicyConfig
 
 MODES = [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP]
@@ -144,7 +144,7 @@ def test_the_bootstrap_of_a_cut_remembers_the_episode(
     monkeypatch: pytest.MonkeyPatch, mode: AutoresetMode
 ) -> None:
     env, config = SyncVectorEnv([lambda: Clock(3, cut=True)], autoreset_mode=mode), config_of(9, True)
-    untrained = make_agent(World(env), config).policy
+    untrained = make_agent(GymWorld(env), config).policy
     steps = rollout_of(monkeypatch, env, config).steps
     episode = FlatObservation(torch.tensor([[[1.0], [2.0], [3.0], [4.0]]]))
     values = untrained.value(episode, untrained.initial_state(1), torch.zeros(1, 4, dtype=torch.bool))
@@ -208,7 +208,7 @@ def test_two_arms_are_learned_and_enough_is_enough() -> None:
 
 
 def test_observation_and_action_shapes_reach_the_policy() -> None:
-    world = World(SyncVectorEnv([lambda: Doors(False)] * 2))
+    world = GymWorld(SyncVectorEnv([lambda: Doors(False)] * 2))
     assert (world.num_features, world.head_sizes) == (1, (3, 2))
     assert make_agent(world, GymConfig()).policy.head_names == ("head 0", "head 1")
 
@@ -230,7 +230,7 @@ class Odd(Arms):
 )
 def test_spaces_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        World(SyncVectorEnv([lambda: Odd(**fields)]))
+        GymWorld(SyncVectorEnv([lambda: Odd(**fields)]))
 
 
 def test_a_mask_of_the_wrong_size_is_refused() -> None:
@@ -239,17 +239,17 @@ def test_a_mask_of_the_wrong_size_is_refused() -> None:
             return np.zeros((1, 1), np.float32), {"action_mask": np.ones(4, bool)}
 
     with pytest.raises(ValueError, match=r"has 4 entries; the action space has heads of sizes \(3, 2\)"):
-        World(SyncVectorEnv([lambda: Wrong(False)]))
+        GymWorld(SyncVectorEnv([lambda: Wrong(False)]))
 
 
 def test_an_environment_that_does_not_reset_itself_is_refused() -> None:
     env = SyncVectorEnv([Arms], autoreset_mode=AutoresetMode.DISABLED)
     with pytest.raises(ValueError, match="must be NextStep or SameStep"):
-        World(env)
+        GymWorld(env)
 
 
 def test_without_gymnasium_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     env = SyncVectorEnv([Arms])
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ImportError, match=r"esper-lite\[gym\]"):
-        World(env)
+        GymWorld(env)

@@ -22,7 +22,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.events import Event
-from esper.telemetry.schema import from_json, plain
+from esper.telemetry.schema import from_json, json_values
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 
 
@@ -250,7 +250,7 @@ def test_events_tell_everything_that_happened(monkeypatch: pytest.MonkeyPatch) -
         ("HOLDING", "BLENDING"),
     }
     for event in events:
-        assert from_json(Event, plain(event), "events.jsonl") == event
+        assert from_json(Event, json_values(event), "events.jsonl") == event
         if event.kind in ("germinated", "pruned"):
             assert event.blueprint is not None
             assert event.numbers["parameters"] > 0

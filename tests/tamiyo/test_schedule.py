@@ -18,7 +18,7 @@ from esper.simic.rollout import play
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.tamiyo.schedule import BY_BUDGET, Event, PacedSchedule, Schedule
+from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
 from esper.tamiyo.scripted import Static
 from tests.simic.worlds import make_environment, make_residual
 
@@ -28,15 +28,15 @@ CLONE = Blueprint.CLONE
 @pytest.mark.parametrize(
     ("line", "event"),
     [
-        ((0.3, "clone"), Event(0.3, CLONE)),
-        ([0, "CLONE", "all"], Event(0.0, CLONE)),
-        ([0.3, "widen_half", [0, 2]], Event(0.3, Blueprint.WIDEN_HALF, (0, 2))),
-        (["0.3", "mlp", "all", 2], Event(0.3, Blueprint.MLP, "all", 2)),
-        (Event(0.5, CLONE, (1,)), Event(0.5, CLONE, (1,))),
+        ((0.3, "clone"), ScheduleLine(0.3, CLONE)),
+        ([0, "CLONE", "all"], ScheduleLine(0.0, CLONE)),
+        ([0.3, "widen_half", [0, 2]], ScheduleLine(0.3, Blueprint.WIDEN_HALF, (0, 2))),
+        (["0.3", "mlp", "all", 2], ScheduleLine(0.3, Blueprint.MLP, "all", 2)),
+        (ScheduleLine(0.5, CLONE, (1,)), ScheduleLine(0.5, CLONE, (1,))),
     ],
 )
-def test_an_event_is_read_from_a_line(line: Event | Sequence[object], event: Event) -> None:
-    assert Event.of(line) == event
+def test_an_event_is_read_from_a_line(line: ScheduleLine | Sequence[object], event: ScheduleLine) -> None:
+    assert ScheduleLine.of(line) == event
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
+from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 
 STAGES = {
     0: "UNKNOWN", 1: "DORMANT", 2: "GERMINATED", 3: "TRAINING", 4: "BLENDING", 6: "HOLDING",
@@ -55,7 +55,7 @@ def made_up_lanes(
         "spent": spent, "seed_parameters": np.tile(_SIZES, (slots, 1)),
     }  # fmt: skip
     parts = [
-        Part(
+        HostPart(
             f"segment {i + 1}",
             (f"Conv1d({8 if i else 1}, 8, kernel_size=(3,))", "GroupNorm(1, 8)", "ReLU()"),
             210,
@@ -66,7 +66,7 @@ def made_up_lanes(
     return Lanes(
         round=round,
         slots=[f"r0c{i}" for i in range(slots)],
-        parts=[*parts, Part("head", ("Linear(8, 10)",), 90, (10,))],
+        parts=[*parts, HostPart("head", ("Linear(8, 10)",), 90, (10,))],
         stage_names=STAGES,
         op_names=OPS,
         blueprint_names=BLUEPRINTS,

@@ -21,7 +21,7 @@ from esper.telemetry.schema import (
     FilmReel,
     RoundSummary,
     from_json,
-    plain,
+    json_values,
     to_json,
 )
 
@@ -71,7 +71,7 @@ def test_foreign_records_are_one_sentence(data: object) -> None:
 
 
 def test_numbers_of_any_kind_become_plain() -> None:
-    assert plain({"a": np.float32(0.5), "b": np.arange(2), 3: (math.nan, True)}) == {
+    assert json_values({"a": np.float32(0.5), "b": np.arange(2), 3: (math.nan, True)}) == {
         "a": 0.5,
         "b": [0, 1],
         "3": [None, True],
@@ -113,7 +113,7 @@ def test_differences_are_paired_by_member() -> None:
     )
     comparison = Comparison("digits", "cnn", [controller("static", [0.1, 0.5, 0.9])], rows)
     assert from_json(Comparison, json.loads(to_json(comparison)), "") == from_json(
-        Comparison, plain(comparison), ""
+        Comparison, json_values(comparison), ""
     )
     with pytest.raises(UserError, match="different members"):
         paired_differences([controller("a", [0.1], (0,)), controller("b", [0.1], (1,))])

@@ -138,7 +138,7 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
         contest.run()
         return
     from esper.telemetry.report import write_report
-    from esper.telemetry.schema import plain, to_json
+    from esper.telemetry.schema import json_values, to_json
 
     with folder:
         with interruption_told(folder):
@@ -149,7 +149,7 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
         folder.write_results(comparison)
         page = write_report(folder)
     if as_json:
-        print(to_json({"folder": str(folder.path), "report": str(page), **plain(comparison)}))
+        print(to_json({"folder": str(folder.path), "report": str(page), **json_values(comparison)}))
     else:
         print_comparison(comparison)
         print_line(f"wrote {page}")

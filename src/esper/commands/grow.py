@@ -112,7 +112,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     from esper.simic.lanes import lanes_of
     from esper.telemetry.pictures import film_strips, save_png
     from esper.telemetry.report import write_report
-    from esper.telemetry.schema import plain, to_json
+    from esper.telemetry.schema import json_values, to_json
 
     environment, settings = growth.environment, growth.settings
     steps = environment.steps * len(growth.arms)
@@ -134,7 +134,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     page = write_report(folder)
     if as_json:
         summary = {"folder": str(folder.path), "report": str(page), "network": best.record()}
-        print(to_json({**summary, **plain(comparison)}))
+        print(to_json({**summary, **json_values(comparison)}))
         return
     print_line(best.describe().split("\n```")[0])
     print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")

@@ -98,7 +98,7 @@ def carry_through(
     """
     from esper.foundation.interrupts import StopRequest
     from esper.telemetry.live import QuietView, open_view, stopping
-    from esper.telemetry.report import course, write_report
+    from esper.telemetry.report import learning_in_words, write_report
 
     if not run.writes:
         with StopRequest() as asked:
@@ -127,7 +127,7 @@ def carry_through(
             json_lines,
         )
     if not quiet and trainer.rounds_done:
-        print_line(course(run.folder.metrics()), json_lines)
+        print_line(learning_in_words(run.folder.metrics()), json_lines)
     if page is not None:
         print_line(f"wrote {page}", json_lines)
     return stop.exit_code

@@ -65,7 +65,7 @@ class Alone:
         return [tensor]
 
 
-def dealt(count: int, parts: int) -> list[range]:
+def even_ranges(count: int, parts: int) -> list[range]:
     """`count` things in `parts` ranges of nearly equal length, the longer ones first."""
     each, rest = divmod(count, parts)
     starts = [k * each + min(k, rest) for k in range(parts + 1)]
@@ -88,8 +88,8 @@ def held_shards(members: int, shards: int, gather: Gather) -> list[range]:
             f"processes (--set shards={gather.size}, which a run that has begun cannot change), or fewer "
             "processes"
         )
-    mine = dealt(shards, gather.size)[gather.rank]
-    return [dealt(members, shards)[shard] for shard in mine]
+    mine = even_ranges(shards, gather.size)[gather.rank]
+    return [even_ranges(members, shards)[shard] for shard in mine]
 
 
 def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
@@ -104,10 +104,10 @@ def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
 
 
 def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
-    """`count` rows of equal length, from those that each process has by `dealt`.  # [n, K] → [count, K]"""
+    """`count` rows of one length, that each process has some of, by `even_ranges`.  # [n, K] → [count, K]"""
     if gather.size == 1:
         return mine
-    held = dealt(count, gather.size)
+    held = even_ranges(count, gather.size)
     padded = mine.new_zeros(len(held[0]), *mine.shape[1:])
     padded[: len(mine)] = mine
     return torch.cat([rows[: len(h)] for rows, h in zip(gather.share(padded), held, strict=True)])
@@ -129,7 +129,7 @@ def from_first(gather: Gather, value: Any) -> Any:
     return exchange_values(gather, value if gather.rank == 0 else None)[0]
 
 
-def anyone(gather: Gather, flag: bool) -> bool:
+def any_process(gather: Gather, flag: bool) -> bool:
     """Whether the flag is up in any process; all get the same answer."""
     return any(exchange_values(gather, flag))
 

@@ -37,7 +37,7 @@ class RowRecord:
         return map_tensors(lambda tensor: tensor[members], self)
 
 
-def fit(where: Tensor, value: Tensor) -> Tensor:
+def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
     """A flag per member, shaped to choose rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
     each = value.shape[0] // where.shape[0]
     rows = where if each == 1 else where.repeat_interleave(each)
@@ -47,7 +47,7 @@ def fit(where: Tensor, value: Tensor) -> Tensor:
 def choose(where: Tensor, yes: Record, no: Record) -> Record:
     """The rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
     if isinstance(yes, Tensor) and isinstance(no, Tensor):
-        return torch.where(fit(where, yes), yes, no)  # type: ignore[return-value]
+        return torch.where(flags_of_rows(where, yes), yes, no)  # type: ignore[return-value]
     if not is_dataclass(yes) or isinstance(yes, type):
         raise TypeError(f"a record is a tensor or a dataclass of records, not {type(yes).__name__}")
     return replace(
@@ -82,13 +82,13 @@ def put_rows(record: Any, index: Tensor, part: Any) -> None:
         value.index_copy_(0, index, rows)
 
 
-def named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies under `prefix.name`, as a checkpoint holds them."""
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 
-def part(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `named`: what lies under a prefix."""
+def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `with_prefix`: what lies under a prefix."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 

@@ -47,7 +47,7 @@ class Arms:
     def _can_be_wider(self) -> Wider:
         """Refuse a model that cannot be made wider before anything is trained."""
         before = self._randomness.state_dict()
-        wider = Wider(self.request.made(), self.prepared.example)
+        wider = Wider(self.request.build_model(), self.prepared.example)
         self._randomness.load_state_dict(before)
         return wider
 
@@ -57,13 +57,13 @@ class Arms:
         if size <= grown.host_parameters:
             return replace(grown, remarks=("nothing stayed, so there is no wider model of the grown size",))
         self._randomness.load_state_dict(self._start)
-        given, first = self.request.model, self.request.made()
+        given, first = self.request.model, self.request.build_model()
         factor = wider.factor_for(first, size)
 
         def make() -> nn.Module:
-            return wider.by(self.request.made(), factor)
+            return wider.widened(self.request.build_model(), factor)
 
-        model = wider.by(first, factor) if isinstance(given, nn.Module) else make
+        model = wider.widened(first, factor) if isinstance(given, nn.Module) else make
         return replace(grown, control=self._ungrown(WIDER, model, grown, folder))
 
     def _ungrown(

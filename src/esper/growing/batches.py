@@ -111,14 +111,14 @@ def length_of(loader: Iterable[Any]) -> int:
         return 0
 
 
-def moved(batch: Any, device: torch.device) -> Any:
+def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, Mapping):
-        return type(batch)({key: moved(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple | list):
-        return type(batch)(moved(value, device) for value in batch)
+        return type(batch)(to_device(value, device) for value in batch)
     return batch
 
 
@@ -199,7 +199,7 @@ class Judge:
         if metric is not None:
             return torch.as_tensor(metric(outputs, targets), dtype=torch.float32)
         if not targets.is_floating_point() and class_axis(outputs, targets) is not None:
-            return hits(outputs, targets)
+            return share_found(outputs, targets)
         value = (loss or default_loss)(outputs, targets).detach().float()
         if self.first_loss is None:
             self.first_loss = float(value)
@@ -267,10 +267,10 @@ def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
         )
     logits, classes = outputs.movedim(axis, 1).float(), targets.long()
     total = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="sum")
-    return total / counted(targets).clamp(min=1)  # 0 where nothing counts
+    return total / count_targets(targets).clamp(min=1)  # 0 where nothing counts
 
 
-def counted(targets: Tensor) -> Tensor:
+def count_targets(targets: Tensor) -> Tensor:
     """How many targets are not −100; how many samples there are, where the targets are decimals.  # → []"""
     if targets.is_floating_point():
         return torch.tensor(len(targets), device=targets.device)
@@ -292,9 +292,9 @@ def check_targets(outputs: Tensor, targets: Tensor) -> int:
     return classes
 
 
-def hits(outputs: Tensor, targets: Tensor) -> Tensor:
+def share_found(outputs: Tensor, targets: Tensor) -> Tensor:
     """The share of targets that are found, −100 left out."""
     axis = class_axis(outputs, targets)
     assert axis is not None
     known = targets != IGNORED
-    return ((outputs.argmax(axis) == targets) & known).sum() / counted(targets).clamp(min=1)
+    return ((outputs.argmax(axis) == targets) & known).sum() / count_targets(targets).clamp(min=1)

@@ -27,7 +27,7 @@ PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer 
 _NO_LIMIT = 1 << 60
 
 
-class Prices(Protocol):
+class ParameterPrices(Protocol):
     """What a seed costs in parameters, now."""
 
     @property
@@ -132,7 +132,7 @@ class Limited:
     open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
     """
 
-    def __init__(self, controller: Controller, prices: Prices, budget: int | None = None):
+    def __init__(self, controller: Controller, prices: ParameterPrices, budget: int | None = None):
         budget = _NO_LIMIT if budget is None else budget
         cheapest = int(prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT).min())
         if budget < cheapest:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.foundation.errors import UserError
-from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
+from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
 from esper.growing.batches import UserStep, loaders_of
 from esper.growing.budget import Limited, LivePrices
 from esper.growing.controllers import default_controller, make_controller
@@ -154,7 +154,7 @@ class Grower:
             "shown": stacked(self._shown),
             "randomness": self._randomness.state_dict(),
         }
-        return {name: value for key, own in parts.items() for name, value in named(key, own).items()}
+        return {name: value for key, own in parts.items() for name, value in with_prefix(key, own).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state to the same bits, with the same model, data, controller and settings.
@@ -164,15 +164,15 @@ class Grower:
         if "environment.clock" not in state:
             raise UserError("the state has no environment.clock; give what Grower.state_dict returned")
         environment = self._environment
-        environment.load_state_dict(part("environment", state))
-        environment.begun = refill(environment.begun, part("begun", state))
+        environment.load_state_dict(under_prefix("environment", state))
+        environment.begun = refill(environment.begun, under_prefix("begun", state))
         environment.bodies.follow(environment.begun.states)
         if environment.clock:
-            self._ending.load_state_dict(part("ending", state))
-        self._shown = unstacked(part("shown", state))
+            self._ending.load_state_dict(under_prefix("ending", state))
+        self._shown = unstacked(under_prefix("shown", state))
         self._controller.begin(self._scene)
         show_again(self._controller, self._shown, environment.observe(), environment.masks())
-        self._randomness.load_state_dict(part("randomness", state))
+        self._randomness.load_state_dict(under_prefix("randomness", state))
 
     def _decide(self) -> str:
         environment = self._environment

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.units import CONVOLUTIONS, dense, others, passing, units_in
+from esper.growing.units import CONVOLUTIONS, dense, passing, positions_without, units_in
 
 Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
 
@@ -98,15 +98,15 @@ def find_parts(model: nn.Module, given: Sequence[Part], run: Run) -> list[Part]:
         role = Role.READER if dense(layer) is not None else Role.PASSER
         last = bool(where[0] == x.shape[axis] - more)
         found[layer] = Part(layer, role, axis, more, None if last else where)
-        return x.index_select(axis, others(where, x.shape[axis]))
+        return x.index_select(axis, positions_without(where, x.shape[axis]))
 
     def leaves(layer: nn.Module, output: Tensor) -> Tensor | None:
         part = found.get(layer)
         if part is not None and part.role is Role.PASSER:
-            return spread(output, marks(output, part.axis, part.more), part.axis, part.where)
+            return spread(output, nan_units(output, part.axis, part.more), part.axis, part.where)
         if layer in makers:
             own = makers[layer]
-            return spread(output, marks(output, own.axis, own.more), own.axis, own.where)
+            return spread(output, nan_units(output, own.axis, own.more), own.axis, own.where)
         return None
 
     with ExitStack() as stack:
@@ -121,7 +121,7 @@ def find_parts(model: nn.Module, given: Sequence[Part], run: Run) -> list[Part]:
     return [*ends, *given]
 
 
-def corner(readers: Iterable[Part], makers: Iterable[Part]) -> int:
+def new_to_new(readers: Iterable[Part], makers: Iterable[Part]) -> int:
     """The weights from new inputs to new outputs in layers that both read and make new units.
 
     They are 0 when a widening folds, and come on top of what it brings.
@@ -226,12 +226,12 @@ def spread(old: Tensor, new: Tensor, axis: int, where: Tensor | None) -> Tensor:
     """Activations of old and new units side by side: the new ones at these positions, by default last."""
     if where is None:
         return torch.cat([old, new], axis)
-    rest = others(where, old.shape[axis] + new.shape[axis])
+    rest = positions_without(where, old.shape[axis] + new.shape[axis])
     order = torch.cat([rest, where]).argsort()
     return torch.cat([old, new], axis).index_select(axis, order)
 
 
-def marks(like: Tensor, axis: int, units: int) -> Tensor:
+def nan_units(like: Tensor, axis: int, units: int) -> Tensor:
     """NaN in the shape of an activation with so many units."""
     shape = list(like.shape)
     shape[axis] = units

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from esper.foundation.interrupts import StopRequest
-from esper.foundation.rows import named, part
+from esper.foundation.rows import under_prefix, with_prefix
 from esper.growing.randomness import Randomness
 from esper.growing.result import Grown
 from esper.simic.ending import Ending
@@ -22,7 +22,7 @@ from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import Episode
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
-from esper.telemetry.lanes import Part
+from esper.telemetry.lanes import HostPart
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Prepared:
     score_name: str
     topology: str
     example: tuple[Any, ...]  # what the model is called with, two samples or more
-    parts: tuple[Part, ...] = ()  # what the network is drawn from, if that is not the host of rows
+    parts: tuple[HostPart, ...] = ()  # what the network is drawn from, if that is not the host of rows
     folded: Callable[[], tuple[str, ...]] = lambda: ()  # what became part of the model on the way, in words
     widened: Callable[[], Mapping[int, str]] = dict  # by slot, how a seed there changes its own layers
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
@@ -92,15 +92,15 @@ class Course:
     def state_dict(self) -> dict[str, Tensor]:
         """Where the growth stands between two epochs, as plain tensors; at least one must be over."""
         return {
-            **named("environment", self.environment.state_dict()),
-            **named("episode", self.episode.state_dict()),
-            **named("ending", self.ending.state_dict()),
-            **named("randomness", self.prepared.randomness.state_dict()),
+            **with_prefix("environment", self.environment.state_dict()),
+            **with_prefix("episode", self.episode.state_dict()),
+            **with_prefix("ending", self.ending.state_dict()),
+            **with_prefix("randomness", self.prepared.randomness.state_dict()),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a saved state to the same bits; raises ValueError for the state of another model."""
-        self.environment.load_state_dict(part("environment", tensors))
-        self.episode.load_state_dict(part("episode", tensors))
-        self.ending.load_state_dict(part("ending", tensors))
-        self.prepared.randomness.load_state_dict(part("randomness", tensors))
+        self.environment.load_state_dict(under_prefix("environment", tensors))
+        self.episode.load_state_dict(under_prefix("episode", tensors))
+        self.ending.load_state_dict(under_prefix("ending", tensors))
+        self.prepared.randomness.load_state_dict(under_prefix("randomness", tensors))

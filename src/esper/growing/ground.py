@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.batches import Judge, samples_in
-from esper.growing.coupling import CannotWiden, Part, Reach, Role, corner, find_parts
+from esper.growing.coupling import CannotWiden, Part, Reach, Role, find_parts, new_to_new
 from esper.growing.heads import Units, heads_in
 from esper.growing.places import Place, tensor_of
 from esper.growing.repeating import Repeat, Span, find_span, insert, touched_by
@@ -164,7 +164,7 @@ class _Look:
         def hears(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
             h = tensor_of(output)
             assert h is not None
-            said = h + seed.said(h, inputs, named)
+            said = h + seed.output(h, inputs, named)
             return (said, *output[1:]) if isinstance(output, tuple) else said
 
         handle = span.blocks[-1].register_forward_hook(hears, with_kwargs=True)
@@ -253,7 +253,7 @@ class _Look:
                 handle.remove()
         if not self._same(result, self.clean):
             return None
-        size, inner = sum(p.numel() for p in seed.parameters()), corner(parts, parts)
+        size, inner = sum(p.numel() for p in seed.parameters()), new_to_new(parts, parts)
         sizes = {b: new_units(units, b) for b in WIDENINGS if _whole(parts, units, b)}
         touched = {k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]}
         return Offer(

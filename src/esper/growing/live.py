@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, length_of, moved, ran_dry, read_until
+from esper.growing.batches import Judge, length_of, ran_dry, read_until, to_device
 from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
@@ -118,13 +118,13 @@ class LivePopulation:
         self.train_seed(k)
         self.optimiser.fold(k, self.hooks.fold(k))
         self.optimiser.host = trained(self.model)
-        self.changed()
+        self.forget_measurements()
 
     def unfold_seed(self) -> None:
         """Take the latest fold back; the weights of before are the caller's to restore."""
         self.optimiser.unfold(self.hooks.unfold())
         self.optimiser.host = trained(self.model)
-        self.changed()
+        self.forget_measurements()
 
     # ---- birth and death -------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class LivePopulation:
         Where `stop` says so, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.follow(states)
-        self.changed()
+        self.forget_measurements()
         alone = [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
         total = torch.zeros((), device=self.place)
         shadow = torch.zeros(self.num_slots, device=self.place)
@@ -216,7 +216,7 @@ class LivePopulation:
         The gradients that the user's own latest backward pass left are measured first.
         """
         self.follow(states)
-        self.changed()
+        self.forget_measurements()
         norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
         host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.place)
         losses = torch.full((1, self.num_slots), math.nan)
@@ -240,7 +240,7 @@ class LivePopulation:
     def _epoch(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
         for batch in islice(read_until(self.stop, self.train_loader), most):
-            yield moved(batch, self.place)
+            yield to_device(batch, self.place)
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
@@ -263,7 +263,7 @@ class LivePopulation:
         """Gradients of the loss that the model would have with this seed, for the seed alone.  # → []"""
         own = [p for p in slot.parameters() if p.requires_grad]
         self.model.eval()  # running statistics and dropout belong to the model's own pass
-        with slot.at(1.0, alone=True), self._autocast():
+        with slot.at_strength(1.0, alone=True), self._autocast():
             loss = self.judge(self.model, batch).loss
         self.model.train()
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
@@ -303,10 +303,10 @@ class LivePopulation:
         contribution, shadow = (torch.full((1, self.num_slots), math.nan) for _ in range(2))
         for k, slot in enumerate(self.slots if ablate else []):
             if slot.strength > 0:
-                with slot.at(0.0):
+                with slot.at_strength(0.0):
                     contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
             elif slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING:
-                with slot.at(1.0):
+                with slot.at_strength(1.0):
                     shadow[0, k] = 100.0 * (self.evaluate().score - own.score)
         return ValidationMetrics(
             loss=torch.tensor([reported.get("val_loss", own.loss)]),
@@ -323,7 +323,7 @@ class LivePopulation:
         worth = torch.full((len(whole), 1, self.num_slots), math.nan)
         for k, slot in enumerate(self.slots):
             if slot.strength > 0:
-                with slot.at(0.0):
+                with slot.at_strength(0.0):
                     worth[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
         return BlockScores(100.0 * whole.unsqueeze(1), worth)
 
@@ -344,7 +344,7 @@ class LivePopulation:
         try:
             for batch in self.val_loader:
                 with self._autocast():
-                    tally.add(self.judge(self.model, moved(batch, self.place)))
+                    tally.add(self.judge(self.model, to_device(batch, self.place)))
         finally:
             self.model.train(was_training)
         if not tally.batches:
@@ -386,10 +386,10 @@ class LivePopulation:
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
         """Go back to a snapshot: the weights, the seeds that lived then, and the optimiser's moments."""
         if where is None or bool(where):
-            self.changed()
+            self.forget_measurements()
             put_back(self, saved)
 
-    def changed(self) -> None:
+    def forget_measurements(self) -> None:
         """What was measured and saved is no longer true."""
         self._known, self._latest = {}, None
 

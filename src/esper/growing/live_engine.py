@@ -21,7 +21,7 @@ from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, settings_of
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
-from esper.telemetry.lanes import Part
+from esper.telemetry.lanes import HostPart
 
 _SAMPLES = 4  # of an example
 
@@ -29,7 +29,7 @@ _SAMPLES = 4  # of an example
 def prepare_live(request: Request) -> Prepared:
     """Make one model ready. Raises a UserError for a setting that this engine has no use for."""
     settings = settings_of(request.given, LIVE_SETTINGS)
-    model = copy.deepcopy(request.made()).to(request.device)
+    model = copy.deepcopy(request.build_model()).to(request.device)
     loaders = loaders_of(request.train, request.val, settings)
     randomness = Randomness(request.device, loaders)
     gates, given = settings.rules(request.epochs).gates, request.controller
@@ -61,16 +61,18 @@ def prepare_live(request: Request) -> Prepared:
     )
 
 
-def _parts(model: nn.Module, places: Sequence[Place]) -> tuple[Part, ...]:
+def _parts(model: nn.Module, places: Sequence[Place]) -> tuple[HostPart, ...]:
     """The submodules behind which seeds may grow, and what else there is, for a drawing."""
     modules = [(place, model.get_submodule(place.name)) for place in places]
     shown = [
-        Part(place.name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(place.shape))
+        HostPart(
+            place.name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(place.shape)
+        )
         for place, module in modules
     ]
     inside = {id(p) for _, module in modules for p in module.parameters()}
     rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
-    return (*shown, Part("the rest", (), rest, ()))
+    return (*shown, HostPart("the rest", (), rest, ()))
 
 
 def _example(batch: Any) -> tuple[Any, ...]:

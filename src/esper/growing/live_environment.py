@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.foundation.rows import check_like, named, part
-from esper.growing.batches import Judge, Judged, UserStep, first_batch, moved
+from esper.foundation.rows import check_like, under_prefix, with_prefix
+from esper.growing.batches import Judge, Judged, UserStep, first_batch, to_device
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground
 from esper.growing.live import LivePopulation
@@ -51,7 +51,7 @@ class LiveModel:
         self.model, self.loaders, self.settings, self.device = model, loaders, settings, device
         self.judge = Judge(settings, step)
         first_batch("train", loaders[0])
-        batch = moved(first_batch("val", loaders[1]), device)
+        batch = to_device(first_batch("val", loaders[1]), device)
         seen: list[Judged] = []
         self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
         self.judge.checks = False
@@ -146,12 +146,12 @@ class LiveEnvironment(GrowthEnvironment):
         """Where the model stands between two epochs, as plain tensors; raises a UserError where its optimiser
         cannot be saved."""
         patience = torch.tensor([self._best, self._since_best], dtype=torch.float64)
-        return {**super().state_dict(), **named("live", progress_of(self.bodies)), "patience": patience}
+        return {**super().state_dict(), **with_prefix("live", progress_of(self.bodies)), "patience": patience}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`: growth goes on to the same bits."""
         super().load_state_dict(tensors)
-        put_progress(self.bodies, part("live", tensors))
+        put_progress(self.bodies, under_prefix("live", tensors))
         self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
 
     def _check_state(self, tensors: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.coupling import Part, Role, corner
+from esper.growing.coupling import Part, Role, new_to_new
 from esper.growing.ground import WIDENINGS, Ground, Offer
 from esper.growing.live_slots import LiveSlot, install
 from esper.growing.places import Place
@@ -169,7 +169,7 @@ class Hooks:
         size = offer.parameters[blueprint]
         for slot in self.slots if share is not None else []:
             if isinstance(slot.seed, Widening) and share is not None:
-                both = corner(slot.seed.parts, offer.parts) + corner(offer.parts, slot.seed.parts)
+                both = new_to_new(slot.seed.parts, offer.parts) + new_to_new(offer.parts, slot.seed.parts)
                 size += both // share
         return size
 
@@ -181,7 +181,7 @@ class Hooks:
         for slot in self.slots:
             used = [slot.seed, slot.gate if slot.blend is Blend.GATE else None]
             seeds += sum(p.numel() for part in used if part is not None for p in part.parameters())
-        return seeds + corner(parts, parts)
+        return seeds + new_to_new(parts, parts)
 
     # ---- folding ---------------------------------------------------------------------------------------
 

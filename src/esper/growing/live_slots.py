@@ -81,13 +81,13 @@ class LiveSlot(nn.Module):
         h = output[0] if self.place.in_tuple else output
         if isinstance(self.seed, Repeat):
             self.seed.train(module.training or self.alone)
-            result = h + self.strength * self.seed.said(h, inputs, named)
+            result = h + self.strength * self.seed.output(h, inputs, named)
         else:
             result = self(h)
         return (result, *output[1:]) if self.place.in_tuple else result
 
     @contextmanager
-    def at(self, strength: float, alone: bool = False) -> Iterator[None]:
+    def at_strength(self, strength: float, alone: bool = False) -> Iterator[None]:
         """For a while, another strength: 0 leaves the seed out, 1 adopts it. alone: nothing else learns."""
         before, self.strength, self.alone = self.strength, strength, alone
         try:

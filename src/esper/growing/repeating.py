@@ -75,7 +75,7 @@ class Repeat(nn.Module):
             said = found
         return said - h
 
-    def said(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    def output(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
         """s(h), with what else the block was called with; a cache of keys and values is the block's alone."""
         rest = {key: _uncached(value) for key, value in named.items()}
         if not inputs:

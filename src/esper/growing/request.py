@@ -73,7 +73,7 @@ class Request:
             given={**given, "progress": False},
         )
 
-    def made(self) -> nn.Module:
+    def build_model(self) -> nn.Module:
         """The model itself, or one that the given function makes."""
         if isinstance(self.model, nn.Module):
             return self.model

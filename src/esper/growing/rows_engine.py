@@ -63,7 +63,7 @@ def prepare_rows(request: Request) -> Prepared:
 
 
 def _pieces(request: Request, data: Data) -> Cut:
-    return cut(request.made(), data.sample, request.slots, request.settings.topology)
+    return cut(request.build_model(), data.sample, request.slots, request.settings.topology)
 
 
 def _environment(request: Request, pieces: Cut, data: Data, goal: Goal) -> GrowthEnvironment:

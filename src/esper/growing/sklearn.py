@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from esper.growing.api import grow
 from esper.growing.result import Grown
-from esper.growing.sklearn_targets import CLASSES, LABELS, NUMBERS, BySample, Judgement, Kind
+from esper.growing.sklearn_targets import CLASSES, LABELS, NUMBERS, BySample, Kind, TargetScoring
 
 Array = NDArray[Any]
 FEWEST_TO_SPLIT = 20  # with fewer samples, validation looks at the training data
@@ -185,10 +185,10 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         weights: Array = checked / checked.mean()
         return weights
 
-    def _judgement(self, weights: Array) -> Judgement:
-        return Judgement(self._kind, self.loss, bool((weights != 1.0).any()))
+    def _judgement(self, weights: Array) -> TargetScoring:
+        return TargetScoring(self._kind, self.loss, bool((weights != 1.0).any()))
 
-    def _targets(self, judgement: Judgement, y: Array, weights: Array) -> Tensor:
+    def _targets(self, judgement: TargetScoring, y: Array, weights: Array) -> Tensor:
         return judgement.pack(torch.from_numpy(self._encoded(y)), torch.from_numpy(weights))
 
     def _standardise(self, x: Array, weights: Array) -> None:

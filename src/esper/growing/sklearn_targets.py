@@ -58,7 +58,7 @@ NUMBERS = Kind(_squared_errors, _explained, torch.float32, 1)
 
 
 @dataclass(frozen=True)
-class Judgement:
+class TargetScoring:
     """Loss and score of a batch for one kind of target, with or without a weight for each sample.
 
     A weight travels as a last column of the targets, so that it goes wherever its sample goes.

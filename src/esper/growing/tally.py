@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.growing.batches import Judge, Judged, counted
+from esper.growing.batches import Judge, Judged, count_targets
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Tally:
     def _weight(self, targets: Tensor | None, samples: int, function: Any) -> Tensor:
         """How much a mean counts among others: by the targets that count, or by samples where it is taken by
         a function of the user's.  # → []"""
-        return torch.tensor(samples) if targets is None or function is not None else counted(targets)
+        return torch.tensor(samples) if targets is None or function is not None else count_targets(targets)
 
     def result(self) -> Evaluation:
         """What all batches together gave."""

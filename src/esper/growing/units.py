@@ -170,7 +170,7 @@ def _draw(made: nn.Module, like: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class Joint:
+class NewEntries:
     """New entries of a tensor along an axis: at positions `where` of the wider tensor, by default last."""
 
     axis: int
@@ -186,12 +186,12 @@ class Joint:
         if self.where is None:
             return torch.cat([old, new], self.axis)
         where = self.where.to(old.device)
-        rest = others(where, old.shape[self.axis] + new.shape[self.axis])
+        rest = positions_without(where, old.shape[self.axis] + new.shape[self.axis])
         shape = _with(tuple(old.shape), self.axis, len(where) + len(rest))
         return old.new_empty(shape).index_copy(self.axis, rest, old).index_copy(self.axis, where, new)
 
 
-def others(where: Tensor, size: int) -> Tensor:
+def positions_without(where: Tensor, size: int) -> Tensor:
     """The positions below `size` that are not among these, in order.  # [k] → [size - k]"""
     free = torch.ones(size, dtype=torch.bool, device=where.device)
     free[where] = False

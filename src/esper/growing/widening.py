@@ -18,14 +18,14 @@ from torch.utils.hooks import RemovableHandle
 from esper.growing.coupling import Part, Role, count_on, spread
 from esper.growing.units import (
     Dense,
-    Joint,
+    NewEntries,
     Passing,
     dense,
     maker_beside,
     named_tensors,
-    others,
     passer_beside,
     passing,
+    positions_without,
     reader_beside,
     units_in,
     units_out,
@@ -46,7 +46,7 @@ class Joined:
     old: nn.Parameter
     new: nn.Parameter
     beside: nn.Parameter
-    joint: Joint
+    joint: NewEntries
 
 
 class Widening(nn.Module):
@@ -121,7 +121,7 @@ def _hooks(
         if part.where is None:
             old, new = x.split([x.shape[axis] - part.more, part.more], axis)
         else:
-            old = x.index_select(axis, others(part.where, x.shape[axis]))
+            old = x.index_select(axis, positions_without(part.where, x.shape[axis]))
             new = x.index_select(axis, part.where)
         held[:] = [new]
         return (old, *inputs[1:])
@@ -170,14 +170,16 @@ def _added(output: Tensor, heard: Tensor, axis: int) -> Tensor:
 def _fold_reader(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
     layer, kind = part.layer, cast(Dense, dense(part.layer))
     setattr(layer, kind.inputs, getattr(layer, kind.inputs) + part.more)
-    return [_grow(layer, "weight", beside, Joint(kind.weight_in, part.where), strength)]
+    return [_grow(layer, "weight", beside, NewEntries(kind.weight_in, part.where), strength)]
 
 
 def _fold_maker(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
     layer, kind = part.layer, cast(Dense, dense(part.layer))
     setattr(layer, kind.outputs, getattr(layer, kind.outputs) + part.more)
     axes = {"weight": kind.weight_out, "bias": 0}
-    return [_grow(layer, name, beside, Joint(axes[name], part.where)) for name, _ in named_tensors(beside)]
+    return [
+        _grow(layer, name, beside, NewEntries(axes[name], part.where)) for name, _ in named_tensors(beside)
+    ]
 
 
 def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
@@ -185,7 +187,7 @@ def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]
     sizes = cast(Passing, passing(layer)).sizes
     joined = []
     for name, value in named_tensors(beside):
-        joint = Joint(0, part.where)
+        joint = NewEntries(0, part.where)
         if name in beside._parameters:
             joined.append(_grow(layer, name, beside, joint))
         else:
@@ -208,7 +210,7 @@ _FOLDS = {
 }
 
 
-def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: Joint, strength: float = 1.0) -> Joined:
+def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: NewEntries, strength: float = 1.0) -> Joined:
     """Put a wider parameter in the place of a layer's own."""
     old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, beside))
     new = nn.Parameter(joint.join(old.detach(), strength * small.detach()), old.requires_grad)

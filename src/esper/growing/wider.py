@@ -33,7 +33,7 @@ class Wider:
                 "control is 'wider', and what the model is called with is not known from its batches; give "
                 "batches (inputs, targets), or leave control out"
             )
-        if _size(self.by(model, 2.0)) == _size(model):
+        if _size(self.widened(model, 2.0)) == _size(model):
             raise UserError(
                 f"control is 'wider', and no hidden layer of {type(model).__name__} can be made wider: its "
                 "units reach the output, or are mixed by a norm or an attention; leave control out"
@@ -44,12 +44,12 @@ class Wider:
         own, factor = _size(model), 1.5
         sizes: dict[float, int] = {}
         for _ in range(_TRIES):
-            sizes[factor] = _size(self.by(model, factor))
+            sizes[factor] = _size(self.widened(model, factor))
             growth = (sizes[factor] - own) / (factor**2 - 1)  # a size is nearly quadratic in the factor
             factor = (1 + (wanted - own) / growth) ** 0.5 if growth else 1.5 * factor
         return min(sizes, key=lambda tried: abs(sizes[tried] - wanted))
 
-    def by(self, model: nn.Module, factor: float) -> nn.Module:
+    def widened(self, model: nn.Module, factor: float) -> nn.Module:
         """A copy of the model with hidden layers that are wider by a factor."""
         wide = copy.deepcopy(model)
         was_training = wide.training

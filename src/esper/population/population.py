@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import fit, map_tensors, put_rows
+from esper.foundation.rows import flags_of_rows, map_tensors, put_rows
 from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
@@ -310,7 +310,7 @@ class Population:
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """A snapshot with the rows of now for the members where True; written in place.  # where [N]"""
         for name, value in self.tensors().items():
-            saved[name].copy_(torch.where(fit(where, value), value, saved[name]))
+            saved[name].copy_(torch.where(flags_of_rows(where, value), value, saved[name]))
         return saved
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:

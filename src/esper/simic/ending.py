@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose, named, part, refill, tensors_of
+from esper.foundation.rows import choose, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.deciding import BLOCKS, BlockScores, at_full_strength, decide_seeds
@@ -52,13 +52,13 @@ class BestRows:
     def state_dict(self) -> dict[str, Tensor]:
         """What was kept, as plain tensors."""
         assert self.rows is not None, "nothing was looked at yet"
-        return {**named("rows", tensors_of(self.rows)), **named("bodies", self.bodies)}
+        return {**with_prefix("rows", tensors_of(self.rows)), **with_prefix("bodies", self.bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`."""
         device = self.environment.population.device
-        self.rows = refill(self.environment.rows, part("rows", tensors))
-        self.bodies = {name: value.to(device) for name, value in part("bodies", tensors).items()}
+        self.rows = refill(self.environment.rows, under_prefix("rows", tensors))
+        self.bodies = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
 
 
 def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -99,11 +99,11 @@ class Ending:
     def state_dict(self) -> dict[str, Tensor]:
         """What it remembers after at least one epoch, as plain tensors."""
         own = {"planted": self.planted, "epoch": self.epoch, "last_epoch": self.last_epoch}
-        return {**named("best", self.best.state_dict()), **own}
+        return {**with_prefix("best", self.best.state_dict()), **own}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`."""
-        self.best.load_state_dict(part("best", tensors))
+        self.best.load_state_dict(under_prefix("best", tensors))
         device = self.environment.device
         self.planted, self.epoch = tensors["planted"].to(device), tensors["epoch"].to(device)
         self.last_epoch = tensors["last_epoch"].to(device)

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.replay import Captured, Studio
-from esper.foundation.rows import check_like, named, part, refill, tensors_of
+from esper.foundation.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.engine import ActionOutcome, TickOutcome
 from esper.lifecycle.evidence import SlotEvidence
@@ -55,7 +55,7 @@ from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
 from esper.simic.governor import Governor, MemberRows, review
 from esper.simic.rewards import REWARDS, Potentials, potential
-from esper.simic.ruling import World, fitting_masks, price, remember, rule, sizes
+from esper.simic.ruling import RulingInputs, fitting_masks, price, remember, rule, sizes
 from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -102,7 +102,7 @@ class GrowthEnvironment:
         """What a step computes over rows, replayed where the population itself is."""
         replays = type(self.population) is Population and self.population.replays
         studio = Studio() if replays else None
-        world = World.of(self.population, self.costs, self.spec.lifecycle, self.topology)
+        world = RulingInputs.of(self.population, self.costs, self.spec.lifecycle, self.topology)
         self._ruled = Captured(partial(rule, world=world), studio)
         self._masked = Captured(partial(fitting_masks, world=world), studio)
         self._sized, self._priced = (
@@ -306,9 +306,9 @@ class GrowthEnvironment:
     def state_dict(self) -> dict[str, Tensor]:
         """Where every member stands in the middle of an episode, as plain tensors."""
         return {
-            **named("population", self.population.tensors()),
-            **named("rows", tensors_of(self.rows)),
-            **named("governor", self._governor.state_dict()),
+            **with_prefix("population", self.population.tensors()),
+            **with_prefix("rows", tensors_of(self.rows)),
+            **with_prefix("governor", self._governor.state_dict()),
             **{name: getattr(self, name).clone() for name in _PER_MEMBER},
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
@@ -325,12 +325,12 @@ class GrowthEnvironment:
                 f"the state belongs to members {tensors['members'].tolist()}; this environment has "
                 f"{self.members.tolist()}"
             )
-        rows = refill(self.rows, part("rows", tensors))
+        rows = refill(self.rows, under_prefix("rows", tensors))
         rows.slots.check()
-        self.population.restore(part("population", tensors))
+        self.population.restore(under_prefix("population", tensors))
         self.rows = rows
         self.parameters, self.step_cost = self._sized(rows.slots)
-        self._governor.load_state_dict(part("governor", tensors))
+        self._governor.load_state_dict(under_prefix("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.slot_states import SlotStates
-from esper.tamiyo.blocks import part as members_of
+from esper.tamiyo.blocks import some_members
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -86,10 +86,10 @@ class EpisodeRecord:
     # the end
     final_slots: SlotStates  # on the host
 
-    def part(self, span: slice) -> EpisodeRecord:
+    def some_members(self, span: slice) -> EpisodeRecord:
         """The same episode of some of its members."""
         arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
-        slots = members_of(self.final_slots, span)
+        slots = some_members(self.final_slots, span)
         return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
     @staticmethod

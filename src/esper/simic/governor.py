@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose, named, part, refill, tensors_of
+from esper.foundation.rows import choose, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
@@ -201,9 +201,9 @@ class Governor:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""
         return {
-            **named("watch", tensors_of(self.vigil.watch)),
-            **named("rows", tensors_of(self.vigil.rows)),
-            **named("bodies", self._bodies),
+            **with_prefix("watch", tensors_of(self.vigil.watch)),
+            **with_prefix("rows", tensors_of(self.vigil.rows)),
+            **with_prefix("bodies", self._bodies),
             "ticks": self.vigil.ticks.clone(),
             "reviews": torch.tensor(self._reviews),
         }
@@ -211,9 +211,11 @@ class Governor:
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`; names and shapes are the caller's to check."""
         watch, rows = (
-            refill(self.vigil.watch, part("watch", tensors)),
-            refill(self.vigil.rows, part("rows", tensors)),
+            refill(self.vigil.watch, under_prefix("watch", tensors)),
+            refill(self.vigil.rows, under_prefix("rows", tensors)),
         )
         self.vigil = Vigil(watch, rows, tensors["ticks"].to(self.vigil.ticks.device))
-        self._bodies = {n: value.to(self.population.device) for n, value in part("bodies", tensors).items()}
+        self._bodies = {
+            n: value.to(self.population.device) for n, value in under_prefix("bodies", tensors).items()
+        }
         self._reviews = int(tensors["reviews"])

@@ -86,7 +86,7 @@ def train(
 ) -> Trained:
     """PPO from the first step to the last. `env` is a gymnasium.vector.VectorEnv."""
     config = config or GymConfig()
-    world = World(env, config.seed, device)
+    world = GymWorld(env, config.seed, device)
     agent = make_agent(world, config, device)
     episodes = _Episodes(world.num_envs, config.window)
     curve: list[Point] = []
@@ -112,7 +112,7 @@ def train(
     return Trained(agent, tuple(curve), tuple(episodes.returns))
 
 
-def make_agent(world: World, config: GymConfig, device: torch.device | str = "cpu") -> PPOAgent:
+def make_agent(world: GymWorld, config: GymConfig, device: torch.device | str = "cpu") -> PPOAgent:
     """A flat policy of the environment's size; its weights follow from the config's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -133,7 +133,7 @@ class Outcome:
     arrays: tuple[Array, Array, Array]  # reward, ended and real on the host  # [N] each
 
 
-class World:
+class GymWorld:
     """A vector environment as the agent sees it, with its way of resetting settled here.
 
     NextStep: the step after an end ignores the action and returns the next episode's first observation. It is

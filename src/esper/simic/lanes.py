@@ -14,7 +14,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
-from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, Lanes, Part
+from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
@@ -24,7 +24,7 @@ def lanes_of(
     environment: GrowthEnvironment,
     round: int,
     title: str = "",
-    parts: Sequence[Part] = (),
+    parts: Sequence[HostPart] = (),
 ) -> Lanes:
     """The whole episode of every member, in few bytes, with the names of its numbers.
 
@@ -58,7 +58,7 @@ def lanes_of(
     )
 
 
-def host_parts(bodies: Bodies) -> list[Part]:
+def host_parts(bodies: Bodies) -> list[HostPart]:
     """The segments of the bodies' host and its head, in words and numbers."""
     host = bodies.host
     shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
@@ -66,7 +66,7 @@ def host_parts(bodies: Bodies) -> list[Part]:
     modules = [*host.segments, host.head]
     units = [0 if slot.branch is None else slot.branch.units for slot in bodies.slots]
     return [
-        Part(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
+        HostPart(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
         for name, module, shape, hidden in zip(names, modules, shapes, [*units, 0], strict=True)
     ]
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.rows import named, part, refill, stacked, tensors_of, unstacked
+from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
@@ -95,14 +95,16 @@ class Episode:
 
         The controller is shown again what it was shown then, so that it remembers what it did.
         """
-        self._seen, self._done, self._shown = (unstacked(part(n, tensors)) for n in ("seen", "done", "shown"))
+        self._seen, self._done, self._shown = (
+            unstacked(under_prefix(n, tensors)) for n in ("seen", "done", "shown")
+        )
         show_again(self.controller, self._shown, self.observation, self.environment.masks())
         self.observation = self.environment.observe()
 
 
 def shown(observation: Observation, masks: ActionMasks) -> dict[str, Tensor]:
     """What a controller is shown for one decision, as plain tensors."""
-    return {**named("observation", tensors_of(observation)), **named("masks", tensors_of(masks))}
+    return {**with_prefix("observation", tensors_of(observation)), **with_prefix("masks", tensors_of(masks))}
 
 
 def show_again(
@@ -113,8 +115,8 @@ def show_again(
     like, masks: any that this environment gives, for their form.
     """
     for step, row in enumerate(decisions):
-        seen = refill(like, part("observation", row))
-        controller.decide(seen, refill(masks, part("masks", row)), step)
+        seen = refill(like, under_prefix("observation", row))
+        controller.decide(seen, refill(masks, under_prefix("masks", row)), step)
 
 
 def play(

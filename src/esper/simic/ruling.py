@@ -23,7 +23,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 
 
 @dataclass(frozen=True)
-class World:
+class RulingInputs:
     """What stays the same from step to step; the tensors of the bodies are changed in their places."""
 
     population: Population
@@ -33,14 +33,16 @@ class World:
     allowed: Tensor  # [S, blueprints] bool: what the rules let grow in each slot
 
     @staticmethod
-    def of(population: Population, costs: ForwardCosts, rules: LifecycleConfig, topology: str) -> World:
+    def of(
+        population: Population, costs: ForwardCosts, rules: LifecycleConfig, topology: str
+    ) -> RulingInputs:
         """A world in which slots behind a block take the blueprints that the rules name."""
         segments = population.bodies.host.segments
         allowed = torch.ones(len(segments), len(Blueprint), dtype=torch.bool)
         named = [name.upper() for name in rules.block_blueprints]
         behind_block = [block_of(segment) is not None for segment in segments]
         allowed[behind_block] = torch.tensor([b.name in named for b in Blueprint])
-        return World(population, costs, rules, topology, allowed.to(population.device))
+        return RulingInputs(population, costs, rules, topology, allowed.to(population.device))
 
     def fits(self) -> Tensor:
         """The blueprints that a seed may have now in each slot.  # [N, S, blueprints] bool"""
@@ -63,7 +65,7 @@ def rule(
     active: Tensor,
     left: Tensor,
     looks: Tensor,
-    world: World,
+    world: RulingInputs,
 ) -> Ruled:
     """Apply actions one after the other, then tick; for the finished no time passes.
 
@@ -105,7 +107,7 @@ def remember(
 
 
 def fitting_masks(
-    slots: SlotStates, evidence: SlotEvidence, left: Tensor, looks: Tensor, world: World
+    slots: SlotStates, evidence: SlotEvidence, left: Tensor, looks: Tensor, world: RulingInputs
 ) -> ActionMasks:
     """What is legal, given what fits the bodies as they are now; see `compute_batch_masks`."""
     return compute_batch_masks(
@@ -119,13 +121,13 @@ def fitting_masks(
     )
 
 
-def sizes(slots: SlotStates, world: World) -> tuple[Tensor, Tensor]:
+def sizes(slots: SlotStates, world: RulingInputs) -> tuple[Tensor, Tensor]:
     """Parameters of each member, and what a step costs it over a bare host's.  # [N] int64, float32"""
     population = world.population
     return population.parameter_counts(slots), world.costs.relative(slots, population).float()
 
 
-def price(slots: SlotStates, looks: Tensor, work: Work, world: World) -> Tensor:
+def price(slots: SlotStates, looks: Tensor, work: Work, world: RulingInputs) -> Tensor:
     """FLOPs of an epoch, of its validation too for those whose controller looks, none of the finished.
 
     # [N] float64

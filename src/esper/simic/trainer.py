@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 
 from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather, Piece, dealt, gather_pieces, held_shards
-from esper.foundation.rows import named, part
+from esper.foundation.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards
+from esper.foundation.rows import under_prefix, with_prefix
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
@@ -157,16 +157,16 @@ class Trainer:
                 return records
             piece = {"state": state}
             for block, record in records.items():
-                piece |= named(f"record.{block}", record.tensors())
+                piece |= with_prefix(f"record.{block}", record.tensors())
             for name, learner in self.learners.items():
-                piece |= named(f"rollout.{name}", learner.take())
+                piece |= with_prefix(f"rollout.{name}", learner.take())
             pieces.append(piece)
         everyone = gather_pieces(self.gather, pieces)
         self._check_alike([piece["state"] for piece in everyone])
         for name, learner in self.learners.items():
-            learner.join([part(f"rollout.{name}", piece) for piece in everyone])
+            learner.join([under_prefix(f"rollout.{name}", piece) for piece in everyone])
         return {
-            block: record.side_by_side([part(f"record.{block}", piece) for piece in everyone])
+            block: record.side_by_side([under_prefix(f"record.{block}", piece) for piece in everyone])
             for block, record in records.items()
         }
 
@@ -188,7 +188,7 @@ class Trainer:
             raise
         for learner in self.learners.values():
             learner.settle()
-        return {name: record.part(span) for name, span in spans.items()}
+        return {name: record.some_members(span) for name, span in spans.items()}
 
     def _fingerprint(self) -> Tensor:
         """A digest of all that was learned so far, where there are others to compare it with.  # [32]"""
@@ -204,7 +204,7 @@ class Trainer:
         """Raise UserError unless all shards were played with the same weights.  # [32] each"""
         strange = [k for k, own in enumerate(fingerprints) if not torch.equal(own, fingerprints[0])]
         if strange:
-            holders = dealt(self.shards, self.gather.size)
+            holders = even_ranges(self.shards, self.gather.size)
             ranks = sorted({r for r, held in enumerate(holders) for shard in strange if shard in held})
             raise UserError(
                 f"after round {self.rounds_done} the weights of process {', '.join(map(str, ranks))} are not "

@@ -63,7 +63,7 @@ class Blocks:
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """As many actions as the longest list of any block; the others wait after theirs."""
         decided = [
-            controller.decide(part(observation, span), part(masks, span), step)
+            controller.decide(some_members(observation, span), some_members(masks, span), step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
         ]
         lists = [[one] if isinstance(one, Actions) else one for one in decided]
@@ -75,6 +75,6 @@ class Blocks:
         return [Actions(torch.cat([one.choices for one in step])) for step in zip(*padded, strict=True)]
 
 
-def part(record: Record, span: slice) -> Record:
+def some_members(record: Record, span: slice) -> Record:
     """Some members of a record of tensors.  # each [N, ...] → [n, ...]"""
     return map_tensors(lambda tensor: tensor[span], record)

@@ -33,7 +33,7 @@ _LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")
 
 
 @dataclass(frozen=True)
-class Event:
+class ScheduleLine:
     """One line of a schedule."""
 
     at: float  # share of the budget, 0..1
@@ -46,15 +46,15 @@ class Event:
     )  # for budgets that pay the first host so many: from, below
 
     @staticmethod
-    def of(line: Event | Sequence[object]) -> Event:
+    def of(line: ScheduleLine | Sequence[object]) -> ScheduleLine:
         """From (0.3, "clone"), (0.3, "clone", [0, 2]) or (0.3, "clone", "all", 2); raises UserError."""
-        if isinstance(line, Event):
+        if isinstance(line, ScheduleLine):
             return line
         try:
             at, name, *rest = line
             slots, times = (*rest, ALL)[0], (*rest[1:], 1)[0]
             which = ALL if slots == ALL else tuple(int(s) for s in slots)  # type: ignore[attr-defined]
-            event = Event(float(at), Blueprint[str(name).upper()], which, int(times))  # type: ignore[arg-type, call-overload]
+            event = ScheduleLine(float(at), Blueprint[str(name).upper()], which, int(times))  # type: ignore[arg-type, call-overload]
         except (TypeError, ValueError, KeyError):
             names = ", ".join(b.name.lower() for b in Blueprint if b is not Blueprint.NOOP)
             raise UserError(
@@ -70,9 +70,9 @@ class Event:
 
 
 BY_BUDGET = (  # found on made tasks and judged on others: docs/study.md
-    Event(0.05, Blueprint.WIDEN_FULL, updates=(1536, math.inf)),
-    Event(0.10, Blueprint.WIDEN_FULL, updates=(384, 1536)),
-    Event(0.20, Blueprint.CLONE, updates=(1536, math.inf)),
+    ScheduleLine(0.05, Blueprint.WIDEN_FULL, updates=(1536, math.inf)),
+    ScheduleLine(0.10, Blueprint.WIDEN_FULL, updates=(384, 1536)),
+    ScheduleLine(0.20, Blueprint.CLONE, updates=(1536, math.inf)),
 )
 
 
@@ -85,9 +85,9 @@ class Schedule:
 
     looks = False
 
-    def __init__(self, events: Iterable[Event | Sequence[object]]) -> None:
-        """events: lines as `Event.of` takes them, their shares rising; raises UserError otherwise."""
-        self.events = [Event.of(line) for line in events]
+    def __init__(self, events: Iterable[ScheduleLine | Sequence[object]]) -> None:
+        """events: lines as `ScheduleLine.of` takes them, their shares rising; raises UserError otherwise."""
+        self.events = [ScheduleLine.of(line) for line in events]
         if [e.at for e in self.events] != sorted(e.at for e in self.events):
             raise UserError(
                 f"the schedule's shares are {[e.at for e in self.events]}; put them in rising order"

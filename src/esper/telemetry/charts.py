@@ -17,7 +17,7 @@ from esper.foundation.statistics import mean_interval
 from esper.telemetry.earnings import BlueprintEarnings
 from esper.telemetry.numbers import plain_number
 from esper.telemetry.palette import INK, MUTED, OP_COLOURS, SERIES, STAGE_COLOURS
-from esper.telemetry.pictures import dress, figure, percent
+from esper.telemetry.pictures import figure, percent, style_axes
 from esper.telemetry.schema import ControllerResult, Curve, PairedDifference, RoundSummary
 
 _MARKERS = "osD^vPX*"
@@ -52,7 +52,7 @@ def learning_curves(rounds: Sequence[RoundSummary]) -> Figure:
         ),
     )
     for axes, (label, stage, values) in zip(panels, columns, strict=True):
-        dress(axes, label, x="round")
+        style_axes(axes, label, x="round")
         mean, half = zip(*values, strict=True)
         _band(axes, [r.round for r in rounds], mean, half, STAGE_COLOURS[stage])
     if twins:
@@ -72,8 +72,10 @@ def growth_curves(
     above, below = picture.subplots(2, 1, sharex=True, height_ratios=(3, 1))
     several = len(curves) > 1
     whole = curves[0].flops[-1] or 1.0
-    dress(above, y=f"validation {score_name}")
-    dress(below, x="training FLOPs, as a share of what growth spent" if several else "epoch", y="parameters")
+    style_axes(above, y=f"validation {score_name}")
+    style_axes(
+        below, x="training FLOPs, as a share of what growth spent" if several else "epoch", y="parameters"
+    )
     below.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain_number(value)))
 
     def places(curve: Curve) -> list[float]:
@@ -112,7 +114,7 @@ def learner_health(
         panels[0].plot(stopped, [kl_limit] * len(stopped), "x", color=SERIES[1], label="stopped early")
         panels[0].legend(frameon=False, fontsize=8)
     for axes, (name, (title, logarithmic)), colour in zip(panels, _LEARNER.items(), SERIES, strict=False):
-        dress(axes, title, x="round")
+        style_axes(axes, title, x="round")
         axes.title.set_fontsize(9.5)
         values = np.array([getattr(r, name) for r in rounds], dtype=float)
         axes.plot([r.round for r in rounds], values, color=colour, linewidth=1.6)
@@ -125,7 +127,7 @@ def learner_health(
 def refusals(rounds: Sequence[RoundSummary]) -> Figure:
     """How often a gate refused what was asked for, op by op."""
     picture = figure(2.8)
-    axes = dress(picture.subplots(), "What gates refuse", x="round", y="share of what was asked for")
+    axes = style_axes(picture.subplots(), "What gates refuse", x="round", y="share of what was asked for")
     for name in rounds[-1].extra:
         op = name.removeprefix(REFUSED)
         values = [r.extra.get(name, np.nan) for r in rounds]
@@ -159,7 +161,9 @@ def op_shares_over_episode(shares: Sequence[Sequence[float]], names: Sequence[st
 def head_entropy(rounds: Sequence[RoundSummary]) -> Figure:
     """How undecided each head still is: 1 is uniform over what is legal, 0 is certain."""
     picture = figure(3.2)
-    axes = dress(picture.subplots(), "How undecided each head is", x="round", y="entropy / ln(legal choices)")
+    axes = style_axes(
+        picture.subplots(), "How undecided each head is", x="round", y="entropy / ln(legal choices)"
+    )
     for i, head in enumerate(rounds[-1].head_entropy):
         values = [r.head_entropy.get(head, np.nan) for r in rounds]
         style = "-" if i < len(SERIES) else "--"
@@ -174,7 +178,9 @@ def head_entropy(rounds: Sequence[RoundSummary]) -> Figure:
 def accuracy_against_compute(controllers: Sequence[ControllerResult]) -> Figure:
     """Validation accuracy against what was spent, a line for each arm; points are as large as networks."""
     picture = figure(4.2)
-    axes = dress(picture.subplots(), "Accuracy against compute", x="training GFLOPs", y="validation accuracy")
+    axes = style_axes(
+        picture.subplots(), "Accuracy against compute", x="training GFLOPs", y="validation accuracy"
+    )
     curves = {result.name: result.curve for result in controllers if len(result.curve) > 1}
     least = min(point.parameters for curve in curves.values() for point in curve)
     lowest = min(curve[-1].accuracy for curve in curves.values())
@@ -193,7 +199,7 @@ def accuracy_against_compute(controllers: Sequence[ControllerResult]) -> Figure:
 def frontier(controllers: Sequence[ControllerResult]) -> Figure:
     """Test accuracy against parameters: every member faintly, every controller's mean with its intervals."""
     picture = figure(4.2)
-    axes = dress(picture.subplots(), "Accuracy against size", x="parameters", y="test accuracy")
+    axes = style_axes(picture.subplots(), "Accuracy against size", x="parameters", y="test accuracy")
     for i, result in enumerate(controllers):
         colour, marker = SERIES[i % len(SERIES)], _MARKERS[i % len(_MARKERS)]
         axes.scatter(result.parameters, result.test_accuracy, s=14, color=colour, alpha=0.25, linewidths=0)
@@ -221,7 +227,7 @@ def paired_differences_chart(differences: Sequence[PairedDifference]) -> Figure:
     rows = [d for d in differences if d.quantity == "test_accuracy"]
     picture = figure(0.9 + 0.38 * len(rows))
     baseline = rows[0].baseline if rows else ""
-    axes = dress(picture.subplots(), f"Test accuracy above {baseline}, paired", x="percentage points")
+    axes = style_axes(picture.subplots(), f"Test accuracy above {baseline}, paired", x="percentage points")
     for i, row in enumerate(rows):
         ahead = SERIES[2] if row.mean - row.ci > 0 else SERIES[1] if row.mean + row.ci < 0 else MUTED
         axes.errorbar(
@@ -237,8 +243,8 @@ def blueprint_earnings(earnings: Sequence[BlueprintEarnings]) -> Figure:
     """What became of each blueprint's seeds, and what those that were kept contribute."""
     picture = figure(1.2 + 0.36 * max(len(earnings), 2))
     fates, worth = picture.subplots(1, 2, sharey=True)
-    dress(fates, "What became of its seeds", x="seeds")
-    dress(worth, "Contribution when kept (kept only above 0)", x="percentage points")
+    style_axes(fates, "What became of its seeds", x="seeds")
+    style_axes(worth, "Contribution when kept (kept only above 0)", x="percentage points")
     rows = range(len(earnings))
     left = np.zeros(len(earnings))
     for label, stage in (("kept", "FOSSILIZED"), ("taken out", "PRUNED"), ("unfinished", "DORMANT")):
@@ -261,7 +267,7 @@ def blueprint_earnings(earnings: Sequence[BlueprintEarnings]) -> Figure:
 def contribution_against_parameters(earnings: Sequence[BlueprintEarnings]) -> Figure:
     """Every kept seed: what it costs and what it brings."""
     picture = figure(3.8)
-    axes = dress(picture.subplots(), "What kept seeds cost and bring", x="parameters of the seed")
+    axes = style_axes(picture.subplots(), "What kept seeds cost and bring", x="parameters of the seed")
     axes.set_ylabel("contribution, percentage points", fontsize=9.5, color=INK)
     for i, entry in enumerate(e for e in earnings if e.contributions):
         axes.scatter(
@@ -289,7 +295,7 @@ def _band(axes: Axes, x: Sequence[int], mean: Sequence[float], half: Sequence[fl
 def _stacked(x: Sequence[int], shares: np.ndarray, names: Sequence[str], title: str, label: str) -> Figure:
     """Shares as bands from bottom to top, WAIT above all the others."""
     picture = figure(3.2)
-    axes = dress(picture.subplots(), title, x=label, y="share")
+    axes = style_axes(picture.subplots(), title, x=label, y="share")
     order = sorted(range(len(names)), key=lambda i: names[i] == "WAIT")
     axes.stackplot(
         x,

@@ -25,7 +25,7 @@ from safetensors.numpy import load, save
 
 from esper.foundation.errors import UserError
 from esper.telemetry.files import disk_errors, write_atomically
-from esper.telemetry.schema import plain
+from esper.telemetry.schema import json_values
 
 NO_BLUEPRINT = 255  # the slot is empty
 UNMEASURED = -32768  # a contribution that nothing has measured
@@ -49,7 +49,7 @@ COLUMNS: dict[str, tuple[str, str]] = {
 
 
 @dataclass(frozen=True)
-class Part:
+class HostPart:
     """A part of the host: the layers up to a joint, or the head."""
 
     name: str
@@ -65,7 +65,7 @@ class Lanes:
 
     round: int
     slots: Sequence[str]  # [S]; slot s sits after part s
-    parts: Sequence[Part]  # [S + 1], the head last
+    parts: Sequence[HostPart]  # [S + 1], the head last
     stage_names: Mapping[int, str]
     op_names: Mapping[int, str]
     blueprint_names: Mapping[int, str]
@@ -91,7 +91,7 @@ class Lanes:
     def to_bytes(self) -> bytes:
         """The file's bytes."""
         header = {"format": 1} | {
-            f.name: plain(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
+            f.name: json_values(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
         }
         columns = {name: np.ascontiguousarray(self.columns[name]) for name in COLUMNS}
         return bytes(save(columns, {"lanes": json.dumps(header)}))

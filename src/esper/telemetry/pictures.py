@@ -46,7 +46,7 @@ def figure(height: float, width: float = WIDTH) -> Figure:
     return Figure(figsize=(width, height), dpi=DPI, facecolor=PAPER, layout="constrained")
 
 
-def dress(axes: Axes, title: str = "", x: str = "", y: str = "") -> Axes:
+def style_axes(axes: Axes, title: str = "", x: str = "", y: str = "") -> Axes:
     """The common look: quiet frame, light grid, readable labels."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -96,7 +96,7 @@ def film_strips(reel: FilmReel, heading: str = "The life of every slot") -> Figu
 
 
 def _accuracy(axes: Axes, film: Film) -> None:
-    dress(axes, f"member {film.member}")
+    style_axes(axes, f"member {film.member}")
     axes.text(
         1.0, 1.08, film.title, transform=axes.transAxes, fontsize=9, color=MUTED, ha="right", style="italic"
     )
@@ -110,7 +110,7 @@ def _accuracy(axes: Axes, film: Film) -> None:
 
 
 def _lanes(axes: Axes, film: Film, reel: FilmReel) -> None:
-    dress(axes)
+    style_axes(axes)
     axes.grid(False)
     for slot in range(len(film.slots)):
         for first, last, stage, alpha in _runs(film, reel, slot):

@@ -128,7 +128,7 @@ def _came_out(folder: RunFolder, rounds: Sequence[RoundSummary], results: Compar
         return network_cards(network)
     if not rounds:
         return bullets(_verdicts(results)) if results is not None else "<p>No round was finished.</p>"
-    return _round_cards(rounds) + f"<p>{escape(course(rounds))}</p>"
+    return _round_cards(rounds) + f"<p>{escape(learning_in_words(rounds))}</p>"
 
 
 def _verdicts(results: Comparison) -> Iterator[str]:
@@ -285,7 +285,7 @@ def _round_cards(rounds: Sequence[RoundSummary]) -> str:
     return cards(figures)
 
 
-def course(rounds: Sequence[RoundSummary]) -> str:
+def learning_in_words(rounds: Sequence[RoundSummary]) -> str:
     """Whether it learned, in a sentence: by what lies above ungrown twins, where they were played."""
     gains = [r.extra["above_twin"] for r in rounds if "above_twin" in r.extra]
     if len(gains) == len(rounds):

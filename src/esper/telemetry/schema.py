@@ -250,18 +250,18 @@ class Growth:
     validation_samples: int = 0  # that the score was measured on; 0 where nobody knows
 
 
-def plain(value: Any) -> Any:
+def json_values(value: Any) -> Any:
     """A record as JSON values: tuples are lists, keys are strings, what is not finite is null."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+        return {f.name: json_values(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, Mapping):
-        return {str(key): plain(v) for key, v in value.items()}
+        return {str(key): json_values(v) for key, v in value.items()}
     if isinstance(value, (str, bool)) or value is None:
         return value
     if isinstance(value, Sequence):
-        return [plain(v) for v in value]
+        return [json_values(v) for v in value]
     if hasattr(value, "tolist"):  # arrays and numpy scalars
-        return plain(value.tolist())
+        return json_values(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value
@@ -269,7 +269,7 @@ def plain(value: Any) -> Any:
 
 def to_json(record: Any) -> str:
     """One line of strict JSON."""
-    return json.dumps(plain(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return json.dumps(json_values(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def from_json(kind: type[Record], data: Any, where: str) -> Record:

@@ -20,7 +20,7 @@ from typing import Any
 from esper.foundation.errors import UserError
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import plain
+from esper.telemetry.schema import json_values
 
 Row = Mapping[str, Any]
 
@@ -49,7 +49,7 @@ def _rounds(folder: RunFolder) -> list[Row]:
 def _events(folder: RunFolder) -> list[Row]:
     rows = []
     for event in folder.events():
-        row = plain(event)
+        row = json_values(event)
         numbers = row.pop("numbers")
         rows.append(row | {f"numbers/{name}": value for name, value in numbers.items()})
     return rows
@@ -60,7 +60,7 @@ def _results(folder: RunFolder) -> list[Row]:
     columns = ("test_accuracy", "parameters", "member_epochs", "flops", "potential")
     return [
         {"controller": controller.name, "member": member}
-        | {name: plain(values[i]) for name in columns if (values := getattr(controller, name))}
+        | {name: json_values(values[i]) for name in columns if (values := getattr(controller, name))}
         for controller in (results.controllers if results is not None else ())
         for i, member in enumerate(controller.members)
     ]
@@ -69,7 +69,13 @@ def _results(folder: RunFolder) -> list[Row]:
 def _curves(folder: RunFolder) -> list[Row]:
     growth = folder.growth()
     return [
-        {"name": curve.name, "epoch": epoch, "score": plain(score), "parameters": size, "flops": plain(flops)}
+        {
+            "name": curve.name,
+            "epoch": epoch,
+            "score": json_values(score),
+            "parameters": size,
+            "flops": json_values(flops),
+        }
         for curve in (growth.curves if growth is not None else ())
         for epoch, (score, size, flops) in enumerate(
             zip(curve.score, curve.parameters, curve.flops, strict=True)

@@ -11,7 +11,7 @@ from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.telemetry.earnings import BlueprintEarnings, blueprint_ledger
 from esper.telemetry.events import Event
-from esper.telemetry.schema import from_json, plain
+from esper.telemetry.schema import from_json, json_values
 
 _MOST_READ = 100_000  # lines of one round that are looked at
 MOST_TOLD = 2_000  # events that are sent as they are; the others are counted only
@@ -53,7 +53,7 @@ def _entry(entry: BlueprintEarnings) -> dict[str, Any]:
     mean, half = mean_interval(entry.contributions)
     sizes, _ = mean_interval(entry.parameters)
     counts = {"blueprint": entry.blueprint, "planted": entry.planted, **entry.fates}
-    return dict(plain(counts | {"contribution": mean, "contribution_ci": half, "parameters": sizes}))
+    return dict(json_values(counts | {"contribution": mean, "contribution_ci": half, "parameters": sizes}))
 
 
 def _lines_of_round(path: Path, round: int) -> list[bytes]:

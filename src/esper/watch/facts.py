@@ -14,7 +14,7 @@ from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.telemetry.differences import COMPARED
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, plain
+from esper.telemetry.schema import Comparison, json_values
 from esper.watch.library import file_of
 
 _SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "growth.json", "lanes")
@@ -53,10 +53,10 @@ def facts(run: Path) -> dict[str, Any]:
         "about": about,
         "command": tried(folder.command_text),
         "config": config or {},
-        "film": plain(tried(lambda: file_of(run, "film.json") and folder.film())),
+        "film": json_values(tried(lambda: file_of(run, "film.json") and folder.film())),
         "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
         "network": _text(run, "network.md"),
-        "growth": plain(tried(lambda: file_of(run, "growth.json") and folder.growth())),
+        "growth": json_values(tried(lambda: file_of(run, "growth.json") and folder.growth())),
         "lanes": folder.lanes.rounds(),
         "problems": problems,
     }
@@ -66,10 +66,10 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
     """A comparison as JSON, with the mean and the interval of every quantity of every controller."""
     if results is None:
         return None
-    found: dict[str, Any] = plain(results)
+    found: dict[str, Any] = json_values(results)
     for entry, controller in zip(found["controllers"], results.controllers, strict=True):
         pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
-        entry["figures"] = plain({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
+        entry["figures"] = json_values({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
     return found
 
 
@@ -88,7 +88,7 @@ def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
         if isinstance(value, Mapping) and value:
             pairs += _flat(value, f"{prefix}{key}.")
         else:
-            pairs.append((f"{prefix}{key}", plain(value) if not isinstance(value, str) else value))
+            pairs.append((f"{prefix}{key}", json_values(value) if not isinstance(value, str) else value))
     return pairs
 
 

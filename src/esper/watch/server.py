@@ -35,7 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from esper.foundation.errors import UserError
 from esper.telemetry import palette
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.schema import plain
+from esper.telemetry.schema import json_values
 from esper.watch.events import round_events
 from esper.watch.facts import facts, last_line, signature, state
 from esper.watch.finals import differences, final_of
@@ -190,7 +190,7 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
             found = await run_in_threadpool(make, request)
         except UserError as error:
             return JSONResponse({"error": str(error)}, 404)
-        return found if isinstance(found, Response) else JSONResponse(plain(found))
+        return found if isinstance(found, Response) else JSONResponse(json_values(found))
 
     return respond
 

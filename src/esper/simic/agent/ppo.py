@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.foundation.gather import Alone, Gather, dealt, gather_rows
+from esper.foundation.gather import Alone, Gather, even_ranges, gather_rows
 from esper.foundation.replay import Captured, Studio
-from esper.foundation.rows import check_like, map_tensors, named, part
+from esper.foundation.rows import check_like, map_tensors, under_prefix, with_prefix
 from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
 from esper.simic.agent.losses import (
@@ -192,10 +192,10 @@ class PPOAgent:
         """Everything that learning changed, as plain tensors."""
         normaliser = self.feature_normaliser
         return {
-            **named("policy", self.policy.state_dict()),
-            **named("optimiser", self.optimiser.state_dict()),
-            **named("value_normaliser", self.value_normaliser.state_dict()),
-            **named("feature_normaliser", normaliser.state_dict() if normaliser else {}),
+            **with_prefix("policy", self.policy.state_dict()),
+            **with_prefix("optimiser", self.optimiser.state_dict()),
+            **with_prefix("value_normaliser", self.value_normaliser.state_dict()),
+            **with_prefix("feature_normaliser", normaliser.state_dict() if normaliser else {}),
             "updates": torch.tensor(self.updates),
             "seed": torch.tensor(self.seed),
         }
@@ -206,11 +206,11 @@ class PPOAgent:
             self._make_feature_normaliser(tensors["feature_normaliser.mean"].shape[0])
         mend = "build the policy with the config it was trained with"
         check_like(self.state_dict(), tensors, "the agent's state", mend)
-        self.policy.load_state_dict(part("policy", tensors))
-        self.optimiser.load_state_dict(part("optimiser", tensors))
-        self.value_normaliser.load_state_dict(part("value_normaliser", tensors))
+        self.policy.load_state_dict(under_prefix("policy", tensors))
+        self.optimiser.load_state_dict(under_prefix("optimiser", tensors))
+        self.value_normaliser.load_state_dict(under_prefix("value_normaliser", tensors))
         if self.feature_normaliser is not None:
-            self.feature_normaliser.load_state_dict(part("feature_normaliser", tensors))
+            self.feature_normaliser.load_state_dict(under_prefix("feature_normaliser", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
     def _may_look(self) -> bool:
@@ -298,7 +298,7 @@ class PPOAgent:
         learn = self._learned_part if small and not self._imitates else self._learn_part
         mine = [
             learn(_choose_rows(batch, parts[k]), parts[k], entropy, counts)
-            for k in dealt(len(parts), gather.size)[gather.rank]
+            for k in even_ranges(len(parts), gather.size)[gather.rank]
         ]
         held = torch.stack(mine) if mine else torch.zeros(0, part_length(self.policy), device=self.device)
         return self._taken(gather_rows(gather, held, len(parts)), counts, stopped, broken)
