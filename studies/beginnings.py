@@ -9,11 +9,11 @@ arms at a learning rate of 1e-2. Differences are to the defaults, member by memb
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from esper.foundation.gather import Gather
 from studies import command_line, widening
-from studies.equal_compute import Arm, Result, read, run_arm, table, write
+from studies.equal_compute import Arm, read, run_arms, table
 
 RESULTS = Path(__file__).parent / "results"
 FLOPS = widening.FLOPS / 2  # of every member
@@ -40,26 +40,20 @@ def path_of(folder: Path, blueprint: str) -> Path:
     return folder / f"beginnings-{blueprint}.jsonl"
 
 
-def study(blueprint: str, given: argparse.Namespace, path: Path) -> list[Result]:
-    """All arms of one way to grow; the file is written anew after each."""
-    setting, results = widening.setting(given.flops, given.device), []
-    for arm in arms(blueprint):
-        results.append(run_arm(arm, setting, given.members, rate=1.0))
-        write(results, path, setting)
-        print(f"{blueprint}, {arm.name}: {results[-1].seconds:.0f} s", flush=True)
-    return results
-
-
-def main() -> None:
+def main(gather: Gather) -> None:
     """Run the study, or show the committed one again."""
     given = widening.read_options(__doc__, FLOPS)
     for blueprint in IDLE:
         path = path_of(given.out, blueprint)
         if given.read and not path.is_file():
             continue
-        results = read(path) if given.read else study(blueprint, given, path)
+        if given.read:
+            results = read(path)
+        else:
+            setting = widening.setting(given.flops, given.device)
+            results = run_arms(arms(blueprint), setting, given.members, lambda arm: 1.0, path, gather)
         print(f"{blueprint}\n{table(results, 'test_accuracy')}\n")
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run_shared(main)

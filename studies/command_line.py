@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import ExitStack, redirect_stdout
 
 from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
+from esper.foundation.gather import Gather
+from esper.foundation.launch import Launch
+from esper.foundation.processes import processes
 
 
 def run(main: Callable[[], None]) -> None:
+    """Run a program; of several processes one that fails says in one line which it is."""
     try:
         main()
     except (ValueError, OSError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
+    except Exception as error:
+        if Launch.of().size == 1:
+            raise
+        sys.exit(f"{Launch.of()}: {type(error).__name__}: {' '.join(str(error).split())}")
+
+
+def run_shared(main: Callable[[Gather], None]) -> None:
+    """Run a program that several processes of torchrun do together; what the others print is not shown."""
+
+    def together() -> None:
+        with processes(Launch.of()) as gather, ExitStack() as quiet:
+            if gather.rank:
+                quiet.enter_context(redirect_stdout(quiet.enter_context(open(os.devnull, "w"))))
+            main(gather)
+
+    run(together)
 
 
 def positive(text: str) -> int:

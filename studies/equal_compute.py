@@ -11,15 +11,18 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from zlib import crc32
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.foundation.errors import UserError
+from esper.foundation.gather import Gather, exchange_values
 from esper.foundation.statistics import mean_interval
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig
@@ -29,7 +32,7 @@ from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
-from esper.tasks.task import HostSpec, Task
+from esper.tasks.task import HostSpec, Split, Task
 
 WORLD_SEED = 11
 CHOOSING = 1000  # members from this id on choose learning rates
@@ -126,6 +129,55 @@ def choose_rate(arm: Arm, setting: Setting, rates: Sequence[float], each: int = 
     record = play(setting.environment(arm, ids, scales), arm.controller(), 0)
     losses = np.nan_to_num(record.loss[-1], nan=np.inf).reshape(len(rates), each).mean(1)
     return float(rates[int(losses.argmin())])
+
+
+def run_arms(
+    arms: Sequence[Arm],
+    setting: Setting,
+    members: int,
+    rate_of: Callable[[Arm], float],
+    path: Path,
+    gather: Gather,
+) -> list[Result]:
+    """What all arms reached, each at its learning rate's scale, in their order.
+
+    The last arm goes first: what grows is what a study that is cut short needs most. Several processes take
+    an arm each, so that nothing depends on how many there are; all get all results, and the first one tells
+    of each and writes those that there are to `path`.
+    """
+    _check_same_data(setting.task.train, gather)
+    results: list[Result] = []
+    queue = arms[::-1]
+    for begin in range(0, len(queue), gather.size):
+        mine = queue[begin : begin + gather.size][gather.rank : gather.rank + 1]
+        reached = [asdict(run_arm(arm, setting, members, rate_of(arm))) for arm in mine]
+        for told in (told for each in exchange_values(gather, reached) for told in each):
+            results.insert(0, Result(**told))
+            if gather.rank == 0:
+                print(_line(results[0]), flush=True)
+        if gather.rank == 0:
+            write(results, path, setting)
+    return results
+
+
+def _check_same_data(split: Split, gather: Gather) -> None:
+    """Raise UserError where processes have other data: some are made of what is installed on a machine."""
+    if gather.size > 1:
+        mine = crc32(split.inputs.numpy().tobytes(), crc32(split.targets.numpy().tobytes()))
+        others = [rank for rank, sum in enumerate(exchange_values(gather, mine)) if sum != mine]
+        if others:
+            raise UserError(
+                f"processes {gather.rank} and {others[0]} have made different data of what is installed on "
+                "their machines: use the same versions of Python and torch on all of them"
+            )
+
+
+def _line(result: Result) -> str:
+    loss, accuracy = np.mean(result.validation_loss), np.mean(result.validation_accuracy)
+    return (
+        f"{result.arm}: validation loss {loss:.4f}, accuracy {accuracy:.4f}, rate ×{result.rate:g}, "
+        f"{result.seconds:.0f} s"
+    )
 
 
 def write(results: Iterable[Result], path: Path, setting: Setting) -> None:

@@ -2,6 +2,7 @@
 
     python -m studies.gpt                       both budgets, three seeds: about twelve minutes on one H200
     python -m studies.gpt --quick --device cpu  minutes on two cores, far too small to say anything
+    torchrun --nproc-per-node=5 -m studies.gpt  an arm in each process
     python -m studies.gpt --read                the tables of the committed results
 
 Bytes of the sources of the standard library and of torch, which every machine with torch has. Arms: 2, 4, 6
@@ -13,18 +14,20 @@ from __future__ import annotations
 
 import argparse
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 import torch
 
+from esper.foundation.gather import Gather, from_first
 from esper.population.config import PopulationConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies import command_line
-from studies.equal_compute import Arm, Result, Setting, choose_rate, picture, read, run_arm, table, write
+from studies.equal_compute import Arm, Result, Setting, choose_rate, picture, read, run_arms, table
 
 RESULTS = Path(__file__).parent / "results"
 RATES = (0.5, 1.0, 2.0)  # of the learning rate below, tried for every arm at the smaller budget
@@ -112,17 +115,24 @@ def arms(size: Size) -> list[Arm]:
     return [*fixed, Arm(f"grown {steps}, copies", {**shape, "depth": least}, schedule, folds=1 + rest)]
 
 
-def study(size: Size, budgets: Sequence[int], device: str, out: Path, rate: float | None = None) -> None:
+def known_rate(rates: Mapping[str, float], setting: Setting, arm: Arm) -> float:
+    """The learning rate's scale of an arm, which is chosen where it is not known."""
+    return rates[arm.name] if arm.name in rates else choose_rate(arm, setting, RATES)
+
+
+def study(
+    size: Size, budgets: Sequence[int], device: str, out: Path, gather: Gather, rate: float | None = None
+) -> None:
     """All arms at the chosen budgets, smallest first; learning rates are chosen at the first, or given."""
     task = make_task(size)
     print(
         f"{sum(len(s) for s in (task.train, task.validation)) * size.context / 1e6:.1f} MB of text",
         flush=True,
     )
-    first = out / f"gpt-{peta(size.budgets[0])}.jsonl"
     rates = {arm.name: rate for arm in arms(size)} if rate else {}
     if min(budgets) > 0 and not rate:
-        rates = {result.arm: result.rate for result in read(first)}
+        first = out / f"gpt-{peta(size.budgets[0])}.jsonl"
+        rates = from_first(gather, {} if gather.rank else {result.arm: result.rate for result in read(first)})
     for budget in sorted(budgets):
         flops, batch = size.budgets[budget], size.batches[budget]
         config = PopulationConfig(
@@ -132,17 +142,9 @@ def study(size: Size, budgets: Sequence[int], device: str, out: Path, rate: floa
             precision="bfloat16" if device.startswith("cuda") else "float32",
         )  # fmt: skip
         setting = Setting(task, "gpt", flops, config, device)
-        results = []
-        for arm in reversed(arms(size)):  # growth first: it is what a study that is cut short needs most
-            if arm.name not in rates:
-                rates[arm.name] = choose_rate(arm, setting, RATES)
-            results.insert(0, run_arm(arm, setting, size.members, rates[arm.name]))
-            loss, seconds = np.mean(results[0].validation_loss), results[0].seconds
-            print(
-                f"{peta(flops)}FLOP  {arm.name}: {loss:.4f}  rate ×{rates[arm.name]:g}  {seconds:.0f} s",
-                flush=True,
-            )
-            write(results, out / f"gpt-{peta(flops)}.jsonl", setting)
+        path, rate_of = out / f"gpt-{peta(flops)}.jsonl", partial(known_rate, rates, setting)
+        results = run_arms(arms(size), setting, size.members, rate_of, path, gather)
+        rates = {result.arm: result.rate for result in results}
         print(table(results), flush=True)
 
 
@@ -159,7 +161,7 @@ def draw(path: Path, folder: Path = RESULTS) -> None:
     picture({f"{budget}FLOP": results for budget, results in found.items()}, path, low - 0.02, 2 * low)
 
 
-def main() -> None:
+def main(gather: Gather) -> None:
     """Run the study, or show the committed one again."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--quick", action="store_true", help="small enough for two cores")
@@ -177,9 +179,10 @@ def main() -> None:
         for budget, results in results_in(RESULTS).items():
             print(f"{budget}FLOP\n{table(results)}")
         return
-    study(QUICK if given.quick else FULL, given.budgets, given.device, given.out, given.rate)
-    draw(given.out / "study_gpt.png", given.out)
+    study(QUICK if given.quick else FULL, given.budgets, given.device, given.out, gather, given.rate)
+    if gather.rank == 0:
+        draw(given.out / "study_gpt.png", given.out)
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run_shared(main)

@@ -2,6 +2,7 @@
 
     python -m studies.resnet                       both budgets, four seeds: minutes on one GPU
     python -m studies.resnet --quick --device cpu  a minute on one core, far too small to say anything
+    torchrun --nproc-per-node=4 -m studies.resnet  an arm in each process
     python -m studies.resnet --read                the table of the committed results
 
 Images of letters and digits in many fonts, turned, sheared and noisy (`studies.glyphs`). Arms: 1, 2 and 4
@@ -13,8 +14,10 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from esper.foundation.gather import Gather
 from esper.population.config import PopulationConfig
 from studies import command_line, glyphs
 from studies.equal_compute import (
@@ -25,9 +28,8 @@ from studies.equal_compute import (
     comparison,
     picture,
     read,
-    run_arm,
+    run_arms,
     table,
-    write,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -67,7 +69,7 @@ FULL = Size("resnet", 16, 3, 24, 128, (1.0e13, 4.0e13))
 QUICK = Size("resnet", 4, 1, 12, 16, (2.0e8, 4.0e8), (500, 100, 100), members=2, per_step=5)
 
 
-def study(size: Size, budgets: list[int], device: str, out: Path) -> None:
+def study(size: Size, budgets: list[int], device: str, out: Path, gather: Gather) -> None:
     """All arms at the chosen budgets, smallest first."""
     task = glyphs.make_task(size.side, size.images)
     config = PopulationConfig(
@@ -77,12 +79,9 @@ def study(size: Size, budgets: list[int], device: str, out: Path) -> None:
         precision="bfloat16" if device.startswith("cuda") else "float32",
     )  # fmt: skip
     for flops in (size.budgets[budget] for budget in sorted(budgets)):
-        setting, results = Setting(task, "resnet", flops, config, device), []
-        for arm in size.arms:
-            rate = choose_rate(arm, setting, RATES, EACH)
-            results.append(run_arm(arm, setting, size.members, rate))
-            write(results, size.path(out, flops), setting)
-            print(f"{arm.name}: rate ×{rate:g}, {results[-1].seconds:.0f} s", flush=True)
+        setting = Setting(task, "resnet", flops, config, device)
+        rate_of = partial(choose_rate, setting=setting, rates=RATES, each=EACH)
+        results = run_arms(size.arms, setting, size.members, rate_of, size.path(out, flops), gather)
         print(table(results, "test_accuracy"), flush=True)
 
 
@@ -97,7 +96,7 @@ def draw(path: Path, folder: Path = RESULTS, size: Size = FULL) -> None:
     picture(results_in(folder, size), path, 0.0, 2.0)
 
 
-def main() -> None:
+def main(gather: Gather) -> None:
     """Run the study, or show the committed one again."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--quick", action="store_true", help="small enough for one core")
@@ -108,11 +107,13 @@ def main() -> None:
     given = options.parse_args()
     size = QUICK if given.quick else FULL
     if not given.read:
-        study(size, given.budgets, given.device, given.out)
+        study(size, given.budgets, given.device, given.out, gather)
+    if gather.rank > 0:
+        return
     print(comparison(results_in(RESULTS if given.read else given.out, size), "test_accuracy"))
     if not given.read:
         draw(given.out / "study_resnet.png", given.out, size)
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run_shared(main)

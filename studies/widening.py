@@ -7,12 +7,14 @@ python -m studies.widening --read    the tables of the committed results
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
+from esper.foundation.gather import Gather
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
 from studies import command_line
-from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_arm, table, write
+from studies.equal_compute import Arm, Setting, choose_rate, read, run_arms, table
 
 RESULTS = Path(__file__).parent / "results"
 RATES = (0.5, 1.0, 2.0)
@@ -34,16 +36,6 @@ def setting(flops: float, device: str) -> Setting:
     return Setting(load_task("mnist1d"), "resnet", flops, config, device)
 
 
-def study(shared: Setting, members: int) -> list[Result]:
-    """All arms, each at the learning rate that was chosen for it."""
-    results = []
-    for arm in ARMS:
-        rate = choose_rate(arm, shared, RATES, each=2)
-        results.append(run_arm(arm, shared, members, rate))
-        print(f"{arm.name}: {results[-1].seconds:.0f} s", flush=True)
-    return results
-
-
 def read_options(description: str | None, flops: float) -> argparse.Namespace:
     """What the command line says, of a study of this task with so many FLOPs by default."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
@@ -55,7 +47,7 @@ def read_options(description: str | None, flops: float) -> argparse.Namespace:
     return options.parse_args()
 
 
-def main() -> None:
+def main(gather: Gather) -> None:
     """Run the study, or show the committed one again."""
     given = read_options(__doc__, FLOPS)
     path = given.out / "widening.jsonl"
@@ -63,10 +55,10 @@ def main() -> None:
         results = read(path)
     else:
         shared = setting(given.flops, given.device)
-        results = study(shared, given.members)
-        write(results, path, shared)
+        rate_of = partial(choose_rate, setting=shared, rates=RATES, each=2)
+        results = run_arms(ARMS, shared, given.members, rate_of, path, gather)
     print(f"{table(results, 'test_accuracy')}\n\n{table(results, 'validation_loss')}")
 
 
 if __name__ == "__main__":
-    command_line.run(main)
+    command_line.run_shared(main)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from esper.foundation.errors import UserError
+from esper.foundation.gather import Alone, Gather
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
+from esper.tasks.task import Split
 from studies import equal_compute_page
-from studies.equal_compute import Arm, Setting, choose_rate, read, run_arm, table, write
+from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_arm, run_arms, table, write
+from tests.shards import on_processes
 
+TASK = load_task("digits")
 HOST = {"width": 4, "depth": 1, "stages": 1, "hidden": 4}
 FIXED = Arm("fixed", HOST)
 GROWN = Arm("grown", HOST, ((0.3, "clone", "all"),), folds=1)
@@ -19,7 +25,7 @@ GROWN = Arm("grown", HOST, ((0.3, "clone", "all"),), folds=1)
 
 def setting() -> Setting:
     config = PopulationConfig(batch_size=8, batches_per_epoch=2, validation_samples=32, schedule="flat")
-    return Setting(load_task("digits"), "resnet", 3e7, config)
+    return Setting(TASK, "resnet", 3e7, config)
 
 
 def test_arms_of_other_sizes_spend_equal_flops_and_come_back_from_their_file(tmp_path: Path) -> None:
@@ -32,6 +38,39 @@ def test_arms_of_other_sizes_spend_equal_flops_and_come_back_from_their_file(tmp
     write(results, tmp_path / "lines.jsonl", setting())
     assert read(tmp_path / "lines.jsonl") == results
     assert [line.split(" | ")[0] for line in table(results).splitlines()[2:]] == ["| fixed", "| grown"]
+
+
+def test_processes_take_an_arm_each_and_the_first_writes_what_one_process_finds(tmp_path: Path) -> None:
+    arms = (FIXED, replace(FIXED, name="also fixed"), GROWN)
+
+    def work(gather: Gather, folder: str = "shared") -> list[Result]:
+        path = tmp_path / folder / f"{gather.rank}.jsonl"
+        return run_arms(
+            arms, replace(setting(), flops=8e6), 1, lambda arm: 0.5 + len(arm.schedule), path, gather
+        )
+
+    def without_clock(results: list[Result]) -> list[Result]:
+        return [replace(result, seconds=0.0) for result in results]
+
+    alone = without_clock(work(Alone(), "alone"))
+    assert [(result.arm, result.rate) for result in alone] == [
+        ("fixed", 0.5),
+        ("also fixed", 0.5),
+        ("grown", 1.5),
+    ]
+    assert [without_clock(found) for found in on_processes(2, work)] == [alone, alone]
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["0.jsonl"]
+    assert without_clock(read(tmp_path / "shared" / "0.jsonl")) == alone
+
+
+def test_processes_with_other_data_are_refused(tmp_path: Path) -> None:
+    def work(gather: Gather) -> None:
+        train = TASK.train
+        mine = replace(setting(), task=replace(TASK, train=Split(train.inputs + gather.rank, train.targets)))
+        with pytest.raises(UserError, match=f"processes {gather.rank} and {1 - gather.rank} have made"):
+            run_arms([FIXED], mine, 1, lambda arm: 1.0, tmp_path / "file", gather)
+
+    on_processes(2, work)
 
 
 def test_a_rate_that_breaks_training_is_not_chosen() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from esper.foundation.gather import Alone
 from studies import glyphs, resnet
 from studies.equal_compute import comparison
 
@@ -28,7 +29,7 @@ def test_images_are_the_same_each_time_and_each_is_bent_in_its_own_way() -> None
 
 def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
     size = replace(resnet.QUICK, budgets=(6e7,), members=1, images=(80, 40, 20), per_step=1)
-    resnet.study(size, [0], "cpu", tmp_path)
+    resnet.study(size, [0], "cpu", tmp_path, Alone())
     found = resnet.results_in(tmp_path, size)
     (results,) = found.values()
     assert results[-1].parameters == results[-2].parameters
