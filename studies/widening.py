@@ -17,7 +17,7 @@ from studies import command_line
 from studies.equal_compute import Arm, Setting, choose_rate, read, run_arms, table
 
 RESULTS = Path(__file__).parent / "results"
-RATES = (0.5, 1.0, 2.0)
+RATES = (0.5, 1.0, 2.0, 4.0)
 FLOPS = 1.2e10  # of every member
 HOST = {"width": 4, "depth": 1, "stages": 2, "kernel": 5}
 ARMS = (
