@@ -6,14 +6,15 @@
 
 Every member of an arm holds the same seeds, one in each slot that takes them. The classic seed is the one
 that is most like the block ahead of its slot: CONV_HEAVY, MLP or ATTENTION. A round times one epoch of
-training of every arm, one after the other, so that whatever else the machine does meets all arms alike; on a
-CPU one thread is used and its own time counts. Arms are compared round by round, per training FLOP, with the
-host that holds classic seeds.
+training of an arm and one of the host that holds classic seeds, so that whatever else the machine does meets
+both alike; on a CPU one thread is used and its own time counts. They are compared round by round, per
+training FLOP.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -153,25 +154,28 @@ def _samples(preset: str, shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.T
 
 
 def measure(host: str, args: argparse.Namespace) -> Iterator[Result]:
-    """All arms of one host, in rounds."""
-    cases = [Case(host, arm, args) for arm in ARMS]
-    for _ in range(args.warmup):
-        for case in cases:
-            case.seconds()
-    rounds = [[case.seconds() / case.flops for case in cases] for _ in range(args.repeats)]
-    base = [arm.name for arm in ARMS].index(BASE)
-    for k, case in enumerate(cases):
-        per_flop = median(times[k] for times in rounds)
+    """All arms of one host, each in rounds with the classic one; no more than two are held at a time."""
+    base = Case(host, next(arm for arm in ARMS if arm.name == BASE), args)
+    for arm in ARMS:
+        case = base if arm.name == BASE else Case(host, arm, args)
+        for _ in range(args.warmup):
+            case.seconds(), base.seconds()
+        rounds = [(case.seconds() / case.flops, base.seconds() / base.flops) for _ in range(args.repeats)]
+        per_flop = median(own for own, _ in rounds)
         yield Result(
             host=host,
-            arm=case.arm.name,
+            arm=arm.name,
             n=args.members,
             precision=args.precision,
             milliseconds=round(per_flop * case.flops / args.batches * 1e3, 4),
             gigaflops=round(case.flops / args.batches / 1e9, 4),
             picoseconds_per_flop=round(per_flop * 1e12, 4),
-            against_classic=round(median(times[k] / times[base] for times in rounds), 3),
+            against_classic=round(median(own / classic for own, classic in rounds), 3),
         )
+        del case
+        gc.collect()  # the parts of a population refer to each other in circles
+        if args.device == "cuda":
+            torch.cuda.empty_cache()
 
 
 def show(results: list[Result], machine: str) -> None:
