@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -31,6 +32,9 @@ class Studio:
 
     def capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         """A graph of what a function does, and what it returned."""
+        free, total = torch.cuda.mem_get_info()
+        if free < total // 4:  # what torch has cached cannot be given back while a graph is captured
+            torch.cuda.empty_cache()
         graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -102,15 +106,18 @@ class Captured(Generic[P, Result]):
             arguments, named = cast(tuple[Any, Any], _rebuild(make, iter(tensors)))
             found: list[Tensor] = []
             outline[0] = _flatten(self.function(*arguments, **dict(named)), found)
-            return found
+            return [tensor.contiguous() for tensor in found]  # as their copies will be
 
         return Replayed(flat, self.studio, known=False), outline
 
 
 def copy_all(places: Any, values: Any) -> None:
-    """Copy tensors to as many places, in one launch for each type."""
+    """Copy tensors to as many places: in one launch for each type, but for those that lie otherwise there."""
     by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
     for place, value in zip(places, values, strict=True):
+        if place.stride() != value.stride():  # one such would have all of its type copied one by one
+            place.copy_(value)
+            continue
         pair = by_type.setdefault(place.dtype, ([], []))
         pair[0].append(place)
         pair[1].append(value)
@@ -118,15 +125,22 @@ def copy_all(places: Any, values: Any) -> None:
         torch._foreach_copy_(there, here)
 
 
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass, none of anything else."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+
+
 def _flatten(record: Any, into: list[Tensor]) -> object:
     """Append the tensors of a record; what else there is to know to build it again."""
     if isinstance(record, Tensor):
         into.append(record)
         return Tensor
-    if is_dataclass(record) and not isinstance(record, type):
-        return type(record), tuple(_flatten(getattr(record, f.name), into) for f in fields(record))
+    kind = type(record)
+    if names := _names(kind):
+        return kind, tuple([_flatten(getattr(record, name), into) for name in names])
     if isinstance(record, tuple):
-        return tuple, tuple(_flatten(part, into) for part in record)
+        return tuple, tuple([_flatten(part, into) for part in record])
     return None, record
 
 

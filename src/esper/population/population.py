@@ -310,7 +310,7 @@ class Population:
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """A snapshot with the rows of now for the members where True; written in place.  # where [N]"""
         for name, value in self.tensors().items():
-            saved[name].copy_(torch.where(flags_of_rows(where, value), value, saved[name]))
+            torch.where(flags_of_rows(where, value), value, saved[name], out=saved[name])
         return saved
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
@@ -329,11 +329,10 @@ class Population:
                     f"{name} is {tuple(saved[name].shape)} in the snapshot and {tuple(value.shape)} here; "
                     "restore into a population of the same members, host and slots"
                 )
-            chosen = saved[name].to(self.device)
-            if where is not None:
-                rows = where.repeat_interleave(value.shape[0] // self.num_members)
-                chosen = torch.where(rows.view(-1, *[1] * (value.ndim - 1)), chosen, value)
-            value.copy_(chosen)
+            if where is None:
+                value.copy_(saved[name])
+            else:
+                torch.where(flags_of_rows(where, value), saved[name].to(self.device), value, out=value)
 
     def _view(self, states: SlotStates, data: MemberData) -> SlotView:
         """The slot states on the host, refused where they or the data are not those of these members."""

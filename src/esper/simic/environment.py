@@ -53,7 +53,7 @@ from esper.population.objectives import cross_entropy
 from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
-from esper.simic.governor import Governor, MemberRows, review
+from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.ruling import RulingInputs, fitting_masks, price, remember, rule, sizes
 from esper.simic.signals import Signals
@@ -109,7 +109,8 @@ class GrowthEnvironment:
             Captured(partial(sizes, world=world), studio),
             Captured(partial(price, world=world), studio),
         )
-        self._remembered, self._judged = Captured(remember, studio), Captured(review, studio)
+        self._remembered = Captured(remember, studio)
+        self._studio = studio
 
     def _make_population(self) -> Population:
         spec, task, host = self.spec, self.spec.task, self.spec.task.host
@@ -163,9 +164,9 @@ class GrowthEnvironment:
         for all: whose controller reads what is measured. The others are not charged for it, and no gate
         that asks for a measurement stands in their way.
         """
-        self.episode, self.clock = episode, 0
+        first, self.episode, self.clock = self.episode < 0, episode, 0
         self.population.begin_episode(episode)
-        self.looks = torch.as_tensor(looks, device=self.device).expand(self.num_members)
+        self.looks = torch.as_tensor(looks, device=self.device).expand(self.num_members).contiguous()
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
         slots = slots.replace(room=torch.full_like(slots.room, self.spec.population.folds))
         if initial_slots is not None:
@@ -179,9 +180,11 @@ class GrowthEnvironment:
             signals=blank.update(measured.loss, measured.accuracy),
         )
         self.parameters, self.step_cost = self._sized(slots)  # [N] int64, float32
-        self._governor = Governor(
-            self.spec.governor, self.population, self.rows, self._chance_loss, self._judged
-        )
+        if first:
+            watched = self.spec.governor, self.population, self.rows, self._chance_loss, self._studio
+            self._governor = Governor(*watched)
+        else:
+            self._governor.begin(self.rows)
         self.potential = self.start_potential = self._potential()
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
         self.last_op = torch.full_like(self.members, NO_OP)

@@ -8,12 +8,13 @@ the member does not walk into the same wall again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from esper.foundation.replay import Captured, Studio, copy_all
 from esper.foundation.rows import choose, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
@@ -112,6 +113,7 @@ class Review:
     rows: MemberRows  # to go on with
     panicked: Tensor  # [N] bool: rolled back
     suspects: Tensor  # [N, S] bool: the seeds that this ended
+    emptied: Tensor  # [N, S] bool: slots of the rolled back without a seed; the saved bodies may hold one
     kept: Tensor  # [N] bool: whose rows are the new ones to come back to
 
 
@@ -135,7 +137,8 @@ def review(
     saved, ticks = choose(panicked, after, vigil.rows), ticks.masked_fill(panicked, 0)
     kept = verdict.good & active & keeps
     saved, ticks = choose(kept, after, saved), ticks.masked_fill(kept, 0)
-    return Review(Vigil(verdict.watch, saved, ticks), after, panicked, suspects, kept)
+    emptied = panicked.unsqueeze(1) & ~holds_seed(after.slots)
+    return Review(Vigil(verdict.watch, saved, ticks), after, panicked, suspects, emptied, kept)
 
 
 def _rolled_back(
@@ -165,17 +168,27 @@ class Governor:
         population: Population,
         rows: MemberRows,
         chance_loss: float,
-        judged: Callable[..., Review] = review,
+        studio: Studio | None = None,
     ):
-        """judged: `review`, or what replays it."""
+        """studio: where a review is captured, so that it is replayed; as a function of tensors by default."""
         self.config = config
         self.population = population
         self.chance_loss = chance_loss
-        self._judged = judged
-        watch = Watch.blank(population.num_members, config, population.device)
+        self._judged, self._settled = Captured(review, studio), Captured(self._settle, studio)
+        self._captures = studio is not None
+        self._bodies: dict[str, Tensor] = {}  # the last good ones; what is captured writes to their places
+        self.begin(rows)
+
+    def begin(self, rows: MemberRows) -> None:
+        """A new episode: the rows and bodies of now are the last good ones of every member."""
+        population = self.population
+        watch = Watch.blank(population.num_members, self.config, population.device)
         self.vigil = Vigil(watch, rows, torch.zeros_like(watch.spikes))
-        self._bodies = population.snapshot() if config.enabled else {}
         self._reviews = 0
+        if self._captures and self._bodies:
+            copy_all(self._bodies.values(), population.tensors().values())
+        elif self.config.enabled:
+            self._bodies = population.snapshot()
 
     def review(
         self, rows: MemberRows, training_loss: Tensor, active: Tensor
@@ -190,13 +203,19 @@ class Governor:
         self._reviews += 1
         keeps = self._reviews % self.config.snapshot_every == 0
         found = self._judged(self.vigil, rows, training_loss, active, keeps, self.chance_loss, self.config)
-        self.vigil, population, panicked = found.vigil, self.population, found.panicked
+        self.vigil = found.vigil
+        self._settled(found.panicked, found.emptied, found.kept, keeps)
+        return found.rows, found.panicked, found.suspects
+
+    def _settle(self, panicked: Tensor, emptied: Tensor, kept: Tensor, keeps: bool) -> tuple[()]:
+        """Take back the bodies of those who panicked, and keep those that are good: see `Review`."""
+        population = self.population
         # Births are counted on: the next seed is another draw, not the one that just failed.
         population.restore({**self._bodies, "births": population.births}, panicked)
-        population.prune(panicked.unsqueeze(1) & ~holds_seed(found.rows.slots))  # it may hold ended seeds
+        population.prune(emptied)
         if keeps:
-            self._bodies = population.keep(self._bodies, found.kept)
-        return found.rows, panicked, found.suspects
+            self._bodies = population.keep(self._bodies, kept)
+        return ()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""
@@ -215,7 +234,9 @@ class Governor:
             refill(self.vigil.rows, under_prefix("rows", tensors)),
         )
         self.vigil = Vigil(watch, rows, tensors["ticks"].to(self.vigil.ticks.device))
-        self._bodies = {
-            n: value.to(self.population.device) for n, value in under_prefix("bodies", tensors).items()
-        }
+        bodies = under_prefix("bodies", tensors)
+        if self._captures:
+            copy_all(self._bodies.values(), [bodies[name] for name in self._bodies])
+        else:
+            self._bodies = {name: value.to(self.population.device) for name, value in bodies.items()}
         self._reviews = int(tensors["reviews"])
