@@ -4,17 +4,21 @@
     python -m benchmarks.members --hosts tiny --members 2 --device cpu --repeats 1
 
 A step is one minibatch of training of every member. Beside the population: one module after another, each
-compiled by torch.compile (one is run, the rest is scaled), and torch.func.vmap over stacked weights. The
-share is of the rate that a large matrix product reaches in the same precision in the same run.
+compiled by torch.compile (one is run, the rest is scaled); torch.func.vmap over stacked weights; and, for
+convolutions, the population with torch's grouped ones instead of kernels of its own, which is how HFTA joins
+networks. The share is of the rate that a large matrix product reaches in the same precision in the same run.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Literal
 
 import torch
 from rich.console import Console
@@ -53,6 +57,7 @@ class Result:
     population_ms: float
     compiled_loop_ms: float
     vmap_ms: float
+    grouped_ms: float
     tflops: float
     share: float  # of a large product's rate
 
@@ -130,32 +135,39 @@ def measure(args: argparse.Namespace, name: str, members: int, rate: float) -> R
     tokens = preset == "gpt"
     inputs = torch.randint(CLASSES, (BATCH, *shape)) if tokens else torch.randn(BATCH, *shape)
     targets = torch.randint(CLASSES, (BATCH, *shape) if tokens else (BATCH,))
-    config = PopulationConfig(
-        batch_size=BATCH, batches_per_epoch=BATCHES, precision=args.precision, initial_weights=2
-    )
-    population = Population(make, config, torch.arange(members), device=device)
-    costs = ForwardCosts.of(population.bodies, inputs[:1], device)
-    states = SlotStates.empty(members, population.num_slots, device)
-    data = MemberData.shared(inputs, targets, members).to(device)
-    epoch = partial(population.train_epoch, states, data, Clock(0, 0, 10))
-    ours = milliseconds(epoch, device, args.repeats)
     x, y = inputs.to(device), targets.to(device)
-    parameters = population.bodies.host_parameters
-    flops = TRAINING_PASSES * BATCH * costs.host * members
-    del population, epoch  # their memory
+    data = MemberData.shared(inputs, targets, members).to(device)
+
+    def population_step(convolution: Literal["auto", "grouped"]) -> Callable[[], object]:
+        config = PopulationConfig(
+            batch_size=BATCH, batches_per_epoch=BATCHES, precision=args.precision, initial_weights=2,
+            convolution=convolution,
+        )  # fmt: skip
+        population = Population(make, config, torch.arange(members), device=device)
+        states = SlotStates.empty(members, population.num_slots, device)
+        return partial(population.train_epoch, states, data, Clock(0, 0, 10))
 
     def tried(make_step: Callable[[], Callable[[], object]], scale: float) -> float:
         try:
             return scale * milliseconds(make_step(), device, args.repeats)
         except RuntimeError as error:
             print(f"{name}, {members} members: {str(error).splitlines()[0]}")
-            return float("nan")
+            return math.nan
+        finally:
+            gc.collect()  # the parts of a population refer to each other in circles
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
 
+    ours = tried(lambda: population_step("auto"), 1 / BATCHES)
+    grouped = tried(lambda: population_step("grouped"), 1 / BATCHES) if preset == "resnet" else math.nan
     looped = tried(lambda: compiled_step(make().to(device), x, y, precision), members)
     stacked = tried(lambda: stacked_step([make().to(device) for _ in range(members)], x, y, precision), 1.0)
-    speed = flops / (ours / BATCHES / 1e3)
-    figures = (round(value, 3) for value in (ours / BATCHES, looped, stacked, speed / 1e12, speed / rate))
-    return Result(name, parameters, args.precision, members, *figures)
+    alone = Population(make, PopulationConfig(initial_weights=1), torch.arange(1)).bodies
+    flops = TRAINING_PASSES * BATCH * ForwardCosts.of(alone, inputs[:1], torch.device("cpu")).host * members
+    figures = (ours, looped, stacked, grouped, flops / ours / 1e9, flops / ours * 1e3 / rate)
+    return Result(
+        name, alone.host_parameters, args.precision, members, *(round(value, 3) for value in figures)
+    )
 
 
 def main() -> None:

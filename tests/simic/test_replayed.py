@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields
 from unittest.mock import PropertyMock, patch
 
@@ -17,13 +18,14 @@ from esper.simic.config import lifecycle_for
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
+from esper.simic.steps import StepResult
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from tests.replaying import replays_on_a_cpu
 from tests.simic.worlds import make_residual
 
 
 def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
-    """Three episodes of an untrained policy, and how many functions were captured."""
+    """Three episodes of an untrained policy in which members break, and how many functions were captured."""
     rules = lifecycle_for(8, LifecycleConfig(allow_unfinished=True))
     with (
         replays_on_a_cpu() as made,
@@ -34,14 +36,20 @@ def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
         controller = LearnedController(PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig()))
         if replayed:
             controller._decision = Captured(controller._decide, environment._masked.studio)
-        return [play(environment, controller, k) for k in range(3)], len(made)
+
+        def break_one(_: StepResult) -> None:
+            if environment.clock in (3, 5):
+                environment.population.hosts.weights[environment.clock % 2] = math.nan
+
+        return [play(environment, controller, k, on_step=break_one) for k in range(3)], len(made)
 
 
 @pytest.mark.parametrize("clock", ["steps", "compute"])
 def test_replayed_decisions_are_the_decisions(clock: str) -> None:
     (plain, none), (replayed, made) = episodes(clock, False), episodes(clock, True)
     assert none == 0
-    assert 7 <= made <= 12  # masks, decision, rules, memory, governor, sizes, prices; some in two makes
+    assert 8 <= made <= 13  # masks, decision, rules, memory, governor twice, sizes, prices; some in two makes
+    assert all(record.panicked.any() for record in plain)
     for here, there in zip(replayed, plain, strict=True):
         for field in fields(EpisodeRecord):
             value = getattr(there, field.name)

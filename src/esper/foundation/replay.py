@@ -6,7 +6,7 @@ nothing and what it does depends on its arguments and on tensors that stay in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, Generic, ParamSpec, TypeVar, cast
@@ -126,7 +126,7 @@ def copy_all(places: Any, values: Any) -> None:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     """The fields of a dataclass, none of anything else."""
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
@@ -137,7 +137,7 @@ def _flatten(record: Any, into: list[Tensor]) -> object:
         into.append(record)
         return Tensor
     kind = type(record)
-    if names := _names(kind):
+    if names := _names(cast(Hashable, kind)):
         return kind, tuple([_flatten(getattr(record, name), into) for name in names])
     if isinstance(record, tuple):
         return tuple, tuple([_flatten(part, into) for part in record])
