@@ -3,8 +3,9 @@
 Small models as people write them, none of them a host of the presets or of the study, are grown by each
 controller. Beside every growth the same model without growth and a wider one of the grown size are trained
 for the training FLOPs that the growth spent (`baseline=True, control="wider"`); where nothing stayed, the
-model without growth stands for both. All are scored on test data that nothing else reads. The last column of
-the summary is what not growing at all gives against the same wider models.
+model without growth stands for both. A model in which a schedule can plant nothing is left out. All are
+scored on test data that nothing else reads. The last column of the summary is what not growing at all gives
+against the same wider models.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
+from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.tasks import load_task
 
@@ -178,8 +180,12 @@ def main(arguments: list[str] | None = None) -> None:
     for name in MODELS:
         for seed in range(given.seeds):
             for controller in given.controllers.split(","):
-                rows.append(measure(name, controller, seed, given.epochs, given.engine))
-                print(rows[-1], file=sys.stderr, flush=True)
+                try:
+                    rows.append(measure(name, controller, seed, given.epochs, given.engine))
+                except UserError as error:
+                    print(f"{name}: {error}", file=sys.stderr, flush=True)
+                else:
+                    print(rows[-1], file=sys.stderr, flush=True)
     if given.out is not None:
         given.out.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows), encoding="utf-8")
     print(table(rows))

@@ -84,6 +84,7 @@ def test_a_step_of_ones_own() -> None:
 
 
 def test_blocks_repeated_by_a_schedule() -> None:
+    torch.manual_seed(0)
     layers = [nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(2)]
     code = block_with("folds=2").replace("folds=2)", 'folds=2, epochs=12, engine="live")')
     made = run(code, model=nn.Sequential(nn.Sequential(*layers), nn.Linear(5, 3)), **table_loaders())

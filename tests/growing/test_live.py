@@ -462,10 +462,23 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
     for told in (f"+ 0 6 → 9 wide{ending}", f"+ 3 repeated{ending}"):
         assert any(line.startswith(told) for line in lines), grown.report()
     assert lines[-1] == f"= {sum(p.numel() for p in grown.model.parameters())} parameters"
+    assert next(e.decision for e in grown.history if e.decision != "waited") == "planted CLONE after 3"
     assert f"{2 + folds} planted, {2 + folds} kept" in grown.report()  # a slot that is free again grows again
     assert grown.model[0].out_features == grown.model[2].in_features == 9
     assert len(grown.model) == 7
     assert grown.record.flops[0] > 0
+
+
+def test_a_schedule_that_no_slot_can_follow_is_refused_and_one_that_some_can_is_remarked_on() -> None:
+    strided = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    with pytest.raises(UserError, match=r"asks for CLONE, which no slot of this model takes: .* WIDEN_FULL"):
+        grow(strided, (X, Y), controller="schedule:clone@0.1")
+    recipe = "schedule:clone@0.1+widen_full@0.2"
+    grown = grow(strided, (X, Y), controller=recipe, epochs=4, engine="auto")
+    assert "planted WIDEN_FULL after" in grown.report()
+    assert "CLONE was asked for, which no slot of this model takes" in grown.report()
+    with pytest.raises(UserError, match=r"asks for CLONE, WIDEN_FULL, which many copies .* engine='live'"):
+        grow(strided, (X, Y), controller=recipe, members=2, engine="auto")
 
 
 def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:

@@ -55,7 +55,8 @@ class Arms:
         """The same with a control of its size; of a model that did not grow there is none."""
         size = int(grown.record.parameters[-1, grown.best])
         if size <= grown.host_parameters:
-            return replace(grown, remarks=("nothing stayed, so there is no wider model of the grown size",))
+            remark = "nothing stayed, so there is no wider model of the grown size"
+            return replace(grown, remarks=(*grown.remarks, remark))
         self._randomness.load_state_dict(self._start)
         given, first = self.request.model, self.request.build_model()
         factor = wider.factor_for(first, size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from esper.population.hosts import Host
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.schedule import Schedule
 
 if TYPE_CHECKING:
     from esper.growing.live import LivePopulation
@@ -124,6 +125,12 @@ def _allowed_blueprints(
     return [fitting[name] for name in names]
 
 
+def not_taken(controller: Controller, prices: ParameterPrices) -> list[str]:
+    """The blueprints that a schedule asks for and no slot takes as the model is now, by name."""
+    asked = [event.blueprint for event in controller.events] if isinstance(controller, Schedule) else []
+    return [b.name for b in dict.fromkeys(asked) if not bool(prices.choosable[:, b].any())]
+
+
 class Limited:
     """A controller that is never shown a blueprint that is not allowed, nor a seed that breaks the budget.
 
@@ -141,8 +148,20 @@ class Limited:
                 f"{cheapest}; give a "
                 f"budget of at least {cheapest}, or None for no limit"
             )
+        missing = not_taken(controller, prices)
+        if missing and {event.blueprint.name for event in cast(Schedule, controller).events} == {*missing}:
+            raise UserError(f"the schedule asks for {', '.join(missing)}, {self._why_not(prices)}")
+        self.remarks = tuple(f"{name} was asked for, {self._why_not(prices)}" for name in missing)
         self.controller, self.prices, self.budget = controller, prices, budget
         self.looks = controller.looks
+
+    @staticmethod
+    def _why_not(prices: ParameterPrices) -> str:
+        taken = [b.name for b in Blueprint if bool(prices.choosable[:, b].any())]
+        return (
+            "which no slot of this model takes: what is repeated must keep the shape of its input, and new "
+            f"units must be read by layers that can get wider; here a slot takes {', '.join(taken)}"
+        )
 
     def begin(self, scene: Scene) -> None:
         """An episode begins."""

@@ -43,6 +43,7 @@ class Prepared:
     folded: Callable[[], tuple[str, ...]] = lambda: ()  # what became part of the model on the way, in words
     widened: Callable[[], Mapping[int, str]] = dict  # by slot, how a seed there changes its own layers
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
+    remarks: tuple[str, ...] = ()  # on what was asked for and cannot be had, one sentence each
 
 
 class Course:
@@ -87,6 +88,7 @@ class Course:
             widened=prepared.widened(),
             engine=engine,
             reason=reason,
+            remarks=prepared.remarks,
         )
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -42,10 +42,10 @@ def prepare_live(request: Request) -> Prepared:
     environment = LiveEnvironment(live, request.epochs)
     bodies = environment.bodies
     bodies.stop = lambda: request.stop.requested
-    prices = LivePrices(bodies, settings.blueprints)
+    controller = Limited(decider, LivePrices(bodies, settings.blueprints), request.budget)
     return Prepared(
         environment=environment,
-        controller=Limited(decider, prices, request.budget),
+        controller=controller,
         decides=name_of(given),
         randomness=randomness,
         models=lambda: (bodies.plain_model(environment.slots),),
@@ -58,6 +58,7 @@ def prepare_live(request: Request) -> Prepared:
         folded=bodies.hooks.folded,
         widened=bodies.hooks.widened,
         broken_off=lambda: bodies.interrupted,
+        remarks=controller.remarks,
     )
 
 

@@ -196,7 +196,9 @@ class Grown:
         return Curve(name, *(column[:, best].tolist() for column in columns))
 
     def _decision(self, t: int, m: int) -> str:
-        record = self.record
+        record, planted = self.record, self._planted(t, m)
+        if planted:
+            return f"planted {', '.join(planted)}"
         asked = record.choices[t, m]
         op, slot = Op(int(asked[Head.OP])), self.slot_names[int(asked[Head.SLOT])]
         after = Stage(int(record.stage[t, m, asked[Head.SLOT]])).name
@@ -206,7 +208,6 @@ class Grown:
             return f"asked for {op.name} on the seed after {slot}, in {after}, and was refused{by}"
         words = {
             Op.WAIT: "waited",
-            Op.GERMINATE: f"planted {Blueprint(int(asked[Head.BLUEPRINT])).name} after {slot}",
             Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
             Op.PRUNE: f"took out the seed after {slot}",
             Op.FOSSILIZE: f"made the seed after {slot} permanent",
@@ -214,17 +215,19 @@ class Grown:
         }
         return words[op]
 
+    def _planted(self, t: int, m: int) -> list[str]:
+        """The seeds that began in a step, in words; a schedule may plant several at once."""
+        return [
+            f"{Blueprint(int(self.record.blueprint[t, m, k])).name} after {self.slot_names[k]}"
+            for k in np.flatnonzero(self.record.germinated[t, m])
+        ]
+
     def plot(self) -> Figure:
         """The validation score and the number of parameters of the best member, and of what it is measured
         against: over the epochs, or over the compute where there are several.
         """
         from esper.telemetry.charts import growth_curves
 
-        planted = [
-            (
-                int(t) + 1,
-                f"{Blueprint(int(self.record.blueprint[t, self.best, k])).name} after {self.slot_names[k]}",
-            )
-            for t, k in zip(*np.nonzero(self.record.germinated[:, self.best]), strict=True)
-        ]
+        steps = range(self.record.num_steps)
+        planted = [(t + 1, words) for t in steps for words in self._planted(t, self.best)]
         return growth_curves(self.curves(), self.score_name, planted)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, RowPrices
+from esper.growing.budget import Limited, RowPrices, not_taken
 from esper.growing.controllers import HEURISTIC, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
@@ -45,6 +45,11 @@ def prepare_rows(request: Request) -> Prepared:
     given = HEURISTIC if request.controller is None else request.controller
     decider = make_controller(given, settings.rules(epochs).gates, device)
     prices = RowPrices.of(pieces.host, device, settings.blueprints, pieces.causal)
+    if missing := not_taken(decider, prices):
+        raise CannotRun(
+            f"the schedule asks for {', '.join(missing)}, which many copies at once cannot grow in this "
+            "model; give engine='live'"
+        )
     return Prepared(
         environment=environment,
         controller=Limited(decider, prices, request.budget),
