@@ -25,44 +25,6 @@ PATIENCE = 300.0  # seconds that a busy machine may take for a run and its secon
 SHARDED = (*SETTINGS, "members=5", "shards=4", "ppo.virtual_shards=4", "reward.control_variate=true")
 
 
-# Four processes of one start: what is imported before they part is imported once.
-GOES_ON = """
-import os
-import socket
-import sys
-import time
-from pathlib import Path
-from esper.foundation.interrupts import StopRequest
-from esper.foundation.launch import Launch
-from esper.foundation.processes import processes
-from esper.telemetry.live import QuietView
-from esper.training import TrainingRun
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-for rank in range(3):
-    if os.fork():
-        break
-else:
-    rank = 3
-os.environ.update(RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-with processes(Launch.of()) as gather:
-    run = TrainingRun.resume(Path(sys.argv[1]), checkpoint=Path(sys.argv[2]), gather=gather)
-    assert run.trainer.rounds_done == 2
-    run.run(QuietView(), StopRequest())
-    gather.patience = 0.5
-    if rank == 3:  # never comes
-        time.sleep(2)
-        sys.exit()
-    try:
-        gather.exchange(b"")
-    except RuntimeError as error:
-        print(type(error).__name__, error, flush=True)
-if rank < 3:
-    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-
-
 def torchrun(size: int, *arguments: str | Path, restarts: int = 0) -> subprocess.Popen[str]:
     """The command in `size` processes, and whoever started them."""
     options = ["--standalone", f"--nproc-per-node={size}", f"--max-restarts={restarts}"]
@@ -94,16 +56,49 @@ def workers(launcher: subprocess.Popen[str]) -> list[int]:
     return [int(n) for n in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process that nobody disturbs."""
+    path = tmp_path_factory.mktemp("runs") / "alone"
+    play_out(TrainingRun.start(load_config(overrides=[*TINY, *SHARDED]), path))
+    return path
+
+
+def assert_undisturbed(run: Path, alone: Path) -> None:
+    assert len(metrics(run)) == ROUNDS
+    assert_same_run(run, alone)
+    assert (run / "report.html").is_file()
+    assert not list(run.rglob("*.tmp")), "nothing is half-written"
+
+
 @pytest.mark.first
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
-def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(
+    alone: Path, tmp_path: Path
+) -> None:
     """Two processes, one killed, both started again; then four, from a checkpoint of the two.
 
     In the end one of the four hangs, which the others tell as a sentence.
     """
-    alone, run = tmp_path / "alone", tmp_path / "shared"
-    play_out(TrainingRun.start(load_config(overrides=[*TINY, *SHARDED]), alone))
+    run, kept = tmp_path / "shared", tmp_path / "kept"
+    older = run / "checkpoints" / "round-000002.safetensors"
+    out, err = finish(launcher := started("-m", "tests.together", run, kept, older, *sets(*SHARDED)))
+    assert launcher.returncode == 0, err
+    for rank in range(2):
+        assert f"process {rank} ended after 1 restarts" in out
+    assert_undisturbed(kept, alone)
+    assert_undisturbed(run, alone)
+    told = "another process ended, or did not come within 0.5 s: look for what it said"
+    for rank in range(3):
+        assert f"process {rank} of 4, after 3 rounds: {told}" in out
 
+
+@pytest.mark.long
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
+def test_a_command_of_torchrun_is_started_again_and_has_the_bits_of_one_process(
+    alone: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "shared"
     launcher = torchrun(2, "-m", "esper", "train", "--quiet", "--out", run, *sets(*SHARDED), restarts=1)
     wait_for_round(run, 1, launcher)
     victim = workers(launcher)[-1]
@@ -111,20 +106,7 @@ def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_pr
     _, err = finish(launcher)
     assert launcher.returncode == 0, err
     assert f"pid: {victim}" in err, "it was to be killed before its end"
-    assert len(metrics(run)) == ROUNDS
-    assert_same_run(run, alone)
-    assert (run / "report.html").is_file()
-    assert not list(run.rglob("*.tmp")), "nothing is half-written"
-
-    older = run / "checkpoints" / "round-000002.safetensors"
-    script = tmp_path / "goes_on.py"
-    script.write_text(GOES_ON)
-    launcher = started(script, run, older)
-    out, err = finish(launcher)
-    assert launcher.returncode == 0, err
-    assert_same_run(run, alone)
-    told = "LostProcessError another process ended, or did not come within 0.5 s: look for what it said"
-    assert out.count(told) == 3, out
+    assert_undisturbed(run, alone)
 
 
 # ---- the same without processes --------------------------------------------------------------------------

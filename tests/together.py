@@ -1,0 +1,85 @@
+"""Processes that share a run, one of which is killed.
+
+`python -m tests.together RUN KEPT CHECKPOINT SETTINGS...`: two processes play RUN, which is copied to KEPT;
+then four of them play it again from CHECKPOINT. torchrun's own agent starts them, as forks of this program, so
+that what all of them need is imported once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numba  # noqa: F401  the slow ones of what every process imports at last
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from esper import cli
+from esper.foundation.errors import LostProcessError
+from esper.foundation.interrupts import StopRequest
+from esper.foundation.launch import Launch
+from esper.foundation.processes import processes
+from esper.telemetry import report
+from esper.telemetry.live import QuietView
+from esper.telemetry.run_folder import RunFolder
+from esper.training import TrainingRun
+
+
+def in_processes(size: int, work: Callable[..., None], *arguments: object, restarts: int = 0) -> None:
+    """`work` in as many processes, as torchrun would start a command in them."""
+    place = LaunchConfig(
+        1, 1, size, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="together",
+        max_restarts=restarts, start_method="fork",
+    )  # fmt: skip
+    elastic_launch(place, work)(*arguments)
+
+
+def train(folder: Path, settings: list[str]) -> None:
+    """`esper train`; process 1 is killed in its first life, once a round is done."""
+    launch = Launch.of()
+    if (launch.rank, launch.restarts) == (1, 0):
+        threading.Thread(target=die_after_a_round, args=[folder / "metrics.jsonl"]).start()
+    code = cli.run(["train", "--quiet", "--out", str(folder), *settings])
+    if code:
+        sys.exit(code)
+    print(f"process {launch.rank} ended after {launch.restarts} restarts", flush=True)
+
+
+def die_after_a_round(metrics: Path) -> None:
+    while not metrics.exists() or not metrics.read_text():
+        time.sleep(0.005)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def go_on(folder: Path, checkpoint: Path) -> None:
+    """The run again from a checkpoint; in the end process 3 hangs, and the others say so."""
+    with processes(Launch.of()) as gather:
+        run = TrainingRun.resume(folder, checkpoint=checkpoint, gather=gather)
+        begun = run.trainer.rounds_done
+        run.run(QuietView(), StopRequest())
+        played, gather.patience = run.trainer.rounds_done - begun, 0.5
+        if gather.rank == 3:
+            time.sleep(2)
+            return
+        try:
+            gather.exchange(b"")
+        except LostProcessError as error:
+            print(f"process {gather.rank} of {gather.size}, after {played} rounds: {error}", flush=True)
+
+
+def write_no_report(folder: RunFolder) -> Path:
+    folder.report_path.write_text("")
+    return folder.report_path
+
+
+if __name__ == "__main__":
+    run, kept, older, *settings = sys.argv[1:]
+    report.write_report = write_no_report  # it takes longer than the run
+    in_processes(2, train, Path(run), settings, restarts=1)
+    shutil.copytree(run, kept)
+    in_processes(4, go_on, Path(run), Path(older))
