@@ -191,20 +191,19 @@ def halving(
 ) -> Search:
     """One search by Optuna's pruner for the compute of `eighths` eighths of a run, at least one whole run.
 
-    The first trial has nobody to compete with and always ends, so that there is something to choose.
+    The first trial has nobody to compete with and always ends, so that there is something to choose. Which
+    size a trial has is drawn here: the pruner asks for its scores alone.
     """
     study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.RandomSampler(seed=replay),
         pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=reduction),
     )
-    sizes, finished, trials, left = list(range(len(runs.sizes))), [], 0, eighths
+    finished, trials, left = [], 0, eighths
     for run in runs.drawn(replay):
         if not left:
             break
-        study.enqueue_trial({"size": run.size})
         trial = study.ask()
-        trial.suggest_categorical("size", sizes)
         ran, state = _play(trial, curves[run.size, run.member], left)
         whole = state is TrialState.COMPLETE
         study.tell(trial, float(runs.validation[run.size, run.member]) if whole else None, state=state)
