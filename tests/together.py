@@ -1,8 +1,8 @@
 """Processes that share a run, one of which is killed.
 
 `python -m tests.together RUN KEPT CHECKPOINT SETTINGS...`: two processes play RUN, which is copied to KEPT;
-then four of them play it again from CHECKPOINT. torchrun's own agent starts them, as forks of this program, so
-that what all of them need is imported once.
+then four of them play it again from CHECKPOINT. torchrun's own agent starts them, as forks of this program,
+so that what all of them need is imported once.
 """
 
 from __future__ import annotations
