@@ -76,14 +76,19 @@ class Processes:
     @contextmanager
     def _everyone(self) -> Iterator[None]:
         """Wait for all processes; whatever then fails between them is LostProcessError."""
+        begun = time.monotonic()
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
             yield
         except RuntimeError as error:
-            raise LostProcessError(
-                f"another process ended, or did not come within {self.patience:g} s: look for what it said "
-                f"itself, or wait longer with --set patience=SECONDS ({_first_line(error)})"
-            ) from error
+            if time.monotonic() - begun < self.patience:
+                what = "another process ended: look for what it said itself"
+            else:
+                what = (
+                    f"another process did not come within {self.patience:g} s: look whether it hangs, or "
+                    "wait longer with --set patience=SECONDS"
+                )
+            raise LostProcessError(f"{what} ({_first_line(error)})") from error
 
     def _exchange(self, message: bytes) -> list[bytes]:
         """Lengths first, then all messages at the length of the longest."""
@@ -148,8 +153,9 @@ def _told(store: Store, key: str, until: float) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """What torch says first, without where in its own sources."""
-    return re.sub(r"^\[[^\]]*\.\w+:\d+\] *", "", str(error).strip().splitlines()[0]).partition(". ")[0]
+    """What torch says first, without where in its own sources, and how long it would have waited."""
+    line = str(error).strip().splitlines()[0].partition(". ")[0]
+    return re.sub(r"^\[[^\]]*\.\w+:\d+\] *| in \d+ ms$", "", line)
 
 
 @contextmanager
