@@ -162,7 +162,7 @@ def test_report_diff_and_plot_tell_the_story() -> None:
         ({"blueprints": ["CONV_LIGHT"]}, "in a mlp allowed are NORM, LORA"),
         ({"controller": "gardener"}, "controller is 'gardener'; .*allowed are tamiyo"),
         ({"controller": object()}, "without begin and decide"),
-        ({"epochs": 0}, "epochs is 0; at least 1"),
+        ({"epochs": 0}, "epochs is 0; give a whole number, at least 1"),
         ({"learning_rate": 1.0}, "no setting 'learning_rate' here; allowed are objective"),
         ({"lr": -1.0}, "lr is -1.0: input should be greater than 0"),
         ({"objective": "regression"}, "regression needs one output for each target"),

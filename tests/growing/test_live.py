@@ -410,7 +410,7 @@ class Dry:
         ({"train": (X, models.text(60)[1])}, "end the model with one output for each class"),
         ({"step": lambda model, batch: model(batch[0]).mean()}, "it must return two things"),
         ({"members": 2}, "no setting 'members' here"),
-        ({"validation_samples": 5}, "no setting 'validation_samples' here"),
+        ({"validation_batch": 5}, "no setting 'validation_batch' here"),
         ({"engine": "diesel"}, "engine is 'diesel'; allowed are auto, rows, live"),
     ],
 )

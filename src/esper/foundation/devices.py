@@ -35,7 +35,7 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
             f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
-            "choose another with --device, or look with 'esper doctor'"
+            "choose another device, or look with 'esper doctor'"
         )
     return device
 

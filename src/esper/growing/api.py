@@ -27,7 +27,7 @@ from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
 from esper.growing.rows_engine import CannotRun, prepare_rows
-from esper.growing.settings import LIVE_ONLY
+from esper.growing.settings import LIVE_ONLY, LIVE_SETTINGS
 from esper.tamiyo.controller import Controller
 
 LARGEST_ROWS = 300_000  # parameters up to which a model is copied into rows without being asked
@@ -122,7 +122,7 @@ def why_live(request: Request) -> str | None:
     asked = sorted(set(request.given) & set(LIVE_ONLY))
     if request.step is not None or asked:
         return f"{'step' if request.step is not None else asked[0]} was given"
-    if request.controller is None and request.settings.members == 1:
+    if request.controller is None and not set(request.given) - set(LIVE_SETTINGS):
         return "its own layers are to get wider, which rows cannot"
     if request.device.type not in ROWS:
         return f"the device is {request.device.type}"

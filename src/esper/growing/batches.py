@@ -20,6 +20,7 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     SequentialSampler,
+    Subset,
     TensorDataset,
     random_split,
 )
@@ -36,17 +37,36 @@ def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[A
     """Both as something that can be read again and again.
 
     Loaders stay as they are; data sets, and pairs of tensors or arrays, are put into loaders that draw from
-    the seed. Without `val` a fifth of a data set is held back; a loader cannot be divided.
+    the seed. Without `val` a fifth of a data set is held back, and of `val` at most `validation_samples` are
+    drawn; a loader cannot be divided.
     """
     draw = torch.Generator().manual_seed(settings.seed)
+    if train is None:
+        raise UserError(f"train is None; give {ALLOWED}")
     train, val = _dataset("train", train), None if val is None else _dataset("val", val)
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
             raise UserError("val is missing and train cannot be divided; give a loader for validation as val")
         held = max(1, round(VALIDATION_SHARE * len(train)))
         train, val = random_split(train, [len(train) - held, held], draw)
+    most = settings.training.get("validation_samples")
+    if most is not None:
+        val = _part_of(val, most, settings.seed)
     size = settings.training.get("batch_size", BATCH_SIZE)
     return _loader("train", train, size, draw), _loader("val", val, size, None)
+
+
+def _part_of(val: Any, most: int, seed: int) -> Any:
+    """At most so many samples of a data set, drawn by the seed; a loader cannot be divided."""
+    if not isinstance(val, Dataset) or not hasattr(val, "__len__"):
+        raise UserError(
+            f"validation_samples is {most}, and of a {type(val).__name__} no part can be drawn; give a "
+            "Dataset or tensors as val, or leave validation_samples out"
+        )
+    drawn = torch.randperm(len(val), generator=torch.Generator().manual_seed(seed))[:most]
+    if isinstance(val, TensorDataset):
+        return TensorDataset(*(tensor[drawn] for tensor in val.tensors))
+    return Subset(val, drawn.tolist())
 
 
 def _dataset(name: str, data: Any) -> Any:
@@ -89,6 +109,13 @@ def ran_dry(name: str) -> UserError:
     return UserError(
         f"{name} had batches before and yields none in this epoch; give a loader that begins anew whenever "
         "it is read, or a list of batches"
+    )
+
+
+def no_gradient() -> UserError:
+    """What to tell of a loss that nothing can learn from."""
+    return UserError(
+        "the loss depends on no weight that is trained; compute it from the model's outputs, without detach()"
     )
 
 
@@ -173,7 +200,7 @@ class Judge:
         """Run the model on a batch; raises a UserError where model, batch and functions do not fit."""
         if self.step is not None:
             loss, score = _two(self.step(model, batch))
-            return Judged(loss, samples_in(batch), torch.as_tensor(score, dtype=torch.float32).detach())
+            return Judged(loss, samples_in(batch), _one_number("the score of step", score))
         if isinstance(batch, Mapping):
             loss = _own_loss(model(**batch), model)
             return Judged(loss, samples_in(batch), torch.exp(-loss.detach().float()))
@@ -193,11 +220,19 @@ class Judge:
             raise UserError("the loss gives no single number for a batch; it must return one: take the mean")
         return Judged(loss, samples_in(batch), None, outputs.detach(), targets)
 
+    def check_classes(self, loader: Iterable[Any], first: Any) -> None:
+        """Raises a UserError for classes that the model has no output for: among all targets where they lie
+        in memory, else among those of the first batch."""
+        data = getattr(loader, "dataset", None)
+        batch = data.tensors if isinstance(data, TensorDataset) else first
+        if self.classes > 1 and isinstance(batch, tuple | list):
+            _check_range(batch[-1], self.classes)
+
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The score of some samples, one number."""
         metric, loss = self.settings.metric, self.settings.loss
         if metric is not None:
-            return torch.as_tensor(metric(outputs, targets), dtype=torch.float32)
+            return _one_number("the metric", metric(outputs, targets))
         if not targets.is_floating_point() and class_axis(outputs, targets) is not None:
             return share_found(outputs, targets)
         value = (loss or default_loss)(outputs, targets).detach().float()
@@ -212,7 +247,20 @@ def _two(result: Any) -> tuple[Tensor, Any]:
             f"step gives a {type(result).__name__}; it must return two things: the loss, a tensor, and a "
             "score that rises as the model gets better"
         )
+    if result[0].ndim:
+        raise UserError(f"step gives a loss of shape {list(result[0].shape)}; take its mean: one number")
     return result
+
+
+def _one_number(what: str, value: Any) -> Tensor:
+    """A score as a tensor without axes; raises a UserError for anything else.  # → []"""
+    try:
+        found = torch.as_tensor(value, dtype=torch.float32).detach()
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError(f"{what} is {value!r}; it must be one number") from None
+    if found.numel() != 1:
+        raise UserError(f"{what} has the shape {list(found.shape)}; it must be one number: take the mean")
+    return found.reshape(())
 
 
 def _own_loss(output: Any, model: nn.Module) -> Tensor:
@@ -280,16 +328,20 @@ def count_targets(targets: Tensor) -> Tensor:
 def check_targets(outputs: Tensor, targets: Tensor) -> int:
     """How many classes the model has, 1 for decimals; classes that it has no output for are refused."""
     axis = None if targets.is_floating_point() else class_axis(outputs, targets)
-    known = targets[targets != IGNORED]
-    if axis is None or not known.numel():
+    if axis is None or not bool((targets != IGNORED).any()):
         return 1
-    low, high, classes = int(known.min()), int(known.max()), outputs.shape[axis]
+    _check_range(targets, outputs.shape[axis])
+    return outputs.shape[axis]
+
+
+def _check_range(targets: Tensor, classes: int) -> None:
+    known = targets[targets != IGNORED]
+    low, high = (int(known.min()), int(known.max())) if known.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise UserError(
             f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each class "
             f"from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
         )
-    return classes
 
 
 def share_found(outputs: Tensor, targets: Tensor) -> Tensor:

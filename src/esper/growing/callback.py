@@ -31,6 +31,7 @@ from esper.growing.budget import Limited, LivePrices
 from esper.growing.controllers import default_controller, make_controller
 from esper.growing.hidden_seeds import hide_seeds
 from esper.growing.live_environment import LiveEnvironment, LiveModel
+from esper.growing.live_optimiser import checked_optimiser
 from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
@@ -66,6 +67,7 @@ class Grower:
         step: UserStep | None = None,
         **settings: Any,
     ):
+        checked_optimiser("optimiser is", optimiser)
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS))
         cpu = torch.device("cpu")
         device = next((p.device for p in model.parameters()), cpu)

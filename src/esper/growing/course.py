@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.foundation.rows import under_prefix, with_prefix
 from esper.growing.randomness import Randomness
@@ -71,7 +72,12 @@ class Course:
         return self.episode.record()
 
     def finish(self, engine: str, reason: str) -> Grown:
-        """Decide every seed, and hand out what has grown."""
+        """Decide every seed, and hand out what has grown; raises a UserError where nothing was learned."""
+        if bool(self.record().panicked.all()):
+            raise UserError(
+                f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
+                "exploded; look for such values in the batches of train and in the loss, or lower lr"
+            )
         self.ending.finish()
         self.episode.look_again()
         prepared = self.prepared

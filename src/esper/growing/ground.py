@@ -52,7 +52,7 @@ class Ground:
     def __init__(self, model: nn.Module, judge: Judge, batch: Any, grows: bool = True):
         """batch: of validation data, on the model's device. grows: else nothing is tried and offered."""
         self.model, self.judge, self.grows = model, judge, grows
-        self.batch = _first(batch, samples_in(batch))
+        self.batch = few_samples(batch)
 
     def run(self) -> Tensor:
         """One pass of the model, as one row of numbers: its loss and, where they are known, its outputs."""
@@ -67,7 +67,7 @@ class Ground:
         places: as they were. A module that does not run for the two samples stays as it was, without offer.
         No hook of a seed may be attached; the generators of the caller are left as they were.
         """
-        with _still(self.model), torch.random.fork_rng(devices=[]):
+        with at_rest(self.model), torch.random.fork_rng(devices=[]):
             look = _Look(self, modules)
             offers = [look.offer(k) if self.grows else Offer() for k in range(len(modules))]
             return look.places(places), offers, look.flops
@@ -75,7 +75,7 @@ class Ground:
     def parts(self, offer: Offer, blueprint: Blueprint) -> list[Part]:
         """The layers of a widening, with where the new units arrive; raises CannotWiden."""
         assert offer.units is not None, "a widening was asked for where there is none"
-        with _still(self.model):
+        with at_rest(self.model):
             return find_parts(self.model, offer.units.parts(new_units(offer.units, blueprint)), self.run)
 
 
@@ -300,8 +300,12 @@ def _shared_parameters(model: nn.Module) -> set[nn.Parameter]:
     return twice
 
 
-def _first(batch: Any, samples: int) -> Any:
+def few_samples(batch: Any) -> Any:
     """The first samples of a batch of any structure."""
+    return _first(batch, samples_in(batch))
+
+
+def _first(batch: Any, samples: int) -> Any:
     if isinstance(batch, Tensor):
         return batch[:SAMPLES] if batch.ndim and len(batch) == samples else batch
     if isinstance(batch, Mapping):
@@ -312,7 +316,7 @@ def _first(batch: Any, samples: int) -> Any:
 
 
 @contextmanager
-def _still(model: nn.Module) -> Iterator[None]:
+def at_rest(model: nn.Module) -> Iterator[None]:
     """Without gradients, and with every module as in use; modes go back to what they were."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, length_of, ran_dry, read_until, to_device
+from esper.growing.batches import Judge, length_of, no_gradient, ran_dry, read_until, to_device
 from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import LiveSlot
-from esper.growing.live_state import OPTIMISER, kept, put_back, tensors_of
+from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
 from esper.growing.rates import Rates
 from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
@@ -255,8 +255,10 @@ class LivePopulation:
             self.optimiser.rule.zero_grad(set_to_none=True)
         with self._autocast():
             judged = self.judge(self.model, batch)
-        if judged.loss.requires_grad:  # not while a frozen model hears no seed
+        if judged.loss.requires_grad:
             (judged.loss / self.settings.accumulate).backward()
+        elif self.optimiser.host:  # a frozen model that hears no seed has nothing to learn
+            raise no_gradient()
         return judged
 
     def _train_alone(self, slot: LiveSlot, batch: Any) -> Tensor:
@@ -378,9 +380,7 @@ class LivePopulation:
     def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A snapshot, written into tensors of the same name and shape where there are such."""
         if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
-            self._latest = {name: kept(value, room.get(name)) for name, value in self.tensors().items()}
-            if self.place.type == "cuda":
-                torch.cuda.synchronize(self.place)  # the copies are under way until then
+            self._latest = copied(self.tensors(), room, self.place)
         return self._latest
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
 from esper.foundation.rows import check_like, under_prefix, with_prefix
-from esper.growing.batches import Judge, Judged, UserStep, first_batch, to_device
+from esper.growing.batches import Judge, UserStep, first_batch, to_device
 from esper.growing.data import GivenSplit, GivenTask
-from esper.growing.ground import Ground
+from esper.growing.ground import Ground, at_rest, few_samples
 from esper.growing.live import LivePopulation
 from esper.growing.live_costs import LiveCosts
 from esper.growing.live_hooks import Hooks
@@ -50,31 +50,39 @@ class LiveModel:
             raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
         self.model, self.loaders, self.settings, self.device = model, loaders, settings, device
         self.judge = Judge(settings, step)
-        first_batch("train", loaders[0])
+        trained_on = first_batch("train", loaders[0])
         batch = to_device(first_batch("val", loaders[1]), device)
-        seen: list[Judged] = []
-        self.places = find_places(model, lambda: seen.append(self._try(batch)), slots, settings.topology)
+        self.places = find_places(model, lambda: self._try("val", batch), slots, settings.topology)
         self.judge.checks = False
+        for loader, first in zip(loaders, (trained_on, batch), strict=True):
+            self.judge.check_classes(loader, first)
+        with at_rest(model):
+            self._try("train", few_samples(to_device(trained_on, device)))
         self.hooks = Hooks(model, self.places, Ground(model, self.judge, batch, grows))
 
-    def _try(self, batch: Any) -> Judged:
-        """The first pass of all, in which what does not fit shows itself."""
+    def _try(self, name: str, batch: Any) -> None:
+        """The first pass over the data of that name, in which what does not fit shows itself."""
         try:
             judged = self.judge(self.model, batch)
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's forward raises
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            if self.judge.step is not None:
+                raise UserError(
+                    f"step raises {type(error).__name__} ({reason}) for the first batch of {name}; make it a "
+                    "function (model, batch) → loss, score that takes such batches"
+                ) from error
             raise UserError(
-                f"{type(self.model).__name__} does not take the batches of val ({reason}); make the data fit "
-                "its first layer, or give step=, a function (model, batch) → loss, score"
+                f"{type(self.model).__name__} does not take the batches of {name} ({reason}); make the data "
+                "fit its first layer, or give step=, a function (model, batch) → loss, score"
             ) from error
         if not bool(judged.loss.isfinite()):
             raise UserError(
-                f"the loss of {type(self.model).__name__} on the first batch of val is {float(judged.loss)} "
-                "before any training; look for such values in the batch, in the weights and in the loss"
+                f"the loss of {type(self.model).__name__} on the first batch of {name} is "
+                f"{float(judged.loss)} before any training; look for such values in the batch, in the "
+                "weights and in the loss"
             )
-        return judged
 
 
 class LiveEnvironment(GrowthEnvironment):

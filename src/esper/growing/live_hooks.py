@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.coupling import Part, Role, new_to_new
+from esper.foundation.errors import UserError
+from esper.growing.coupling import CannotWiden, Part, Role, new_to_new
 from esper.growing.ground import WIDENINGS, Ground, Offer
 from esper.growing.live_slots import LiveSlot, install
 from esper.growing.places import Place
@@ -126,12 +127,23 @@ class Hooks:
                 assert offer.span is not None, "a clone was planted where nothing can be repeated"
                 slot.put(blueprint, Repeat(offer.span))
             elif blueprint in GROWTH_BLUEPRINTS:
-                slot.put(blueprint, Widening(self.ground.parts(offer, Blueprint(blueprint))))
+                slot.put(blueprint, Widening(self._parts(k, Blueprint(blueprint))))
                 slot.touched = offer.touched
             else:
                 slot.plant(blueprint, device)
         slot.born = len(self.folds)
         self.attach()
+
+    def _parts(self, k: int, blueprint: Blueprint) -> list[Part]:
+        """The layers that a widening of slot k is about; raises a UserError where they no longer take it."""
+        try:
+            return self.ground.parts(self.offers[k], blueprint)
+        except CannotWiden as error:
+            raise UserError(
+                f"the layers ahead of slot {self.names[k]!r} could get wider when the run began and cannot "
+                f"now ({error}): the model computes something else than then, or gives NaN; name other "
+                "slots, or blueprints without WIDEN_HALF and WIDEN_FULL"
+            ) from error
 
     def clear(self, k: int) -> None:
         """End a seed."""

@@ -34,7 +34,7 @@ class LiveOptimiser:
     ):
         self.config, self.owned = config, given is None
         self.host = [p for p in model.parameters() if p.requires_grad]
-        self.rule = given or self._made(settings)
+        self.rule = self._made(settings) if given is None else given
         held = {id(p) for group in self.rule.param_groups for p in group["params"]}
         if self.host and not any(id(p) in held for p in self.host):
             raise UserError(
@@ -49,7 +49,7 @@ class LiveOptimiser:
         nothing = nn.Parameter(torch.zeros(0))  # an optimiser of a frozen model waits for its seeds
         groups = self._groups(self.host or [nothing], config.host_lr)
         if settings.make_optimiser is not None:
-            made: Optimizer = settings.make_optimiser(groups)
+            made = checked_optimiser("make_optimiser gives", settings.make_optimiser(groups))
             for group in made.param_groups:
                 group["peak"] = group["lr"]
             return made
@@ -200,6 +200,13 @@ class LiveOptimiser:
                 rule.state.pop(parameter, None)
                 if names[parameter] in states:
                     rule.state[parameter] = _at_home(states[names[parameter]], parameter)
+
+
+def checked_optimiser(said: str, given: Any) -> Optimizer:
+    """What a user gave as an optimiser; raises a UserError, which begins with `said`, where it is none."""
+    if isinstance(given, Optimizer):
+        return given
+    raise UserError(f"{said} {given!r}; it must be an optimiser of torch.optim over the model's parameters")
 
 
 def _joined_state(

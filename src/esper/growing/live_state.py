@@ -37,14 +37,19 @@ def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
     return named | {f"{OPTIMISER}{name}": value for name, value in moments.items()}
 
 
-def kept(value: Tensor, room: Tensor | None) -> Tensor:
-    """A copy in main memory, written over `room` where that has the same form.
-
-    From a GPU the copy is under way when this returns: wait for the GPU before reading it.
-    """
-    if room is None or room.shape != value.shape or room.dtype != value.dtype:
-        room = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-    return room.copy_(value, non_blocking=True)
+def copied(
+    tensors: Mapping[str, Tensor], room: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """Copies in main memory of tensors on a device, written over those of `room` that have the same form."""
+    copies = {}
+    for name, value in tensors.items():
+        own = room.get(name)
+        if own is None or own.shape != value.shape or own.dtype != value.dtype:
+            own = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
+        copies[name] = own.copy_(value, non_blocking=True)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # until then the copies are under way
+    return copies
 
 
 @torch.no_grad()

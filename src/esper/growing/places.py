@@ -217,6 +217,8 @@ def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
 
 def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
     """The names of slots; a list of blocks stands for each of its blocks."""
+    if isinstance(names, str):
+        raise UserError(f"slots is the name {names!r}; give a list of names: [{names!r}]")
     if not names:
         raise UserError("slots is empty; name at least one submodule, or leave slots out to have them found")
     modules, found = dict(model.named_modules()), list[str]()

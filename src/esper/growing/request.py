@@ -44,8 +44,12 @@ class Request:
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:
             raise UserError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
-        if self.epochs < 1:
-            raise UserError(f"epochs is {self.epochs}; at least 1 is needed")
+        if not isinstance(self.epochs, int) or self.epochs < 1:
+            raise UserError(f"epochs is {self.epochs!r}; give a whole number, at least 1")
+        if self.step is not None and not callable(self.step):
+            raise UserError(
+                f"step is a {type(self.step).__name__}; give a function (model, batch) → loss, score"
+            )
         if self.control not in CONTROLS:
             raise UserError(f"control is {self.control!r}; allowed are {', '.join(map(repr, CONTROLS))}")
         self.device  # noqa: B018 (an unknown setting or device is refused now)
@@ -77,7 +81,13 @@ class Request:
         """The model itself, or one that the given function makes."""
         if isinstance(self.model, nn.Module):
             return self.model
-        made = self.model() if callable(self.model) else self.model
+        try:
+            made = self.model() if callable(self.model) else self.model
+        except TypeError as error:
+            raise UserError(
+                f"model cannot be made ({error}); give an nn.Module, or a function without arguments that "
+                "makes one"
+            ) from error
         if not isinstance(made, nn.Module):
             raise UserError(
                 f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one"

@@ -98,7 +98,7 @@ OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "trai
 LIVE_SETTINGS = (
     *(name for name in OWN_SETTINGS if name != "members"),
     *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
-    *("second_beta", "clip_norm", "schedule", "warmup", "precision", "folds"),
+    *("second_beta", "clip_norm", "schedule", "warmup", "precision", "folds", "validation_samples"),
 )
 
 
@@ -115,6 +115,8 @@ def settings_of(given: Mapping[str, Any], allowed: Collection[str] | None = None
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
     _checked(PopulationConfig, training)
     own = {key: value for key, value in given.items() if key in OWN_SETTINGS}
+    if "device" in own:
+        own["device"] = str(own["device"])  # a torch.device too
     return _checked(GrowSettings, {**own, "training": training})
 
 
@@ -125,6 +127,5 @@ def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
         first = error.errors()[0]
         key = str(first["loc"][0])
         about, reason = kind.model_fields[key].description, first["msg"]
-        raise UserError(
-            f"{key} is {given[key]!r}: {reason[0].lower()}{reason[1:]} ({key}: {about})"
-        ) from None
+        value = repr(given[key]) if "\n" not in repr(given[key]) else f"a {type(given[key]).__name__}"
+        raise UserError(f"{key} is {value}: {reason[0].lower()}{reason[1:]} ({key}: {about})") from None
