@@ -12,6 +12,15 @@ from esper.foundation.rows import put_rows
 from esper.population.gradients import SeedGradients
 
 
+def _nan(
+    num_members: int, num_slots: int, device: torch.device, rows: int, tables: int
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """As many tensors [N] and [N, S] of NaN, made at once."""
+    sizes = [num_members] * rows + [num_members * num_slots] * tables
+    parts = torch.full((sum(sizes),), math.nan, device=device).split(sizes)
+    return parts[:rows], tuple(part.view(num_members, num_slots) for part in parts[rows:])
+
+
 @dataclass(frozen=True)
 class TrainMetrics:
     """What an epoch of training showed."""
@@ -24,10 +33,8 @@ class TrainMetrics:
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
         """NaN everywhere."""
-        row = torch.full((num_members,), math.nan, device=device)
-        table = row.unsqueeze(1).repeat(1, num_slots)
-        seeds = SeedGradients(*(table.clone() for _ in fields(SeedGradients)))
-        return TrainMetrics(row, table, row.clone(), seeds)
+        rows, tables = _nan(num_members, num_slots, device, 2, 1 + len(fields(SeedGradients)))
+        return TrainMetrics(rows[0], tables[0], rows[1], SeedGradients(*tables[1:]))
 
     def put(self, members: Tensor, part: TrainMetrics) -> None:
         """Write what was measured of some members.  # members [n]"""
@@ -47,9 +54,8 @@ class ValidationMetrics:
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> ValidationMetrics:
         """NaN everywhere."""
-        row = torch.full((num_members,), math.nan, device=device)
-        table = row.unsqueeze(1).repeat(1, num_slots)
-        return ValidationMetrics(row, row.clone(), table, table.clone(), table.clone())
+        rows, tables = _nan(num_members, num_slots, device, 2, 3)
+        return ValidationMetrics(*rows, *tables)
 
     def put(self, members: Tensor, part: ValidationMetrics) -> None:
         """Write what was measured of some members.  # members [n]"""

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import flags_of_rows, map_tensors, put_rows
+from esper.foundation.replay import copy_all
+from esper.foundation.rows import flags_of_rows, map_tensors, put_rows, tensors_of
 from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
@@ -223,18 +224,23 @@ class Population:
     def train_epoch(self, states: SlotStates, data: MemberData, clock: Clock) -> TrainMetrics:
         """One epoch for every member that is not finished: hosts and heard seeds together, isolated seeds in
         their shadows. What a finished member would have shown is NaN."""
-        view = self._view(states, data)
-        order = self._data_order(data.num_samples)
-        metrics = TrainMetrics.unmeasured(*view.shape, self.device)
-        rates = self._rates(states, clock)
-        for some in self._chunks(view):
+        self._check(states, data)
+        # What follows from the clock is asked for first, while the device is busy with what came before.
+        metrics = TrainMetrics.unmeasured(self.num_members, self.num_slots, self.device)
+        rates, samples = self._rates(states, clock), self._samples(data.num_samples, clock)
+        for some in self._chunks(self.look(states)):
             rows = training_rows(some)
             sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
             epoch = self._replays.training(sketch, data)
             epoch.begin()
-            self._train(epoch, order, clock, rates)
+            self._train(epoch, samples, clock, rates)
             _put(metrics, epoch.plan, some, epoch.finish())
         return metrics
+
+    def _samples(self, num_samples: int, clock: Clock) -> list[Tensor]:
+        """The samples of every minibatch of an epoch.  # [N, B] each"""
+        order, batches = self._data_order(num_samples), self.config.batches_per_epoch
+        return [order.batch(clock.episode, clock.epoch * batches + b) for b in range(batches)]
 
     def _rates(self, states: SlotStates, clock: Clock) -> Tensor:
         """The share of the peak learning rate of every minibatch of an epoch.  # [batches, N]"""
@@ -245,20 +251,20 @@ class Population:
             return rates
         return rates * self.rewarming.shares(states, ~self.finished, batches)
 
-    def _train(self, epoch: Epoch, order: DataOrder, clock: Clock, rates: Tensor) -> None:
-        """The minibatches of an epoch.  # rates [batches, N]"""
-        ids, batches = epoch.plan.ids, self.config.batches_per_epoch
-        first = clock.epoch * batches
-        counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + first)
-        for b, (rate, count) in enumerate(zip(rates.index_select(1, ids), counts, strict=True)):
-            epoch(order.batch(clock.episode, first + b).index_select(0, ids), rate, count)
+    def _train(self, epoch: Epoch, samples: list[Tensor], clock: Clock, rates: Tensor) -> None:
+        """The minibatches of an epoch.  # samples [N, B] each, rates [batches, N]"""
+        ids, batches = epoch.plan.ids, len(samples)
+        counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + clock.epoch * batches)
+        for own, rate, count in zip(samples, rates.index_select(1, ids), counts, strict=True):
+            epoch(own.index_select(0, ids), rate, count)
 
     @torch.no_grad()
     def validate(
         self, states: SlotStates, data: MemberData, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
         """Loss, accuracy and the worth of each seed, of everyone or of the unfinished members alone."""
-        view = self._view(states, data)
+        self._check(states, data)
+        view = self.look(states)
         if not unfinished:
             view = replace(view, active=np.ones_like(view.active))
         metrics = ValidationMetrics.unmeasured(*view.shape, self.device)
@@ -334,8 +340,8 @@ class Population:
             else:
                 torch.where(flags_of_rows(where, value), saved[name].to(self.device), value, out=value)
 
-    def _view(self, states: SlotStates, data: MemberData) -> SlotView:
-        """The slot states on the host, refused where they or the data are not those of these members."""
+    def _check(self, states: SlotStates, data: MemberData) -> None:
+        """Raise ValueError where slot states or data are not those of these members."""
         expected = (self.num_members, self.num_slots)
         if (states.num_members, states.num_slots) != expected:
             raise ValueError(
@@ -346,7 +352,6 @@ class Population:
             raise ValueError(
                 f"the data are for {data.task_of.shape[0]} members; this population has {self.num_members}"
             )
-        return self.look(states)
 
     def _chunks(self, view: SlotView) -> Iterator[SlotView]:
         """The members that are not finished, some at a time.
@@ -378,4 +383,7 @@ def _up_to(count: int, most: int) -> int:
 def _put(metrics: TrainMetrics | ValidationMetrics, plan: Plan, view: SlotView, part: object) -> None:
     """Write what was measured of the members of a view that are not finished; they come first."""
     count = int(view.active.sum())
+    if count == len(metrics.loss):  # everyone, in order
+        copy_all(tensors_of(metrics).values(), tensors_of(part).values())
+        return
     put_rows(metrics, plan.ids[:count], map_tensors(lambda tensor: tensor[:count], part))

@@ -81,10 +81,13 @@ class ForwardCosts:
         sample = Work(training=1, validation=0, ablate=False)
         return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
-    def epoch(self, slots: SlotStates, population: Population, work: Work) -> Tensor:
+    def epoch(
+        self, slots: SlotStates, population: Population, work: Work, looks: Tensor | None = None
+    ) -> Tensor:
         """Operations of one epoch of training and one validation.  # [N] float64
 
-        A row that differs from its member's own from slot s on is charged from there.
+        A row that differs from its member's own from slot s on is charged from there. looks [N] bool: who is
+        charged for the validation, everyone by default.
         """
         folded, seed = self._by_slot(slots, population)  # [N, S] each
         heard = is_heard(slots)
@@ -101,7 +104,8 @@ class ForwardCosts:
             if work.pairs:
                 partners = _behind(heard.double())
                 validated = validated + (heard * (partners * rest - _behind(grown))).sum(1)
-        return trained + work.validation * validated
+        validated = work.validation * validated
+        return trained + (validated if looks is None else torch.where(looks, validated, 0.0))
 
     def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
         """What hosts that keep the seeds of these slots cost; nothing is measured of single seeds."""

@@ -133,10 +133,9 @@ def review(
     verdict = judge(vigil.watch, training_loss, rows.signals.loss, chance_loss, config)
     panicked, ticks = verdict.panicked & active, vigil.ticks + 1
     after, suspects = _rolled_back(vigil.rows, rows, panicked, ticks)
-    # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
-    saved, ticks = choose(panicked, after, vigil.rows), ticks.masked_fill(panicked, 0)
     kept = verdict.good & active & keeps
-    saved, ticks = choose(kept, after, saved), ticks.masked_fill(kept, 0)
+    # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
+    saved, ticks = choose(panicked | kept, after, vigil.rows), ticks.masked_fill(panicked | kept, 0)
     emptied = panicked.unsqueeze(1) & ~holds_seed(after.slots)
     return Review(Vigil(verdict.watch, saved, ticks), after, panicked, suspects, emptied, kept)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -132,6 +132,4 @@ def price(slots: SlotStates, looks: Tensor, work: Work, world: RulingInputs) -> 
 
     # [N] float64
     """
-    looked = world.costs.epoch(slots, world.population, work)
-    unlooked = world.costs.epoch(slots, world.population, replace(work, validation=0))
-    return torch.where(looks, looked, unlooked) * ~world.population.finished
+    return world.costs.epoch(slots, world.population, work, looks) * ~world.population.finished
