@@ -62,7 +62,7 @@ def measured(
     row = torch.zeros(1)
     seeds = SeedGradients(one(health), one(health), one(1 - health), one(0 * health), one(health))
     return (
-        TrainMetrics(loss=row, shadow_loss=one(NAN), host_gradient_norm=row, seeds=seeds),
+        TrainMetrics(loss=row, shadow_loss=one(NAN), seeds=seeds),
         ValidationMetrics(row, row, one(contribution), one(shadow), one(interaction)),
     )
 

@@ -17,7 +17,6 @@ class Launch:
     rank: int = 0  # among all processes
     size: int = 1
     local_rank: int = 0  # among those of this machine
-    local_size: int = 1
     restarts: int = 0  # how often torchrun has started everything again
     may_restart: int = 0  # how often it would
 
@@ -28,7 +27,6 @@ class Launch:
             "rank": "RANK",
             "size": "WORLD_SIZE",
             "local_rank": "LOCAL_RANK",
-            "local_size": "LOCAL_WORLD_SIZE",
             "restarts": "TORCHELASTIC_RESTART_COUNT",
             "may_restart": "TORCHELASTIC_MAX_RESTARTS",
         }

@@ -206,7 +206,6 @@ class LivePopulation:
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
             shadow_loss=(shadow.cpu() / max(count, 1)).masked_fill(~isolated, math.nan).view(1, -1),
-            host_gradient_norm=host_norm.cpu().view(1),
             seeds=self.gradients(host_norm),
         )
 
@@ -224,7 +223,7 @@ class LivePopulation:
             if int(states.stage[0, k]) == Stage.TRAINING:
                 losses[0, k] = self._pass_alone(k, slot)
         unknown = torch.zeros(1)  # the loss of the user's own epoch is the user's
-        return TrainMetrics(unknown, losses, host_norm.cpu().view(1), self.gradients(host_norm))
+        return TrainMetrics(unknown, losses, self.gradients(host_norm))
 
     def _pass_alone(self, k: int, slot: LiveSlot) -> float:
         rule = self.optimiser.raise_alone(k, slot)

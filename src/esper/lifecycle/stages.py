@@ -57,7 +57,6 @@ ADVANCEABLE_STAGES = frozenset(NEXT_STAGE)
 # One seed is raised at a time: a slot in any of these keeps every other slot from germinating.
 GERMINATION_BLOCKERS = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
 
-NUM_STAGES = len(Stage)
 STAGE_TABLE_SIZE = max(Stage) + 1
 
 

@@ -49,10 +49,6 @@ class FormCodes:
     def total(self) -> int:
         return self.pair + self.classes**2
 
-    def is_block(self, form: Tensor) -> Tensor:
-        """Where a form is the block ahead of its slot, of any class."""
-        return (form >= self.block) & (form < self.lead)
-
 
 class Body:
     """One form: rows of weights and activations in, what is added to the activations out.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import put_rows
 from esper.population.gradients import SeedGradients
 
 
@@ -27,18 +26,13 @@ class TrainMetrics:
 
     loss: Tensor  # [N] mean over the epoch
     shadow_loss: Tensor  # [N, S] of seeds that train in isolation, NaN elsewhere
-    host_gradient_norm: Tensor  # [N] of the last minibatch
     seeds: SeedGradients  # each [N, S], NaN where nothing was trained
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
         """NaN everywhere."""
-        rows, tables = _nan(num_members, num_slots, device, 2, 1 + len(fields(SeedGradients)))
-        return TrainMetrics(rows[0], tables[0], rows[1], SeedGradients(*tables[1:]))
-
-    def put(self, members: Tensor, part: TrainMetrics) -> None:
-        """Write what was measured of some members.  # members [n]"""
-        put_rows(self, members, part)
+        rows, tables = _nan(num_members, num_slots, device, 1, 1 + len(fields(SeedGradients)))
+        return TrainMetrics(rows[0], tables[0], SeedGradients(*tables[1:]))
 
 
 @dataclass(frozen=True)
@@ -56,10 +50,6 @@ class ValidationMetrics:
         """NaN everywhere."""
         rows, tables = _nan(num_members, num_slots, device, 2, 3)
         return ValidationMetrics(*rows, *tables)
-
-    def put(self, members: Tensor, part: ValidationMetrics) -> None:
-        """Write what was measured of some members.  # members [n]"""
-        put_rows(self, members, part)
 
 
 def worth_of_seeds(

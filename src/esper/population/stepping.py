@@ -93,7 +93,7 @@ class TrainEpoch:
         mean = self.total_loss / self.crew.config.batches_per_epoch
         alone = mean[shadow.clamp(min=0)].masked_fill(shadow < 0, math.nan)
         measured = measure_seeds(self.crew.bodies, self.plan, self.part_gradient, self.host_norm)
-        return TrainMetrics(mean[: self.plan.own], alone, self.host_norm, measured)
+        return TrainMetrics(mean[: self.plan.own], alone, measured)
 
     def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None:
         """One minibatch. samples [n, B] which ones; rate [n] the share of the peak learning rates; count []
