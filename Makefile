@@ -13,7 +13,7 @@ $(BIN)/python -m pip install -q --no-deps timm
 	$(BIN)/python -m pip install -q --no-deps --upgrade --target $(VENV)/torchvision $(VISION)
 endef
 
-.PHONY: setup demo test long check format bench study docs clean
+.PHONY: setup demo test tests long check format bench study docs clean
 
 setup: $(VENV)/.ready
 
@@ -28,8 +28,11 @@ demo: setup
 	rm -rf runs/demo
 	$(BIN)/esper demo --out runs/demo
 
-test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal   # two workers, one thread each
+test: setup   # both at once: types alone take a minute of one core where nothing is known from before
+	$(MAKE) -j 2 check tests
+
+tests: setup   # two workers, one thread each
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 check: setup
 	$(BIN)/ruff check .
