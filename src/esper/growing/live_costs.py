@@ -33,9 +33,11 @@ class LiveCosts:
         """What a training sample costs now over what it cost the model as it was given.  # [1]"""
         return self._now().relative(slots, population)
 
-    def epoch(self, slots: SlotStates, population: Population, work: Work) -> Tensor:
-        """Operations of one epoch of training and one validation.  # [1] float64"""
-        return self._now().epoch(slots, population, work)
+    def epoch(
+        self, slots: SlotStates, population: Population, work: Work, looks: Tensor | None = None
+    ) -> Tensor:
+        """Operations of one epoch of training and one validation, as `ForwardCosts`.  # [1] float64"""
+        return self._now().epoch(slots, population, work, looks)
 
     def _now(self) -> ForwardCosts:
         """One sample through the model and every living seed. A row of the model with another strength is a
