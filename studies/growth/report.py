@@ -27,6 +27,7 @@ from studies.pages import with_tables
 
 RESULTS = Path(__file__).parents[1] / "results" / "growth"
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
+Floats = NDArray[np.float64]
 TAMIYO = "Tamiyo"
 BEST_SCHEDULE = "best schedule"
 RULE = "schedule by budget"
@@ -71,24 +72,31 @@ class Study:
         """An arm's sample, or None where it was not played."""
         return self._by_name.get((task, budget, arm))
 
-    def regrets(self, task: str, budget: float, arm: str) -> NDArray[np.float64] | None:
+    def regrets(self, task: str, budget: float, arm: str) -> Floats | None:
         """Points that an arm lies below the oracle, member by member.  # [n]"""
         sample, best = self.find(task, budget, arm), self.find(task, budget, "oracle")
         if sample is None or best is None:
             return None
-        return 100.0 * (np.asarray(best.test) - np.asarray(sample.test))
+        return 100.0 * difference(best.test, sample.test)
 
-    def ahead(self, task: str, budget: float, arm: str) -> NDArray[np.float64] | None:
+    def ahead(self, task: str, budget: float, arm: str) -> Floats | None:
         """Points that Tamiyo lies above another arm, member by member.  # [n]"""
         other, own = self.regrets(task, budget, arm), self.regrets(task, budget, TAMIYO)
-        return None if other is None or own is None else other - own
+        return None if other is None or own is None else difference(other, own)
+
+
+def difference(some: Sequence[float] | Floats, others: Sequence[float] | Floats) -> Floats:
+    """Pair by pair, for the members that both have, which come first.  # [n], [m] → [min(n, m)]"""
+    common = min(len(some), len(others))
+    return np.asarray(some[:common]) - np.asarray(others[:common])
 
 
 def paired(samples: Sequence[Sample]) -> list[Sample]:
-    """The same members for all arms of a task: those that each of them had, which come first."""
+    """The same members for all sizes and all controllers of a task; other arms may have had fewer."""
     least: dict[str, int] = {}
     for sample in samples:
-        least[sample.task] = min(len(sample.test), least.get(sample.task, len(sample.test)))
+        if sample.arm.startswith(("fixed", "main-")):
+            least[sample.task] = min(len(sample.test), least.get(sample.task, len(sample.test)))
     return [first(sample, least[sample.task]) for sample in samples]
 
 
@@ -127,7 +135,7 @@ def markdown(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def interval(values: NDArray[np.float64] | None, intervals: int = 1) -> str:
+def interval(values: Floats | None, intervals: int = 1) -> str:
     """A mean with the half-width of its 95 % interval, after Bonferroni for several."""
     if values is None:
         return "–"

@@ -10,6 +10,7 @@ with member i of every other arm.
     random search ×1 (quarter runs)    the same compute in runs of a quarter of the budget; so for ASHA
     best of 4 restarts                 four quarter runs of the host that growth begins with
     best of 4 oracle restarts          of the size that is best for a quarter of the budget
+    best of 4 oracle runs ×4           four whole runs of the best size for this budget, which cost four
     oracle                             the size with the best mean validation accuracy at this budget
 """
 
@@ -156,25 +157,32 @@ def asha(
 
 
 def best_of_restarts(
-    samples: Sequence[Sample], task: str, budget: float, restarts: int = RESTARTS, of_oracle: bool = False
+    samples: Sequence[Sample],
+    task: str,
+    budget: float,
+    restarts: int = RESTARTS,
+    of_oracle: bool = False,
+    whole: bool = False,
 ) -> Sample:
-    """The best of `restarts` runs of one size that share the budget.
+    """The best of `restarts` runs of one size that share the budget, or of whole ones.
 
     The size is the least, or the one with the best mean validation accuracy at the budget of a restart.
     """
-    runs = Runs.of(samples, task, budget / restarts)
+    runs = Runs.of(samples, task, budget if whole else budget / restarts)
     size = runs.oracle if of_oracle else 0
     found = []
     for replay in range(runs.members):
         mine = (run for run in runs.drawn(replay) if run.size == size)
         found.append(Search(runs.best(list(islice(mine, restarts))), restarts, restarts * POINTS))
-    arm = f"best of {restarts} {'oracle ' if of_oracle else ''}restarts"
-    return _as_sample(arm, budget, runs, found, restarts)
+    kind = f"runs ×{restarts}" if whole else "restarts"
+    arm = f"best of {restarts} {'oracle ' if of_oracle else ''}{kind}"
+    return _as_sample(arm, budget, runs, found, 1 if whole else restarts)
 
 
 def all_searches(samples: Sequence[Sample], task: str, budget: float) -> list[Sample]:
     """Every arm of this file; those of quarter runs where the fixed sizes have a quarter of the budget."""
     found = [oracle(samples, task, budget)]
+    found.append(best_of_restarts(samples, task, budget, of_oracle=True, whole=True))
     for search in (random_search, asha):
         found += [search(samples, task, budget, times) for times in TIMES]
     if any(is_fixed(sample, task, budget / QUARTERS) for sample in samples):

@@ -157,6 +157,11 @@ def test_restarts_share_a_budget_and_the_best_on_validation_data_counts() -> Non
     better = best_of_restarts(samples, "toy", 4.0, of_oracle=True)
     assert better.shapes == {f"fixed {quarter.mean(axis=1).argmax()}": MEMBERS}
     assert better.arm == "best of 4 oracle restarts"
+    whole = best_of_restarts(samples, "toy", 4.0, of_oracle=True, whole=True)
+    best_size = validation(samples, 4.0).mean(axis=1).argmax()
+    assert (whole.arm, whole.shapes) == ("best of 4 oracle runs ×4", {f"fixed {best_size}": MEMBERS})
+    assert np.greater_equal(whole.validation, validation(samples, 4.0)[best_size]).all()
+    assert whole.events == {"trials": 4.0, "budgets": 4.0}
 
 
 def test_the_oracle_is_the_size_with_the_best_mean_whatever_its_test_accuracy() -> None:
