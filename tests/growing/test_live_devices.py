@@ -48,8 +48,40 @@ def test_a_model_grows_in_bfloat16_with_added_up_gradients(
     assert grown.history[-1].train_loss < grown.history[0].train_loss
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_after_a_training_that_broke_the_optimiser_goes_on(device: str, fused: bool) -> None:
+    """In the third of five epochs the loss is NaN; a fused optimiser counts its steps on the device."""
+    trained = 0
+
+    def step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
+        nonlocal trained
+        trained += model.training
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        return loss * (torch.nan if model.training and 4 < trained <= 6 else 1), float(-loss.detach())
+
+    batch = models.table(24)
+    torch.manual_seed(0)
+    grown = esper.grow(
+        models.small_mlp(),
+        train=[batch] * 2,
+        val=[batch],
+        step=step,
+        controller="static",
+        epochs=5,
+        lr=1e-2,
+        device=device,
+        make_optimiser=lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=fused or None),
+        progress=False,
+    )
+    losses = [epoch.val_loss for epoch in grown.history]
+    assert "training broke 1 times" in grown.report()
+    assert losses[2] == losses[1]  # what was good before
+    assert losses[4] < losses[3] < losses[1] < losses[0]
+
+
 @pytest.mark.gpu
-def test_what_a_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -> None:
+def test_what_a_large_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -> None:
     seen: list[int] = []
     wide = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4))
     batch = (torch.randn(64, 16), torch.randint(0, 4, (64,)))

@@ -149,6 +149,11 @@ def to_device(batch: Any, device: torch.device) -> Any:
     return batch
 
 
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """The context in which a model runs on a device in a precision, float32 or bfloat16."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
+
+
 def samples_in(batch: Any) -> int:
     """The length of the first tensor in it."""
     if isinstance(batch, Tensor):

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, length_of, no_gradient, ran_dry, read_until, to_device
+from esper.growing.batches import Judge, autocast, length_of, no_gradient, ran_dry, read_until, to_device
 from esper.growing.live_bodies import LiveBodies, trained
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_optimiser import LiveOptimiser
@@ -246,8 +246,7 @@ class LivePopulation:
         self.optimiser.set_share(self.rates.share(done))
 
     def _autocast(self) -> torch.autocast:
-        halved = self.config.precision == "bfloat16"
-        return torch.autocast(self.place.type, torch.bfloat16, enabled=halved)
+        return autocast(self.place, self.config.precision)
 
     def _backward(self, batch: Any, index: int) -> Any:
         if index % self.settings.accumulate == 0:
@@ -364,8 +363,7 @@ class LivePopulation:
         return tensors_of(self)
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of `tensors` in main memory, wherever the model is, from which `restore` goes back. One that
-        is still true is not made again."""
+        """Copies of `tensors`, from which `restore` goes back. One that is still true is not made again."""
         return self._copied({})
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
@@ -379,7 +377,7 @@ class LivePopulation:
     def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A snapshot, written into tensors of the same name and shape where there are such."""
         if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
-            self._latest = copied(self.tensors(), room, self.place)
+            self._latest = copied(self.tensors(), room)
         return self._latest
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:

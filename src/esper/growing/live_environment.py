@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
 from esper.foundation.rows import check_like, under_prefix, with_prefix
-from esper.growing.batches import Judge, UserStep, first_batch, to_device
+from esper.growing.batches import Judge, UserStep, autocast, first_batch, to_device
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground, at_rest, few_samples
 from esper.growing.live import LivePopulation
@@ -52,7 +52,8 @@ class LiveModel:
         self.judge = Judge(settings, step)
         trained_on = first_batch("train", loaders[0])
         batch = to_device(first_batch("val", loaders[1]), device)
-        self.places = find_places(model, lambda: self._try("val", batch), slots, settings.topology)
+        with autocast(device, settings.training.get("precision", "float32")):  # as it is trained
+            self.places = find_places(model, lambda: self._try("val", batch), slots, settings.topology)
         self.judge.checks = False
         for loader, first in zip(loaders, (trained_on, batch), strict=True):
             self.judge.check_classes(loader, first)

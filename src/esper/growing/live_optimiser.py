@@ -55,7 +55,9 @@ class LiveOptimiser:
             return made
         if config.optimiser == "sgd":
             return torch.optim.SGD(groups, config.host_lr, config.momentum)
-        return torch.optim.AdamW(groups, config.host_lr, (config.momentum, config.second_beta))
+        on_gpu = bool(self.host) and all(p.is_cuda for p in self.host)  # there a step is then one launch
+        betas = (config.momentum, config.second_beta)
+        return torch.optim.AdamW(groups, config.host_lr, betas, fused=on_gpu or None)
 
     def _groups(self, parameters: list[nn.Parameter], lr: float) -> list[dict[str, Any]]:
         decayed = [p for p in parameters if p.ndim > 1]
@@ -195,11 +197,12 @@ class LiveOptimiser:
             owner, _, key = name.rpartition("/")
             number = key.startswith(NUMBER)
             states.setdefault(owner, {})[key.removeprefix(NUMBER)] = value.item() if number else value.clone()
-        for rule in (self.rule, *self.alone.values()):
-            for parameter in [p for group in rule.param_groups for p in group["params"] if p in names]:
+        groups = [(rule, group) for rule in (self.rule, *self.alone.values()) for group in rule.param_groups]
+        for rule, group in groups:
+            for parameter in [p for p in group["params"] if p in names]:
                 rule.state.pop(parameter, None)
                 if names[parameter] in states:
-                    rule.state[parameter] = _at_home(states[names[parameter]], parameter)
+                    rule.state[parameter] = _at_home(states[names[parameter]], parameter, group)
 
 
 def checked_optimiser(said: str, given: Any) -> Optimizer:
@@ -239,8 +242,13 @@ def _joined_state(
     return state
 
 
-def _at_home(state: dict[str, Any], parameter: nn.Parameter) -> dict[str, Any]:
-    """A state whose tensors that are shaped like their parameter lie on its device; counts stay on the CPU,
-    where torch keeps them."""
-    moments = {k: v for k, v in state.items() if isinstance(v, Tensor) and v.shape == parameter.shape}
+def _at_home(state: dict[str, Any], parameter: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
+    """A state whose tensors that are shaped like their parameter lie on its device. Counts of steps stay on
+    the CPU, where torch keeps them but for optimisers that step on the device alone."""
+    on_device = group.get("fused") or group.get("capturable")
+    moments = {
+        key: value
+        for key, value in state.items()
+        if isinstance(value, Tensor) and (on_device or value.shape == parameter.shape)
+    }
     return state | {key: value.to(parameter.device) for key, value in moments.items()}

@@ -4,7 +4,7 @@ else a growth needs to go on."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from esper.growing.live import LivePopulation
 
 OPTIMISER = "optimiser."
+BESIDE = 0.28  # of the memory that training takes on a GPU: as much may be taken there by snapshots
+EARLIER = 1 / 3  # of a snapshot with moments: the weights of the best epoch
 
 
 def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
@@ -37,19 +39,31 @@ def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
     return named | {f"{OPTIMISER}{name}": value for name, value in moments.items()}
 
 
-def copied(
-    tensors: Mapping[str, Tensor], room: Mapping[str, Tensor], device: torch.device
-) -> dict[str, Tensor]:
-    """Copies in main memory of tensors on a device, written over those of `room` that have the same form."""
+def copied(tensors: Mapping[str, Tensor], room: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors, written over those of `room` that have the same form.
+
+    Tensors of a GPU stay there if that takes little beside training, else the copies are in main memory.
+    """
+    home = _home(tensors.values(), room.values())
     copies = {}
     for name, value in tensors.items():
-        own = room.get(name)
-        if own is None or own.shape != value.shape or own.dtype != value.dtype:
-            own = torch.empty_like(value, device="cpu", pin_memory=value.is_cuda)
-        copies[name] = own.copy_(value, non_blocking=True)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)  # until then the copies are under way
+        own, place = room.get(name), home if value.is_cuda else value.device
+        if own is None or (own.shape, own.dtype, own.device) != (value.shape, value.dtype, place):
+            own = torch.empty_like(value, device=place)
+        copies[name] = own.copy_(value)
     return copies
+
+
+def _home(tensors: Collection[Tensor], before: Collection[Tensor]) -> torch.device:
+    """Where copies of these tensors belong, beside weights of an earlier epoch that may be kept as well."""
+    device = next((value.device for value in tensors if value.is_cuda), None)
+    if device is None:
+        return torch.device("cpu")
+    size, present = (
+        sum(v.numel() * v.element_size() for v in values if v.is_cuda) for values in (tensors, before)
+    )
+    trained = torch.cuda.max_memory_allocated(device) - present
+    return device if (1 + EARLIER) * size <= BESIDE * trained else torch.device("cpu")
 
 
 @torch.no_grad()
