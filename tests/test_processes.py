@@ -72,7 +72,7 @@ def assert_undisturbed(run: Path, alone: Path) -> None:
 
 
 @pytest.mark.first
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
 def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(
     alone: Path, tmp_path: Path
 ) -> None:

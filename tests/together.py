@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numba  # noqa: F401  the slow ones of what every process imports at last
+import numba  # noqa: F401  these two are what every process would import in the end, and slow
+import torch._dynamo  # noqa: F401
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper import cli
@@ -43,7 +44,7 @@ def train(folder: Path, settings: list[str]) -> None:
     """`esper train`; process 1 is killed in its first life, once a round is done."""
     launch = Launch.of()
     if (launch.rank, launch.restarts) == (1, 0):
-        threading.Thread(target=die_after_a_round, args=[folder / "metrics.jsonl"]).start()
+        threading.Thread(target=die_after_a_round, args=[folder / "metrics.jsonl"], daemon=True).start()
     code = cli.run(["train", "--quiet", "--out", str(folder), *settings])
     if code:
         sys.exit(code)
