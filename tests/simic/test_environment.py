@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
@@ -280,21 +276,10 @@ def test_dwell_times_follow_the_length_of_an_episode() -> None:
 
 # ---- saving ----------------------------------------------------------------------------------------------
 
-FRESH_PROCESS = """
-import sys, torch
-from esper.lifecycle.actions import Actions, Head, Op
-from safetensors.torch import load_file, save_file
-from tests.simic.worlds import make_environment
-environment = make_environment(steps=12)
-environment.load_state_dict(load_file(sys.argv[1]))
-for action in ({}, {Head.OP: Op.ADVANCE}, {}, {}):
-    environment.step(Actions.of([action] * 4))
-save_file(environment.state_dict(), sys.argv[2])
-"""
 
-
-def test_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_path: Path) -> None:
-    environment = make_environment(steps=12)
+def test_another_environment_goes_on_from_a_saved_one_to_the_same_bits() -> None:
+    """In a process of its own: tests/test_resume.py, with a seed in every stage."""
+    environment, other = make_environment(steps=12), make_environment(steps=12)
     environment.reset(3)
     for plan in (
         (PLANT, PLANT, PLANT, PLANT),
@@ -304,12 +289,11 @@ def test_an_environment_goes_on_in_a_fresh_process_to_the_same_bits(tmp_path: Pa
     ):
         environment.step(Actions.of(list(plan)))
     assert len(environment.slots.stage.unique()) >= 4  # seeds in several stages, and a slot that cools down
-    save_file(environment.state_dict(), tmp_path / "before.safetensors")
-    files = [str(tmp_path / "before.safetensors"), str(tmp_path / "after.safetensors")]
-    subprocess.run([sys.executable, "-c", FRESH_PROCESS, *files], check=True, cwd=Path(__file__).parents[2])
+    other.load_state_dict(environment.state_dict())
     for action in ({}, ADVANCE, {}, {}):
-        environment.step(everyone(environment, action))
-    after = load_file(tmp_path / "after.safetensors")
+        for one in (environment, other):
+            one.step(everyone(one, action))
+    after = other.state_dict()
     for name, value in environment.state_dict().items():
         assert torch.equal(value.nan_to_num(-7.0), after[name].nan_to_num(-7.0)), name
 
