@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.utils import check_random_state
@@ -170,24 +171,28 @@ def train_with_grower(task: Task, case: Case, seed: int) -> nn.Module:
 
 
 def by_estimator(case: Case, seeds: int) -> Scores:
-    """`GrowingClassifier`, and the loop with its first weights on the samples that it trains on."""
+    """`GrowingClassifier`, and the loop with its first weights on the samples that it trains on.
+
+    It counts a sample that is given twice as one of twice the weight, so there are none of those here.
+    """
     task, plain, ours = load_task(case.task), [], []
-    train, test = (Split(s.inputs.flatten(1), s.targets) for s in (task.train, task.test()))
+    table = np.unique(np.column_stack((task.train.inputs.flatten(1), task.train.targets)), axis=0)
+    x, y = table[:, :-1], table[:, -1].astype(np.int64)
+    asked = Split(task.test().inputs.flatten(1), task.test().targets)
+    mean, spread = x.mean(axis=0), np.where(x.std(axis=0) > 0, x.std(axis=0), 1.0)
+    test = Split(((asked.inputs - torch.from_numpy(mean)) / torch.from_numpy(spread)).float(), asked.targets)
     for seed in range(seeds):
         settings = {"epochs": case.epochs, "batch_size": case.batch, "lr": case.lr, "random_state": seed}
-        classifier = esper.GrowingClassifier(controller="static", **settings)
-        classifier.fit(train.inputs.numpy(), train.targets.numpy())
-        ours.append(float(classifier.score(test.inputs.numpy(), test.targets.numpy())))
+        classifier = esper.GrowingClassifier(controller="static", **settings).fit(x, y)
+        ours.append(float(classifier.score(asked.inputs.numpy(), asked.targets.numpy())))
         random = check_random_state(seed)
-        kept = torch.from_numpy(random.permutation(len(train)))[round(0.1 * len(train)) :]
+        kept = random.permutation(len(x))[round(0.1 * len(x)) :]
         torch.manual_seed(int(random.randint(2**31 - 1)))
-        model = nn.Sequential(
-            nn.Linear(train.inputs.shape[1], 64), nn.ReLU(), nn.Linear(64, task.num_classes)
+        model = nn.Sequential(nn.Linear(x.shape[1], 64), nn.ReLU(), nn.Linear(64, task.num_classes))
+        scaled = torch.from_numpy(((x - mean) / spread)[kept]).float()
+        plain.append(
+            accuracy(train_plainly(model, Split(scaled, torch.from_numpy(y[kept])), case, seed), test)
         )
-        mean, spread = train.inputs.mean(0), train.inputs.std(0).clamp(min=1e-6)
-        shown, asked = (Split((s.inputs - mean) / spread, s.targets) for s in (train, test))
-        part = Split(shown.inputs[kept], shown.targets[kept])
-        plain.append(accuracy(train_plainly(model, part, case, seed), asked))
     return plain, ours
 
 
