@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import esper
 from esper.tamiyo.schedule import Schedule
@@ -78,6 +81,48 @@ def test_after_a_training_that_broke_the_optimiser_goes_on(device: str, fused: b
     assert "training broke 1 times" in grown.report()
     assert losses[2] == losses[1]  # what was good before
     assert losses[4] < losses[3] < losses[1] < losses[0]
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_dispatches_a_few_operations_more_than_a_plain_one_and_reads_nothing_back() -> None:
+    batch, layers = models.table(8), [nn.Linear(5, 5) for _ in range(8)]
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(5, 3))
+    settings = {"controller": "static", "engine": "live", "epochs": 1, "progress": False}
+    recipe = {"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0}
+
+    def live(steps: int) -> None:
+        esper.grow(model, train=[batch] * steps, val=[batch], **settings, **recipe)
+
+    def plain(steps: int) -> None:
+        rule = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+        for _ in range(steps):
+            rule.zero_grad()
+            nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+            rule.step()
+
+    of_a_step = []
+    for train in (live, plain):
+        counts = []
+        for steps in (3, 7):
+            with Dispatched() as seen:
+                train(steps)
+            counts.append(seen.counts)
+        of_a_step.append(counts[1] - counts[0])  # of four steps
+    more = of_a_step[0] - of_a_step[1]
+    assert sum(of_a_step[1].values()) > 4 * 60
+    assert sum(more.values()) <= 4 * 25, more
+    assert of_a_step[0]["aten._local_scalar_dense.default"] <= 4  # the rate, which is on the CPU
 
 
 @pytest.mark.gpu
