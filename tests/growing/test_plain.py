@@ -154,7 +154,7 @@ def test_torch_export_gives_equal_outputs(make: Callable[[], nn.Module], data: t
     torch.testing.assert_close(program.module()(data[0][:7]), plain(data[0][:7]), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize(("make", "data"), [MODELS[0], MODELS[3]])
+@pytest.mark.parametrize(("make", "data"), [MODELS[0], pytest.param(*MODELS[3], marks=pytest.mark.long)])
 def test_onnx_gives_equal_outputs(
     make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], tmp_path: Path
 ) -> None:
