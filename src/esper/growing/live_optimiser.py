@@ -55,9 +55,7 @@ class LiveOptimiser:
             return made
         if config.optimiser == "sgd":
             return torch.optim.SGD(groups, config.host_lr, config.momentum)
-        on_gpu = bool(self.host) and all(p.is_cuda for p in self.host)  # there a step is then one launch
-        betas = (config.momentum, config.second_beta)
-        return torch.optim.AdamW(groups, config.host_lr, betas, fused=on_gpu or None)
+        return torch.optim.AdamW(groups, config.host_lr, (config.momentum, config.second_beta))
 
     def _groups(self, parameters: list[nn.Parameter], lr: float) -> list[dict[str, Any]]:
         decayed = [p for p in parameters if p.ndim > 1]
