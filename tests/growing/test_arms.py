@@ -75,7 +75,6 @@ def test_a_baseline_reads_the_data_in_the_same_order() -> None:
     assert read[: 48 * 12] == first
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, out = models.small_mlp(), tmp_path / "run"
@@ -86,6 +85,7 @@ def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None
     assert growth.verdicts == grown.verdicts()
     files = {path.stem: path.read_text() for path in export_run(RunFolder.read(out), "csv", out / "tables")}
     assert files["curves"].count("\nstatic,") == len(growth.curves[1].score)
+    assert "static" in (out / "report.html").read_text(encoding="utf-8"), "the page shows both"
     again = grow(model, models.table(), "rows", baseline=True, out=out, resume=True)
     assert again.verdicts() == grown.verdicts()
 
