@@ -84,10 +84,8 @@ class GrowthEnvironment:
             self.population.rate_scale.copy_(torch.tensor(spec.rate_scale))
         self.tasks = spec.variants or (spec.task,)
         self._prepare()
-        trained = (
-            spec.population.batch_size * spec.population.batches_per_epoch
-        )  # samples of a member in a step
-        self.bare_cost = TRAINING_PASSES * trained * self.costs.host  # FLOPs of a step of a bare host
+        samples = spec.population.batch_size * spec.population.batches_per_epoch  # of a member in a step
+        self.bare_cost = TRAINING_PASSES * samples * self.costs.host  # FLOPs of a step of a bare host
         shares = torch.tensor(spec.budgets, dtype=torch.float64, device=self.device)
         unit = spec.episode.flops or spec.episode.steps * self.bare_cost
         self.budget = unit * shares[self.members % len(shares)]  # [N] FLOPs
@@ -105,10 +103,8 @@ class GrowthEnvironment:
         world = RulingInputs.of(self.population, self.costs, self.spec.lifecycle, self.topology)
         self._ruled = Captured(partial(rule, world=world), studio)
         self._masked = Captured(partial(fitting_masks, world=world), studio)
-        self._sized, self._priced = (
-            Captured(partial(sizes, world=world), studio),
-            Captured(partial(price, world=world), studio),
-        )
+        self._sized = Captured(partial(sizes, world=world), studio)
+        self._priced = Captured(partial(price, world=world), studio)
         self._remembered = Captured(remember, studio)
         self._studio = studio
 

@@ -148,7 +148,8 @@ class Learner(LearnedController):
 
     def begin(self, scene: Scene) -> None:
         """Forget the last episode and its transitions."""
-        self._teacher.begin(scene)
+        if self.imitates:
+            self._teacher.begin(scene)
         super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
         self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
         self._owed_later = torch.zeros_like(self._owed)

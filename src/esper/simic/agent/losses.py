@@ -109,9 +109,8 @@ def ppo_loss(
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
-    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
-    if weights.imitates:
-        surrogate = output.log_prob
+    earned = torch.minimum(ratio * advantage, clipped * advantage)
+    surrogate = output.log_prob if weights.imitates else earned
     policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
 
     value_loss = _share(value_error(output.value, batch, weights.value_clip), batch.valid, counts.steps)
