@@ -74,3 +74,10 @@ def test_the_six_things_are_pointed_at() -> None:
     table = PAGE.split("## Six things")[1].split("\n## ")[0]
     rows = [line for line in table.splitlines() if line.startswith("| ") and ".py:" in line]
     assert len(rows) == 6
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    names = re.findall(
+        r"^class (\w+)", "\n".join((SOURCE / path).read_text(encoding="utf-8") for path in modules()), re.M
+    )
+    assert sorted({name for name in names if names.count(name) > 1}) == [], "rename the less public one"

@@ -18,7 +18,7 @@ from esper.growing.plain import assemble, plain_graft, plain_member
 from esper.lifecycle.actions import Style, selectable_blueprints
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.extract import AddGraft, GateGraft, MultiplyGraft, extract
@@ -45,7 +45,7 @@ def test_every_graft_has_a_plain_form_with_the_same_output(topology: str, bluepr
     torch.manual_seed(0)
     dims = 2 if topology == "cnn" else 0
     seed = stirred(build_blueprint(blueprint, topology, 8, dims))
-    gate = stirred(Gate(8, topology))
+    gate = stirred(BlendGate(8, topology))
     for graft in (AddGraft(seed, 0.7), MultiplyGraft(seed, 1.0), GateGraft(seed, 0.5, gate)):
         plain = plain_graft(graft, dims)
         assert not any(name.startswith("esper") for name in classes_of(plain))

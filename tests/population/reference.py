@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend, Blueprint
 from esper.population.blocks import AttendToPast, Block, Branch
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.hosts import Entered, Host
 
 # h: the host's activation, s: the seed's answer, a: alpha, g: the gate's answer (1 where there is no gate).
@@ -25,7 +25,7 @@ HALVES_OF = {Blueprint.WIDEN_HALF: 1, Blueprint.WIDEN_FULL: 2}  # new units, in 
 class ReferenceSeed(nn.Module):
     """A seed, the way it blends and, for GATE, its gate."""
 
-    def __init__(self, seed: nn.Module, blend: Blend, gate: Gate | None = None) -> None:
+    def __init__(self, seed: nn.Module, blend: Blend, gate: BlendGate | None = None) -> None:
         super().__init__()
         if (blend is Blend.GATE) != (gate is not None):
             raise ValueError(
@@ -98,7 +98,9 @@ class ReferenceMember(nn.Module):
             return NewUnits(narrow(chain[-1].branch, units))
         width = self.host.widths[slot]
         seed = build_blueprint(blueprint, self.host.topology, width, self.host.spatial_dims)
-        return ReferenceSeed(seed, blend, Gate(width, self.host.topology) if blend is Blend.GATE else None)
+        return ReferenceSeed(
+            seed, blend, BlendGate(width, self.host.topology) if blend is Blend.GATE else None
+        )
 
     def prune(self, slot: int) -> None:
         """Take the seed out of a slot."""

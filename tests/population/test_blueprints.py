@@ -19,7 +19,7 @@ from esper.lifecycle.actions import (
 )
 from esper.population.blueprints import (
     AlibiAttention,
-    Gate,
+    BlendGate,
     attention_heads,
     blueprint,
     blueprint_entry,
@@ -177,7 +177,7 @@ def test_a_transformer_seed_and_its_gate_do_not_hear_the_future(name: Blueprint)
     seed = ReferenceSeed(
         awakened(build_blueprint(name, "transformer", 8)).double(),
         Blend.GATE,
-        awakened(Gate(8, "transformer")).double(),  # type: ignore[arg-type]
+        awakened(BlendGate(8, "transformer")).double(),  # type: ignore[arg-type]
     )
     h = activations("transformer", 0, 8).double()
     changed = h.clone()
@@ -219,7 +219,7 @@ def test_a_gate_is_one_half_at_birth_and_has_one_parameter_per_channel_and_one(
     topology: str, dims: int
 ) -> None:
     h = activations(topology, dims, 8)
-    gate = Gate(8, topology)
+    gate = BlendGate(8, topology)
     assert sum(p.numel() for p in gate.parameters()) == gate_parameter_count(8)
     assert torch.equal(gate(h), torch.full_like(gate(h), 0.5))
     assert (gate(h) * h).shape == h.shape
@@ -234,8 +234,8 @@ def test_heads_are_the_largest_divisor_up_to_four() -> None:
 def test_blends_are_those_of_the_rules() -> None:
     h = activations("mlp", 0, 6)
     body = awakened(build_blueprint(Blueprint.MLP, "mlp", 6))
-    gate = awakened(Gate(6, "mlp"))
-    assert isinstance(gate, Gate)
+    gate = awakened(BlendGate(6, "mlp"))
+    assert isinstance(gate, BlendGate)
     s = body(h)
     torch.testing.assert_close(ReferenceSeed(body, Blend.ADD)(h, 0.3), h + 0.3 * s)
     torch.testing.assert_close(ReferenceSeed(body, Blend.MULTIPLY)(h, 0.3), h * (1 + 0.3 * torch.tanh(s)))

@@ -18,7 +18,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population import row_module
 from esper.population.blocks import attention, convolutions, perceptron
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.data import Clock
 from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
 from esper.population.layout import Layout
@@ -55,8 +55,8 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "flatten the end": (nn.Flatten(2), (2, 3, 4)),
     "flatten the middle": (nn.Flatten(1, 2), (2, 3, 4)),
     "activations": (nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.ELU(), nn.Tanh()), (4,)),
-    "gate of images": (Gate(4, "cnn"), (4, 5, 5)),
-    "gate of text": (Gate(4, "transformer"), (5, 4)),
+    "gate of images": (BlendGate(4, "cnn"), (4, 5, 5)),
+    "gate of text": (BlendGate(4, "transformer"), (5, 4)),
     "attention": (CausalAttention(6, heads=3), (5, 6)),
     "branch of an attention": (attention(6, heads=2).branch, (5, 6)),
     "branch of a perceptron": (perceptron(6, hidden=5).branch, (5, 6)),

@@ -38,7 +38,7 @@ PAUSE = 2  # steps between the moment a story may begin and the moment it does
 
 
 @dataclass(frozen=True)
-class Decision:
+class MadeUpDecision:
     """One action per member, and what a seed planted by it will prove to be worth."""
 
     actions: Actions
@@ -50,7 +50,7 @@ class Player(Protocol):
 
     titles: list[str]
 
-    def decide(self, step: int, masks: ActionMasks) -> Decision:
+    def decide(self, step: int, masks: ActionMasks) -> MadeUpDecision:
         """One action for every member, legal under the masks."""
 
 
@@ -103,7 +103,7 @@ class ScriptedPlayer:
         self.titles = [title for title, _ in cast]
         self._actors = [_Actor(cycle(stories)) for _, stories in cast]
 
-    def decide(self, step: int, masks: ActionMasks) -> Decision:
+    def decide(self, step: int, masks: ActionMasks) -> MadeUpDecision:
         """The lines that are due, one member after another."""
         worth = torch.zeros(masks.slot.shape)
         rows: list[dict[Head, int]] = []
@@ -115,7 +115,7 @@ class ScriptedPlayer:
             line, slot, value = spoken
             values[slot] = value
             rows.append({**line.choices, Head.SLOT: slot, Head.OP: line.op})
-        return Decision(Actions.of(rows), worth)
+        return MadeUpDecision(Actions.of(rows), worth)
 
 
 class RandomPlayer:
@@ -127,7 +127,7 @@ class RandomPlayer:
         self._members = torch.arange(num_members)
         self._weights = torch.tensor([OP_WEIGHTS[op] for op in Op])
 
-    def decide(self, step: int, masks: ActionMasks) -> Decision:
+    def decide(self, step: int, masks: ActionMasks) -> MadeUpDecision:
         """Any legal choice, all members at once."""
         draws = random_uniform(self._seed, self._members, Stream.ACTION, step, len(Head))  # [N, heads]
         op = _pick(masks.op * self._weights, draws[:, Head.OP])
@@ -144,7 +144,7 @@ class RandomPlayer:
         columns = [_pick(mask.float(), draws[:, head]) for head, mask in heads.items()]
         mean, spread = RANDOM_WORTH
         worth = random_normal(self._seed, self._members, Stream.CONTROL, step, slots.shape[1])
-        return Decision(Actions(torch.stack([*columns, op], dim=1)), mean + spread * worth)
+        return MadeUpDecision(Actions(torch.stack([*columns, op], dim=1)), mean + spread * worth)
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from esper.growing.live_hooks import Hooks
 from esper.growing.places import Place
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 
@@ -63,7 +63,7 @@ class LiveCosts:
         if key not in self._counted:
             with torch.device("meta"):
                 body = (
-                    Gate(place.width, place.topology)
+                    BlendGate(place.width, place.topology)
                     if blueprint == _GATE
                     else build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
                 )

@@ -16,7 +16,7 @@ from esper.growing.repeating import Repeat
 from esper.growing.tracing import is_sequence
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blend
-from esper.population.blueprints import Gate, build_blueprint
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
 from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM
 
@@ -40,7 +40,7 @@ class LiveSlot(nn.Module):
         """Begin a seed with a body of its own; its first weights come from torch's generator."""
         place = self.place
         seed = build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
-        self.put(blueprint, seed.to(device), Gate(place.width, place.topology).to(device))
+        self.put(blueprint, seed.to(device), BlendGate(place.width, place.topology).to(device))
 
     def put(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
         """Begin a seed that is already made."""

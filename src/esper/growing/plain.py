@@ -21,7 +21,7 @@ from esper.growing.cutting import Cut
 from esper.growing.tracing import is_sequence
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, SqueezeExcite
+from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, SqueezeExcite
 from esper.population.extract import Grafted, slot_modules, trunk_modules
 from esper.population.population import Population
 
@@ -39,7 +39,7 @@ class _SqueezeExcite(nn.Module):
 
 
 class _Gate(nn.Module):
-    def __init__(self, gate: Gate, spatial_dims: int):
+    def __init__(self, gate: BlendGate, spatial_dims: int):
         super().__init__()
         self.linear = gate.linear
         self.spatial = gate.spatial
@@ -90,7 +90,7 @@ class _AlibiAttention(nn.Module):
 
 _TRACEABLE: dict[type[nn.Module], Callable[[nn.Module, int], nn.Module]] = {
     SqueezeExcite: lambda m, d: _SqueezeExcite(cast(SqueezeExcite, m), d),
-    Gate: lambda m, d: _Gate(cast(Gate, m), d),
+    BlendGate: lambda m, d: _Gate(cast(BlendGate, m), d),
     CausalSelfAttention: lambda m, d: _CausalAttention(cast(CausalSelfAttention, m), d),
     AlibiAttention: lambda m, d: _AlibiAttention(cast(AlibiAttention, m), d),
 }

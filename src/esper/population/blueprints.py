@@ -34,9 +34,9 @@ from esper.population.registry import (
 )
 
 __all__ = [
+    "BlendGate",
     "BlueprintEntry",
     "BlueprintRow",
-    "Gate",
     "blueprint",
     "blueprint_entry",
     "blueprint_table",
@@ -326,7 +326,7 @@ class AlibiAttention(nn.Module):
         return slopes[None, :, None] * (steps[None, None, :] - steps[:, None, None])
 
 
-class Gate(nn.Module):
+class BlendGate(nn.Module):
     """The gate of the GATE blend: g(h) = σ(linear(h)), one number, C + 1 parameters.
 
     cnn: one gate per sample, from the mean over space. mlp: one gate per sample. transformer: one gate per

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from esper.foundation.streams import rekeyed
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
-from esper.population.blueprints import Gate
+from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import HALVES, NO_FORM, FormCodes, SlotForms
 from esper.population.hosts import Entered, GlobalMean, Host, block_of
@@ -172,7 +172,7 @@ class Bodies:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             body = flatten(forms.module(int(blueprint)))
-            gate = flatten(Gate(self.host.widths[slot], self.host.topology))
+            gate = flatten(BlendGate(self.host.widths[slot], self.host.topology))
         row[: body.numel()] = body
         row[forms.gate_start : forms.gate_start + gate.numel()] = gate
         return row

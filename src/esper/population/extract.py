@@ -12,7 +12,7 @@ from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blocks import Block, Branch, fold_units
-from esper.population.blueprints import Gate
+from esper.population.blueprints import BlendGate
 from esper.population.forms import HALVES, NO_FORM
 from esper.population.layout import load_flat
 from esper.population.population import Population
@@ -150,7 +150,7 @@ class _SlotParts:
             return Block(branch)
         seed = load_flat(self.forms.module(form), self.rows[place])
         if self.blend[place] == Blend.GATE:
-            gate = load_flat(Gate(*self._joint), self.rows[place, self.forms.gate_start :])
+            gate = load_flat(BlendGate(*self._joint), self.rows[place, self.forms.gate_start :])
             return GateGraft(seed, alpha, gate)
         return (MultiplyGraft if self.blend[place] == Blend.MULTIPLY else AddGraft)(seed, alpha)
 

@@ -34,7 +34,7 @@ from esper.population.plan import (
     training_rows,
 )
 from esper.population.planning import Sketch
-from esper.population.replays import Epoch, Replays
+from esper.population.replays import EpochProgram, Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, Surgeon
@@ -251,7 +251,7 @@ class Population:
             return rates
         return rates * self.rewarming.shares(states, ~self.finished, batches)
 
-    def _train(self, epoch: Epoch, samples: list[Tensor], clock: Clock, rates: Tensor) -> None:
+    def _train(self, epoch: EpochProgram, samples: list[Tensor], clock: Clock, rates: Tensor) -> None:
         """The minibatches of an epoch.  # samples [N, B] each, rates [batches, N]"""
         ids, batches = epoch.plan.ids, len(samples)
         counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + clock.epoch * batches)

@@ -31,7 +31,7 @@ Run = TypeVar("Run")
 Task = tuple[str, Hashable]  # what a program computes, and over which data
 
 
-class Epoch(Protocol):
+class EpochProgram(Protocol):
     """Anything that trains some members for an epoch: see `TrainEpoch`."""
 
     plan: Plan
@@ -41,7 +41,7 @@ class Epoch(Protocol):
     def finish(self) -> TrainMetrics: ...
 
 
-class Measure(Protocol):
+class MeasureProgram(Protocol):
     """Anything that measures some members: see `Validation`."""
 
     plan: Plan
@@ -101,7 +101,7 @@ class Replays:
         self._studio: Studio | None = None
         self._scratch = Scratch()
 
-    def training(self, sketch: Sketch, data: MemberData) -> Epoch:
+    def training(self, sketch: Sketch, data: MemberData) -> EpochProgram:
         """What trains the members of a sketch for one epoch."""
         if not self.possible:
             return TrainEpoch(self.crew, sketch.draft().on(self.device), data, Scratch())
@@ -111,7 +111,7 @@ class Replays:
 
         return self._fitting(("train", data.places), sketch, make)
 
-    def validation(self, sketch: Sketch, data: MemberData) -> Measure:
+    def validation(self, sketch: Sketch, data: MemberData) -> MeasureProgram:
         """What measures the members of a sketch; captured from the second look at the same data on."""
         seen, self._looked_at = self._looked_at, data.places
         if not self.possible or seen != data.places:

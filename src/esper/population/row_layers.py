@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.population.blocks import AttendToPast
-from esper.population.blueprints import AlibiAttention, CausalSelfAttention, Gate, NormMix, SqueezeExcite
+from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
 from esper.population.dropout import StreamDropout
 from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
 from esper.population.row_convolutions import Conv, GroupedConv, row_convolution
@@ -97,7 +97,7 @@ class RowSqueezeExcite(nn.Module):
 
 
 class RowGate(nn.Module):
-    def __init__(self, gate: Gate, linear: nn.Module) -> None:
+    def __init__(self, gate: BlendGate, linear: nn.Module) -> None:
         super().__init__()
         self.spatial, self.linear = gate.spatial, linear
 
@@ -132,7 +132,7 @@ def _leaf(module: nn.Module, method: str) -> nn.Module | None:
 _COMPOSITES: dict[type[nn.Module], Callable[[nn.Module, dict[str, nn.Module]], nn.Module]] = {
     NormMix: lambda module, parts: RowNormMix(cast(NormMix, module), parts["norm"]),
     SqueezeExcite: lambda module, parts: RowSqueezeExcite(parts["excite"]),
-    Gate: lambda module, parts: RowGate(cast(Gate, module), parts["linear"]),
+    BlendGate: lambda module, parts: RowGate(cast(BlendGate, module), parts["linear"]),
     TokenEmbedding: lambda module, parts: RowTokenEmbedding(cast(TokenEmbedding, module), parts["tokens"]),
 }
 

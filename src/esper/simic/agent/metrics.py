@@ -37,7 +37,7 @@ class UpdateMetrics:
         return sum(read) / len(read) if read else float("nan")
 
 
-class Tally:
+class UpdateTally:
     """The sums of an update, kept on the device; `means` names them."""
 
     MEANS = ("policy_loss", "value_loss", "kl", "clip_fraction", "grad_norm")

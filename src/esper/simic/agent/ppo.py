@@ -29,7 +29,7 @@ from esper.simic.agent.losses import (
     ppo_loss,
     standardise,
 )
-from esper.simic.agent.metrics import Tally, UpdateMetrics, read_back
+from esper.simic.agent.metrics import UpdateMetrics, UpdateTally, read_back
 from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
 from esper.simic.agent.optimiser import VetoAdam
 from esper.simic.agent.parts import pack_part, part_length, unpack_parts
@@ -136,7 +136,7 @@ class PPOAgent:
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
-        tally = Tally(len(self.policy.head_names), self.device)
+        tally = UpdateTally(len(self.policy.head_names), self.device)
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
@@ -344,7 +344,7 @@ class PPOAgent:
             return dict(zip(self.policy.head_names, numbers[name], strict=True))
 
         return UpdateMetrics(
-            **{name: numbers[name][0] for name in (*Tally.MEANS, "explained_variance")},
+            **{name: numbers[name][0] for name in (*UpdateTally.MEANS, "explained_variance")},
             epochs_done=numbers["steps_taken"][0] / self._parts(num_members),
             stopped_early=bool(numbers["stopped"][0]),
             steps_vetoed=int(numbers["steps_vetoed"][0]),

@@ -27,7 +27,7 @@ class Fault(IntEnum):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ActionEvaluation:
     """What the heads say about given actions; all [..., H]."""
 
     log_prob: Tensor  # float32, 0 where the head is not read
@@ -80,12 +80,12 @@ class MaskedHeads:
         """The likeliest legal choice; 0 if nothing is legal.  # [..., H] int64"""
         return self.probs.argmax(-1)
 
-    def evaluate(self, actions: Tensor, relevant: Tensor) -> Evaluation:
+    def evaluate(self, actions: Tensor, relevant: Tensor) -> ActionEvaluation:
         """Log-prob and entropy of the heads that are read.  # actions, relevant [..., H]"""
         index = actions.unsqueeze(-1)
         log_prob = self.log_probs.gather(-1, index).squeeze(-1)
         allowed = self.legal.gather(-1, index).squeeze(-1) > 0
-        return Evaluation(
+        return ActionEvaluation(
             log_prob=log_prob.masked_fill(~(relevant & allowed), 0.0),
             entropy=self.entropy().masked_fill(~relevant, 0.0),
             fault=(relevant & ~allowed).to(torch.int8) + (relevant & (self.num_legal == 0)),
