@@ -70,6 +70,11 @@ class Row:
     difference: float
     half_width: float
 
+    @property
+    def level(self) -> bool:
+        """Whether the 95 % interval of the difference holds 0; a single seed has none, and is not level."""
+        return abs(self.difference) <= self.half_width
+
 
 def train_plainly(
     model: nn.Module,
@@ -243,7 +248,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             plain, ours = (100 * sum(part) / len(part) for part in (row.plain, row.ours))
             print(
                 f"{task:8} {entry:10} plain loop {plain:5.1f} %  Esper {ours:5.1f} %  "
-                f"difference {row.difference:+.2f} ± {row.half_width:.2f} points",
+                f"difference {row.difference:+.2f} ± {row.half_width:.2f} points"
+                f"{'' if row.level else ', not level'}",
                 flush=True,
             )
 
