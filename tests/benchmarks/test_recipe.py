@@ -16,8 +16,7 @@ from tests.tiny import TINY
 
 @pytest.mark.parametrize(
     ("difference", "half_width", "level"),
-    [(-0.5, 0.6, True), (0.5, 0.5, True), (0.0, 0.0, True), (-0.7, 0.6, False), (0.7, 0.6, False)]
-    + [(0.0, float("nan"), False)],
+    [(-0.5, 0.6, True), (0.5, 0.5, True), (0.0, 0.0, True), (-0.7, 0.6, False), (0.0, float("nan"), False)],
 )
 def test_level_is_a_difference_whose_interval_holds_0(
     difference: float, half_width: float, level: bool
