@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import AlphaTarget, Style
 
 CPU = torch.device("cpu")
@@ -46,3 +46,9 @@ def test_a_table_first_asked_for_in_inference_mode_can_be_kept_for_backward() ->
     (weight * halves(CPU)).sum().backward()
     assert weight.grad is not None
     assert weight.grad.tolist() == [0.5] * 3
+
+
+def test_a_lookup_keeps_the_shape_of_the_positions_and_counts_from_the_end() -> None:
+    letters = lookup([10.0, 20.0, 30.0])
+    assert letters(torch.tensor([[0, 2], [1, -1]])).tolist() == [[10.0, 30.0], [20.0, 30.0]]
+    assert lookup([True, False])(torch.tensor(0)).dtype == torch.bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
 from typing import Concatenate, ParamSpec
 
@@ -26,3 +26,13 @@ def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.devic
             return build(*args, **kwargs).to(device, non_blocking=True)
 
     return table  # type: ignore[return-value]
+
+
+def lookup(values: Sequence[float]) -> Callable[[Tensor], Tensor]:
+    """A function from any tensor of positions to the values there, on the device of the positions."""
+
+    @device_table
+    def table() -> Tensor:
+        return torch.tensor(values)
+
+    return lambda index: table(index.device).take(index)

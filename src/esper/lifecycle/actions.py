@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import device_table, lookup
 
 
 class Head(IntEnum):
@@ -196,21 +196,12 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
     return tuple(num_slots if head is Head.SLOT else len(HEAD_CHOICES[head]) for head in Head)
 
 
-@device_table
-def tempo_ticks() -> Tensor:
-    """The length of the first ramp by tempo: `tempo_ticks(device)`.  # [tempos] int64"""
-    return torch.tensor(list(TEMPO_TICKS.values()))
-
-
-def has_gate(style: Tensor) -> Tensor:
-    """Whether a style blends through a gate of its own.  # style [...] int64 → [...] bool"""
-    return _gated_styles(style.device)[style]
-
-
-@device_table
-def _gated_styles() -> Tensor:
-    """# [styles] bool"""
-    return torch.tensor([STYLE_BLEND[style] is Blend.GATE for style in Style])
+# Functions over tensors of choices, of any shape.
+tempo_ticks = lookup(list(TEMPO_TICKS.values()))  # the length of the first ramp
+blend_of = lookup([int(STYLE_BLEND[style]) for style in Style])  # how seeds join the host's activation
+has_gate = lookup(
+    [STYLE_BLEND[style] is Blend.GATE for style in Style]
+)  # whether a seed has a gate of its own
 
 
 def relevance(op: Tensor) -> Tensor:
@@ -261,13 +252,3 @@ class Actions:
         """One action per row, heads that are not named at 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
         choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
         return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), NUM_HEADS))
-
-
-@device_table
-def _style_blends() -> Tensor:
-    return torch.tensor([int(STYLE_BLEND[style]) for style in Style])
-
-
-def blend_of(style: Tensor) -> Tensor:
-    """How seeds of these styles join the host's activation: a `Blend` each.  # any shape int64"""
-    return _style_blends(style.device)[style]

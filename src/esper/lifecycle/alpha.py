@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import lookup
 from esper.lifecycle.actions import AlphaCurve
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 
@@ -17,12 +17,7 @@ SIGMOID_STEEPNESS: dict[AlphaCurve, float] = {
     AlphaCurve.SIGMOID: 12.0,
     AlphaCurve.SIGMOID_SHARP: 24.0,
 }
-
-
-@device_table
-def _steepness_table() -> Tensor:
-    """k by curve, 1 where the curve is no sigmoid.  # [curves]"""
-    return torch.tensor([SIGMOID_STEEPNESS.get(curve, 1.0) for curve in AlphaCurve])
+_steepness = lookup([SIGMOID_STEEPNESS.get(curve, 1.0) for curve in AlphaCurve])
 
 
 def ease(curve: Tensor, t: Tensor) -> Tensor:
@@ -32,7 +27,7 @@ def ease(curve: Tensor, t: Tensor) -> Tensor:
     (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)), here as ½ + ½·tanh(k(t − ½)/2) / tanh(k/4), which is the
     same and, unlike torch's sigmoid, gives a member the same bits beside any number of others.
     """
-    k = _steepness_table(curve.device)[curve]
+    k = _steepness(curve)
     eased = 0.5 + 0.5 * torch.tanh(0.5 * k * (t - 0.5)) / torch.tanh(0.25 * k)
     eased = torch.where(curve == AlphaCurve.LINEAR, t, eased)
     return torch.where(curve == AlphaCurve.COSINE, 0.5 * (1.0 - torch.cos(math.pi * t)), eased)

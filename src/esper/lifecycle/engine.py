@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import (
     SPEED_TICKS,
     STYLE_CURVE,
@@ -22,6 +22,7 @@ from esper.lifecycle.actions import (
     Blueprint,
     Head,
     Op,
+    Style,
     Tempo,
     head_sizes,
     relevance,
@@ -72,24 +73,6 @@ def _last_choices(num_slots: int) -> Tensor:
 
 
 @device_table
-def _next_stages() -> Tensor:
-    """Where ADVANCE leads from each stage, itself where it leads nowhere.  # [stages]"""
-    table = torch.arange(STAGE_TABLE_SIZE)
-    for stage, after in NEXT_STAGE.items():
-        table[stage] = int(after)
-    return table
-
-
-@device_table
-def _cooled_stages() -> Tensor:
-    """Where a cooling slot goes next, itself where it does not cool.  # [stages]"""
-    table = torch.arange(STAGE_TABLE_SIZE)
-    for stage in COOLDOWN_STAGES:
-        (table[stage],) = (int(after) for after in TRANSITIONS[stage])
-    return table
-
-
-@device_table
 def _cooldown_ticks(embargo_ticks: int, resetting_ticks: int) -> Tensor:
     """How many ticks a slot stays in each stage before it moves by itself.  # [stages]"""
     table = torch.full((STAGE_TABLE_SIZE,), torch.iinfo(torch.long).max)
@@ -99,19 +82,14 @@ def _cooldown_ticks(embargo_ticks: int, resetting_ticks: int) -> Tensor:
     return table
 
 
-@device_table
-def _speed_ticks() -> Tensor:
-    return torch.tensor(list(SPEED_TICKS.values()))
-
-
-@device_table
-def _target_alphas() -> Tensor:
-    return torch.tensor(list(TARGET_ALPHA.values()))
-
-
-@device_table
-def _style_curves() -> Tensor:
-    return torch.tensor([int(curve) for curve in STYLE_CURVE.values()])
+# Where ADVANCE leads from a stage, and time from one that cools down; elsewhere a slot stays.
+_next_stage, _cooled_stage = (
+    lookup([int(moves.get(stage, stage)) for stage in range(STAGE_TABLE_SIZE)])  # type: ignore[call-overload]
+    for moves in (NEXT_STAGE, {stage: min(TRANSITIONS[stage]) for stage in COOLDOWN_STAGES})
+)
+_speed_ticks = lookup(list(SPEED_TICKS.values()))
+_target_alpha = lookup(list(TARGET_ALPHA.values()))
+_style_curve = lookup([int(STYLE_CURVE[style]) for style in Style])
 
 
 def apply(
@@ -189,7 +167,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
     folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0) & ripe
     moved = ended | cooled | folded
-    stage = torch.where(cooled, _cooled_stages(states.device).take(states.stage), states.stage)
+    stage = torch.where(cooled, _cooled_stage(states.stage), states.stage)
     after = _without_seed(ramped, ended | folded).replace(
         stage=stage.masked_fill(ended, int(Stage.PRUNED)).masked_fill(folded, int(Stage.DORMANT)),
         epochs_in_stage=clock.masked_fill(moved, 0),
@@ -276,7 +254,7 @@ def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, T
     heard = at[Op.GERMINATE] & grows_block(after.blueprint) & (after.tempo == Tempo.FAST)  # at once
     after = _begin_ramps(after, orders, heard, prune_later)
 
-    stage = torch.where(at[Op.ADVANCE], _next_stages(states.device).take(states.stage), states.stage)
+    stage = torch.where(at[Op.ADVANCE], _next_stage(states.stage), states.stage)
     lowered = (at[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
     entered = {
         Stage.GERMINATED: at[Op.GERMINATE],
@@ -298,7 +276,7 @@ def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
     A seed keeps its target until its first ramp.
     """
     new, pick = orders.at[Op.GERMINATE], orders.pick
-    target = _target_alphas(states.device).take(pick[Head.ALPHA_TARGET])
+    target = _target_alpha(pick[Head.ALPHA_TARGET])
     return states.replace(
         blueprint=torch.where(new, pick[Head.BLUEPRINT], states.blueprint),
         style=torch.where(new | orders.at[Op.SET_ALPHA_TARGET], pick[Head.STYLE], states.style),
@@ -312,17 +290,17 @@ def _begin_ramps(states: SlotStates, orders: _Orders, heard: Tensor, prune_later
 
     heard [N, S] bool: seeds that are heard from the step of their birth on.
     """
-    device, pick = states.device, orders.pick
+    pick = orders.pick
     first = heard | (orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING))
-    chosen = _target_alphas(device).take(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
-    tempo, speed = tempo_ticks(device).take(states.tempo), _speed_ticks(device).take(pick[Head.ALPHA_SPEED])
+    chosen = _target_alpha(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
+    tempo, speed = tempo_ticks(states.tempo), _speed_ticks(pick[Head.ALPHA_SPEED])
     tempo = tempo.masked_fill(grows_block(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
     ramped = retarget(
         states,
         where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,
         target=torch.where(first, states.alpha_target, chosen),
         ticks=torch.where(first, tempo, speed),
-        curve=torch.where(first, _style_curves(device).take(states.style), pick[Head.ALPHA_CURVE]),
+        curve=torch.where(first, _style_curve(states.style), pick[Head.ALPHA_CURVE]),
     )
     return ramped.replace(prune_pending=states.prune_pending | prune_later)
 

@@ -7,8 +7,15 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, NUM_OPS, Op, selectable_blueprints
+from esper.foundation.device_tables import device_table, lookup
+from esper.lifecycle.actions import (
+    GROWTH_BLUEPRINTS,
+    NUM_BLUEPRINTS,
+    NUM_OPS,
+    Blueprint,
+    Op,
+    selectable_blueprints,
+)
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
@@ -55,17 +62,9 @@ def blueprint_table(topology: str) -> Tensor:
     return table
 
 
-@device_table
-def _growth_table() -> Tensor:
-    """By blueprint, and a last row that NO_BLUEPRINT, -1, finds.  # [blueprints + 1] bool"""
-    table = torch.zeros(NUM_BLUEPRINTS + 1, dtype=torch.bool)
-    table[[int(b) for b in GROWTH_BLUEPRINTS]] = True
-    return table
-
-
-def grows_block(blueprint: Tensor) -> Tensor:
-    """Where a seed repeats or widens the block ahead of it; False where there is none.  # any shape"""
-    return _growth_table(blueprint.device).take(blueprint)
+# Where a seed repeats or widens the block ahead of it: a function over tensors of blueprints, of any shape.
+# The last value is the one that NO_BLUEPRINT, -1, finds.
+grows_block = lookup([*(blueprint in GROWTH_BLUEPRINTS for blueprint in Blueprint), False])
 
 
 def g0_valid_blueprint(blueprint: Tensor, topology: str) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import NUM_BLUEPRINTS, NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
@@ -44,19 +44,14 @@ def _legal_stage_table(allow_advance: bool) -> Tensor:
     return table
 
 
-@device_table
-def _blocker_table() -> Tensor:
-    return stage_table(GERMINATION_BLOCKERS)
-
-
-@device_table
-def _seed_table() -> Tensor:
-    return stage_table(SEED_STAGES)
+_in_seed_stage = lookup(stage_table(SEED_STAGES).tolist())
+_in_heard_stage = lookup(stage_table(HEARD_STAGES).tolist())
+_blocks_germination = lookup(stage_table(GERMINATION_BLOCKERS).tolist())
 
 
 def holds_seed(states: SlotStates) -> Tensor:
     """Where a seed exists.  # [N, S] bool"""
-    return _seed_table(states.device).take(states.stage)
+    return _in_seed_stage(states.stage)
 
 
 def is_heard(states: SlotStates) -> Tensor:
@@ -64,12 +59,7 @@ def is_heard(states: SlotStates) -> Tensor:
 
     # [N, S] bool
     """
-    return _heard_table(states.device).take(states.stage) & (states.alpha > 0)
-
-
-@device_table
-def _heard_table() -> Tensor:
-    return stage_table(HEARD_STAGES)
+    return _in_heard_stage(states.stage) & (states.alpha > 0)
 
 
 def legal_slots_by_op(
@@ -164,7 +154,7 @@ def _finish_table(alone: int, dwell: int) -> Tensor:
     at once.  # [stages, tempos, kinds, ops]
     """
     table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
-    ticks = tempo_ticks(torch.device("cpu"))  # [tempos]
+    ticks = tempo_ticks(torch.arange(len(Tempo)))
     at_once = ticks.masked_fill(torch.arange(len(Tempo)) == Tempo.FAST, 1)  # HOLDING is the next decision
     table[..., Op.ADVANCE] = 1
     for kind, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
@@ -179,7 +169,7 @@ def _room_for_a_seed(states: SlotStates, enabled_stage: Tensor, config: Lifecycl
     """Whether no enabled slot raises a seed or cools down, and the seed limit, over all slots, is not
     reached.  # [N, 1] bool
     """
-    room = ~_blocker_table(states.device).take(enabled_stage).any(dim=1, keepdim=True)
+    room = ~_blocks_germination(enabled_stage).any(dim=1, keepdim=True)
     if config.max_seeds == 0:
         return room
     return room & (holds_seed(states).sum(dim=1, keepdim=True) < config.max_seeds)

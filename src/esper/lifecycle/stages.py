@@ -60,9 +60,9 @@ GERMINATION_BLOCKERS = COOLDOWN_STAGES | {Stage.GERMINATED, Stage.TRAINING}
 STAGE_TABLE_SIZE = max(Stage) + 1
 
 
-def stage_table(stages: frozenset[Stage], device: torch.device | str = "cpu") -> Tensor:
+def stage_table(stages: frozenset[Stage]) -> Tensor:
     """A boolean table indexed by stage value: True for the given stages.  # [11]"""
-    table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool, device=device)
+    table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool)
     table[[int(s) for s in stages]] = True
     return table
 

@@ -146,6 +146,12 @@ class Gardener:
         """What is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
+    def tend(self, observation: Observation, masks: ActionMasks, due: Tensor) -> Actions:
+        """Fossilise, else advance, else plant where a seed is due, else wait.  # due [N] bool"""
+        advances, fossilises = self.readiness(observation)
+        plants = Wish(Op.GERMINATE, due.unsqueeze(1).expand_as(advances))
+        return self.act([Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), plants], masks)
+
     def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
         """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
         details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
@@ -180,11 +186,7 @@ class Periodic(Gardener):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Fossilise, else advance, else plant if a seed is due, else wait."""
-        advances, fossilises = self.readiness(observation)
-        due = (self._due <= step).unsqueeze(1).expand_as(advances)
-        actions = self.act(
-            [Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), Wish(Op.GERMINATE, due)], masks
-        )
+        actions = self.tend(observation, masks, self._due <= step)
         self._due = torch.where(actions[Head.OP] == Op.GERMINATE, step + self.period, self._due)
         return actions
 
@@ -200,12 +202,7 @@ class Scheduled(Gardener):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Fossilise, else advance, else plant if the list owes a seed, else wait."""
-        advances, fossilises = self.readiness(observation)
-        owed = sum(at <= step for at in self.steps)
-        due = (self._planted < owed).unsqueeze(1).expand_as(advances)
-        return self.act(
-            [Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), Wish(Op.GERMINATE, due)], masks
-        )
+        return self.tend(observation, masks, self._planted < sum(at <= step for at in self.steps))
 
 
 class Habit(Gardener):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from esper.foundation.device_tables import device_table
+from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
@@ -47,6 +47,8 @@ class Seen:
     """An observation with what several columns need, worked out once."""
 
     observation: Observation
+    slots: SlotStates  # of the observation
+    evidence: SlotEvidence  # of the observation
     occupied: Tensor  # [N, S] bool
     ticks_left: Tensor  # [N, S] int64: of the ramp under way, 0 at rest
 
@@ -55,19 +57,8 @@ class Seen:
         """Work out what several columns share."""
         slots = observation.slots
         moving = slots.alpha_mode != AlphaMode.HOLD
-        return Seen(
-            observation, holds_seed(slots), (slots.alpha_steps_total - slots.alpha_steps_done) * moving
-        )
-
-    @property
-    def slots(self) -> SlotStates:
-        """The slots of the observation."""
-        return self.observation.slots
-
-    @property
-    def evidence(self) -> SlotEvidence:
-        """What is measured of them."""
-        return self.observation.evidence
+        ticks_left = (slots.alpha_steps_total - slots.alpha_steps_done) * moving
+        return Seen(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
 
     def of_seed(self, value: Tensor) -> Tensor:
         """Unknown where there is no seed."""
@@ -145,10 +136,7 @@ def _ops() -> Tensor:
     return torch.tensor([int(o) for o in Op])
 
 
-@device_table
-def _mode_signs() -> Tensor:
-    signs = {AlphaMode.HOLD: 0.0, AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}
-    return torch.tensor([signs[mode] for mode in AlphaMode])
+_sign_of_mode = lookup([{AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}.get(mode, 0.0) for mode in AlphaMode])
 
 
 def _stage_shares(seen: Seen) -> Tensor:
@@ -238,11 +226,11 @@ SLOT_COLUMNS = _laid_out(
     Column("contribution_freshness", "slot", f"{FRESHNESS_DECAY} ^ ticks since the contribution was measured",
            lambda s: (s.evidence.contribution_age * math.log(FRESHNESS_DECAY)).exp()),
     Column("tempo", "slot", "ticks of the first ramp; unknown without a seed",
-           lambda s: s.of_seed(tempo_ticks(s.slots.device).take(s.slots.tempo)), divisor=RAMP_SCALE),
+           lambda s: s.of_seed(tempo_ticks(s.slots.tempo)), divisor=RAMP_SCALE),
     Column("alpha_target", "slot", "alpha target; unknown without a seed",
            lambda s: s.of_seed(s.slots.alpha_target)),
     Column("alpha_mode", "slot", "1 alpha rises, 0 rests, -1 falls",
-           lambda s: _mode_signs(s.slots.device).take(s.slots.alpha_mode), low=-1.0, unknown=None),
+           lambda s: _sign_of_mode(s.slots.alpha_mode), low=-1.0, unknown=None),
     Column("alpha_steps_total", "slot", "ticks of the latest ramp",
            lambda s: s.slots.alpha_steps_total, unknown=None, divisor=RAMP_SCALE),
     Column("alpha_steps_done", "slot", "ticks of it that are over",
@@ -300,9 +288,7 @@ def schema_hash() -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def batch_obs_to_features(
-    observation: Observation, device: torch.device | str | None = None
-) -> tuple[Tensor, Tensor]:
+def batch_obs_to_features(observation: Observation) -> tuple[Tensor, Tensor]:
     """Features float32 [N, base + slot·S] and blueprint indices int64 [N, S], -1 where there is no seed.
 
     The base block comes first, then the blocks of the slots one after another.
@@ -310,10 +296,7 @@ def batch_obs_to_features(
     seen = Seen.of(observation)
     base, slots = _extract("base", seen), _extract("slot", seen)  # [N, base], [N, S, slot]
     features = _finish(torch.cat([base, slots.flatten(1)], dim=1), observation.num_slots)
-    blueprints = observation.slots.blueprint
-    if device is None:
-        return features, blueprints
-    return features.to(device), blueprints.to(device)
+    return features, observation.slots.blueprint
 
 
 def _extract(block: Block, seen: Seen) -> Tensor:

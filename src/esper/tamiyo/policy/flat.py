@@ -40,10 +40,9 @@ class FlatMasks:
     legal: Tensor  # [..., H, C] bool
 
 
-def padded_choices(head_sizes: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
+def padded_choices(head_sizes: Sequence[int]) -> Tensor:
     """Everything legal: True where head h really has choice c.  # [H, C]"""
-    sizes = torch.tensor(list(head_sizes), device=device)
-    return torch.arange(max(head_sizes), device=device) < sizes.unsqueeze(-1)
+    return torch.arange(max(head_sizes)) < torch.tensor(list(head_sizes)).unsqueeze(-1)
 
 
 class FlatPolicy(Policy):
@@ -69,11 +68,6 @@ class FlatPolicy(Policy):
         self.heads = linear(width, len(self.head_sizes) * self.choices, gain=0.01)
         self.value_head = linear(width, 1, gain=1.0)
 
-    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
-        """Zeros; of width 0 where there is no memory.  # [N, state]"""
-        size = self.core.state_size if self.core is not None else 0
-        return torch.zeros(num_rows, size, device=on)
-
     def sequence(
         self,
         observation: HasFeatures,
@@ -90,14 +84,11 @@ class FlatPolicy(Policy):
         if actions is None:
             actions = heads.mode() if uniforms is None else heads.sample(uniforms)
         relevant = self.relevant(actions)
-        judged = heads.evaluate(actions, relevant)
         return PolicyOutput(
+            **vars(heads.evaluate(actions, relevant)),
             actions=actions,
-            log_prob=judged.log_prob,
-            entropy=judged.entropy,
             relevant=relevant,
             forced=(heads.num_legal == 1).all(-1),
-            fault=judged.fault,
             value=self.value_head(memory).squeeze(-1),
             state=state,
         )

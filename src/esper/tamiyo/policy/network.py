@@ -50,6 +50,7 @@ class TamiyoNet(Policy):
     """Slot encoder, recurrent core, pointer over slots, and op → slot → details."""
 
     head_names = tuple(head.name.lower() for head in Head)
+    core: RecurrentCore
 
     def __init__(self, config: TamiyoNetConfig | None = None) -> None:
         super().__init__()
@@ -69,10 +70,6 @@ class TamiyoNet(Policy):
         self.detail_heads = linear(width, len(DETAIL_HEADS) * DETAIL_CHOICES, gain=0.01)
         self.value_encoder = nn.Sequential(linear(width, width), nn.SiLU())
         self.value_head = linear(width, 1, gain=0.01)  # V begins as a constant
-
-    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
-        """Zeros.  # [N, state]"""
-        return torch.zeros(num_rows, self.core.state_size, device=on)
 
     def sequence(
         self,
@@ -114,14 +111,11 @@ class TamiyoNet(Policy):
             stack_heads(slot_legal, legal_details, masks.op.unsqueeze(-2)),
             self.config.floor,
         )
-        judged = heads.evaluate(chosen, relevant)
         return PolicyOutput(
+            **vars(heads.evaluate(chosen, relevant)),
             actions=chosen,
-            log_prob=judged.log_prob,
-            entropy=judged.entropy,
             relevant=relevant,
             forced=heads.num_legal[..., Head.OP] == 1,
-            fault=judged.fault,
             value=self._value(seen.memory),
             state=seen.state,
         )

@@ -31,22 +31,11 @@ class Observation:
 
     def __post_init__(self) -> None:
         members, slots = self.slots.stage.shape
-        expected = {
-            "progress": (members,),
-            "step_cost": (members,),
-            "steps_left": (members,),
-            "val_loss": (members,),
-            "val_accuracy": (members,),
-            "loss_history": (members, HISTORY_LENGTH),
-            "accuracy_history": (members, HISTORY_LENGTH),
-            "parameter_ratio": (members,),
-            "last_succeeded": (members,),
-            "last_op": (members,),
-        }
-        for name, shape in expected.items():
-            given = getattr(self, name).shape
-            if given != shape:
-                raise ValueError(f"{name} has shape {tuple(given)}; expected {shape} for {members} members")
+        for name, value in vars(self).items():
+            shape = (members, HISTORY_LENGTH) if name.endswith("_history") else (members,)
+            if isinstance(value, Tensor) and value.shape != shape:
+                given = tuple(value.shape)
+                raise ValueError(f"{name} has shape {given}; expected {shape} for {members} members")
         if self.evidence.contribution.shape != (members, slots):
             raise ValueError(
                 f"evidence has shape {tuple(self.evidence.contribution.shape)}; expected {(members, slots)}, "

@@ -11,7 +11,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from torch import Tensor, device, nn
+import torch
+from torch import Tensor, nn
+
+from esper.tamiyo.policy.recurrent import RecurrentCore
 
 
 class HasFeatures(Protocol):
@@ -40,10 +43,11 @@ class Policy(nn.Module, ABC):
 
     head_names: tuple[str, ...]
     value_head: nn.Linear  # the last layer of V(s), so that a change of units can be undone in it
+    core: RecurrentCore | None  # the memory, if there is one
 
-    @abstractmethod
-    def initial_state(self, num_rows: int, on: device | str = "cpu") -> Tensor:
-        """The memory of a fresh episode.  # [N, state]"""
+    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        """The memory of a fresh episode: zeros, of width 0 where there is no memory.  # [N, state]"""
+        return torch.zeros(num_rows, self.core.state_size if self.core is not None else 0, device=on)
 
     @abstractmethod
     def sequence(
