@@ -31,6 +31,7 @@ HELD_OUT = {  # the real tasks that controllers are judged on, and how many netw
     "letter": 96,
     "penbased": 96,
     "optdigits": 96,
+    "satimage": 96,
     "spirals": 96,
     "digits": 48,
     "mnist5000": 24,

