@@ -189,11 +189,12 @@ class TrainingRun:
         telemetry, number = self.config.telemetry, round.summary.round
         if telemetry.events:
             self.folder.append_events(episode_events(round.record, number))
+        self.folder.append_metrics(round.summary)
         for sink in self._sinks:
             sink.write(round.summary)
         reel = film_reel(round.record, telemetry.film_members, number) if telemetry.film_members else None
         if reel is not None:
-            self.folder.write_film(reel)
+            self.folder.write(reel)
         if telemetry.lanes:
             self.folder.lanes.write(lanes_of(round.record, self.trainer.environment, number), telemetry.lanes)
         record = {"config": self.config.model_dump(mode="json")}

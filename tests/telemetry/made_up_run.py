@@ -26,9 +26,9 @@ def made_up_run(path: Path, rounds: int = 24) -> RunFolder:
         folder.append_events(_events(number, draw))
         folder.append_metrics(_summary(number, rounds, draw))
     reel = film_episode(ScriptedPlayer(3), num_slots=3, steps=40, seed=7)
-    folder.write_film(reel)
+    folder.write(reel)
     controllers = [_controller(name, gain, size, draw) for name, gain, size in _CONTROLLERS]
-    folder.write_results(Comparison("digits", "cnn(width=4)", controllers, paired_differences(controllers)))
+    folder.write(Comparison("digits", "cnn(width=4)", controllers, paired_differences(controllers)))
     return folder
 
 

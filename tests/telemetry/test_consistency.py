@@ -59,14 +59,14 @@ def test_results_that_contradict_themselves_are_said(folder: RunFolder) -> None:
     results = folder.results()
     assert results is not None
     better = replace(results.differences[0], mean=0.5)
-    folder.write_results(replace(results, differences=[better, *results.differences[1:]]))
+    folder.write(replace(results, differences=[better, *results.differences[1:]]))
     assert len(complaints(folder)) == 1
     assert "and its members say otherwise" in complaints(folder)[0]
     wrong = replace(results.controllers[0], test_accuracy=[1.5] * 24)
-    folder.write_results(replace(results, controllers=[wrong, *results.controllers[1:]], differences=[]))
+    folder.write(replace(results, controllers=[wrong, *results.controllers[1:]], differences=[]))
     assert complaints(folder) == ["results.json has test accuracies of static outside 0 to 1"]
     others = replace(results.controllers[1], members=list(range(1, 25)))
-    folder.write_results(replace(results, controllers=[results.controllers[0], others]))
+    folder.write(replace(results, controllers=[results.controllers[0], others]))
     assert "ran different members" in complaints(folder)[0]
 
 

@@ -130,7 +130,7 @@ def test_a_network_from_the_start_is_set_against_the_controller_that_grew_it(tmp
     assert (gap.controller, gap.baseline) == ("static-final of habit", "habit")
     assert gap.mean == pytest.approx(0.2)
     folder = RunFolder.create(tmp_path / "run", config="", seed=1, kind="compare")
-    folder.write_results(Comparison("digits", "cnn", arms, paired_differences(arms)))
+    folder.write(Comparison("digits", "cnn", arms, paired_differences(arms)))
     text = render_report(folder)
     assert "<td>static-final of habit</td><td>habit</td>" in text
     assert "habit is above static: +10.0" in text

@@ -65,7 +65,7 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         folder.append_metrics(summary(1))
         folder.append_events([event(1), event(1)])
-        folder.write_film(reel())
+        folder.write(reel())
         assert folder.metrics()[0].round == 1
         assert folder.metrics()[0].seconds == 2.0
         assert folder.metrics()[0].kl != folder.metrics()[0].kl, "unmeasured is NaN, not 0"
@@ -251,7 +251,7 @@ def test_a_thousand_damaged_folders_are_told_in_one_sentence(
         folder.append_metrics(summary(1))
         folder.append_metrics(summary(2))
         folder.append_events([event(1)])
-        folder.write_film(reel())
+        folder.write(reel())
     names = ("metrics.jsonl", "events.jsonl", "film.json", "versions.json", "config.yaml")
     whole = {name: (tmp_path / "run" / name).read_bytes() for name in names}
     draw = random.Random(0)

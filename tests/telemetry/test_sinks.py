@@ -22,13 +22,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path / "run", config="", seed=1)
 
 
-def test_the_run_folder_is_always_written(folder: RunFolder) -> None:
-    (sink,) = open_sinks([], folder, {})
-    sink.write(RoundSummary(round=1, rounds=2, members=1, member_epochs=3, seconds=1.0))
-    sink.close()
-    assert [m.member_epochs for m in folder.metrics()] == [3]
-
-
 def test_an_unknown_sink_is_refused(folder: RunFolder) -> None:
     with pytest.raises(UserError, match="sink is 'parchment'; allowed are tensorboard, wandb"):
         open_sinks(["parchment"], folder, {})
@@ -94,7 +87,7 @@ def test_weights_and_biases_has_one_run_and_no_step_twice_after_a_run_went_back(
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     for done, rounds in ((0, range(1, 5)), (2, range(3, 7))):  # the second time from round 2
-        _, sink = open_sinks(["wandb"], folder, {"seed": 1}, done)
+        (sink,) = open_sinks(["wandb"], folder, {"seed": 1}, done)
         for number in rounds:
             sink.write(
                 RoundSummary(round=number, rounds=6, members=1, member_epochs=3, seconds=1.0, kl=number / 4)
@@ -138,7 +131,7 @@ def test_no_step_is_drawn_twice_after_a_run_went_back(folder: RunFolder) -> None
         (0, range(1, 5)),
         (2, range(3, 7)),
     ):  # the second time from round 2
-        _, sink = open_sinks(["tensorboard"], folder, {}, done)
+        (sink,) = open_sinks(["tensorboard"], folder, {}, done)
         for number in rounds:
             value = number + 10.0 * done
             sink.write(

@@ -143,10 +143,10 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
     with folder:
         with interruption_told(folder):
             comparison, reel = run_contest(contest, quiet)
-        folder.write_film(reel)
+        folder.write(reel)
         for lanes in contest.lanes:
             folder.lanes.write(lanes, len(contest.lanes))
-        folder.write_results(comparison)
+        folder.write(comparison)
         page = write_report(folder)
     if as_json:
         print(to_json({"folder": str(folder.path), "report": str(page), **json_values(comparison)}))

@@ -51,7 +51,7 @@ def complete(run: TrainingRun, members: int) -> None:
     with run.folder.reopened():
         with interruption_told(run.folder):
             comparison, _ = run_contest(_contest(run, members))
-        run.folder.write_results(comparison)
+        run.folder.write(comparison)
         page = write_report(run.folder)
     print_comparison(comparison, worth=False)
     print_line(verdict(comparison))

@@ -125,11 +125,11 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)
-    folder.write_film(reel)
+    folder.write(reel)
     folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
     folder.append_events(episode_events(runs[-1].record, 0))
     comparison = as_comparison(environment, runs)
-    folder.write_results(comparison)
+    folder.write(comparison)
     save_png(film_strips(reel), folder.path / "film.png")
     page = write_report(folder)
     if as_json:

@@ -90,7 +90,7 @@ class GrowFolder:
         if arm == GROWN:
             record = replace(course.record(), slot_ids=course.prepared.slot_names)
             self.tell_story(record, course.prepared)
-            self.folder.write_growth(self.growth_of(record, course.prepared))
+            self.folder.write(self.growth_of(record, course.prepared))
             self.folder.append_metrics(epoch_summary(record, course.environment.steps, seconds))
         tensors = course.state_dict()
         repeated = [name for name, value in tensors.items() if _repeats(name, value, tensors)]
@@ -100,7 +100,7 @@ class GrowFolder:
     def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
         """Events, film and lanes of the epochs so far."""
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.write_film(film_reel(record, 3))
+        self.folder.write(film_reel(record, 3))
         self.folder.lanes.write(lanes_of(record, prepared.environment, 0, parts=prepared.parts))
 
     def growth_of(self, record: EpisodeRecord, prepared: Prepared) -> Growth:
@@ -118,7 +118,7 @@ class GrowFolder:
             finished=finished,
             verdicts=grown.verdicts(),
         )
-        self.folder.write_growth(growth)
+        self.folder.write(growth)
         _save_network(self.folder.path, grown, self.growth, prepared.example)
         from esper.telemetry.report import write_report  # its pictures need matplotlib
 

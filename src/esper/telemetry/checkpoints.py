@@ -1,10 +1,9 @@
-"""Checkpoints: a nested dictionary of tensors and a JSON record, in one safetensors file.
+"""Checkpoints: tensors by name and a JSON record, in one safetensors file.
 
 A checkpoint cannot run code when it is loaded, is written whole or not at all, and carries a digest of
 all its bytes, so that damage anywhere in it is found before anything is believed.
 
-    header metadata: format, version, schema, digest, record (JSON), empty (paths of empty dictionaries)
-    tensor names:    the path of keys, joined by "/"
+    header metadata: format, version, schema, digest, record (JSON)
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from esper.telemetry.files import disk_errors, link_atomically, write_atomically
 
 FORMAT = "esper-checkpoint"
 VERSION = "1"
-_SEPARATOR = "/"
 _BLANK = "0" * 64
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
 _MAX_HEADER = 100_000_000
-Tree = Mapping[str, Any]  # a Tensor, or another Tree, under every key
+Tensors = Mapping[str, Tensor]
 
 
 class CheckpointError(UserError):
@@ -45,23 +43,21 @@ class CheckpointError(UserError):
 class Checkpoint:
     """A checkpoint as it was read."""
 
-    tensors: dict[str, Any]  # nested, as saved
+    tensors: dict[str, Tensor]
     record: dict[str, Any]
     schema: str
 
 
-def save_checkpoint(path: Path | str, tensors: Tree, record: Mapping[str, Any], schema: str) -> None:
+def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any], schema: str) -> None:
     """Write a checkpoint atomically. `schema` is a hash of the layout it fits; loading compares it."""
-    flat, empty = _flatten(tensors)
     header = {
         "format": FORMAT,
         "version": VERSION,
         "schema": schema,
         "record": json.dumps(record, allow_nan=False),
-        "empty": json.dumps(empty),
         "digest": _BLANK,
     }
-    data = bytearray(save_safetensors(flat, metadata=header))
+    data = bytearray(save_safetensors(_apart(tensors), metadata=header))
     start, end = _digest_span(data)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
     write_atomically(Path(path), data)
@@ -88,13 +84,11 @@ def load_checkpoint(
             "what a controller sees or may choose differs; use the esper that wrote it, or train anew"
         )
     try:
-        flat = load_safetensors(bytes(data))
+        tensors = load_safetensors(bytes(data))
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
-    placed = {name: tensor.to(device) for name, tensor in flat.items()}
-    return Checkpoint(
-        _nest(placed, json.loads(header["empty"])), json.loads(header["record"]), header["schema"]
-    )
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    return Checkpoint(placed, json.loads(header["record"]), header["schema"])
 
 
 def _check_bytes(path: Path, data: bytearray) -> None:
@@ -124,49 +118,16 @@ def _digest_span(data: bytearray) -> tuple[int, int]:
     return found.span(1)
 
 
-def _flatten(tree: Tree) -> tuple[dict[str, Tensor], list[str]]:
-    """Paths to tensors, each in memory of its own, and the paths of dictionaries with nothing in them."""
-    flat: dict[str, Tensor] = {}
-    empty: list[str] = []
+def _apart(tensors: Tensors) -> dict[str, Tensor]:
+    """The same tensors on the host, each in memory of its own."""
+    apart: dict[str, Tensor] = {}
     storages: set[int] = set()
-
-    def visit(value: Any, path: str) -> None:
-        if isinstance(value, Tensor):
-            tensor = value.detach().cpu().contiguous()
-            storage = tensor.untyped_storage().data_ptr()
-            flat[path] = tensor.clone() if storage in storages else tensor
-            storages.add(storage)
-        elif isinstance(value, Mapping):
-            if not value and path:
-                empty.append(path)
-            for key, child in value.items():
-                if not isinstance(key, str) or not key or _SEPARATOR in key:
-                    raise ValueError(f"checkpoint key is {key!r} under {path!r}; use a text without '/'")
-                visit(child, f"{path}{_SEPARATOR}{key}" if path else key)
-        else:
-            raise TypeError(
-                f"checkpoint value at {path!r} is {type(value).__name__}; only tensors and dictionaries"
-            )
-
-    visit(tree, "")
-    return flat, empty
-
-
-def _nest(flat: Mapping[str, Tensor], empty: list[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-
-    def place(path: str, value: Any) -> None:
-        *parents, name = path.split(_SEPARATOR)
-        node = tree
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[name] = value
-
-    for path in empty:
-        place(path, {})
-    for path, tensor in flat.items():
-        place(path, tensor)
-    return tree
+    for name, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return apart
 
 
 @dataclass(frozen=True)
@@ -192,7 +153,7 @@ class CheckpointStore:
         return sorted(self.folder.glob("round-*.safetensors"))
 
     def save(
-        self, round: int, tensors: Tree, record: Mapping[str, Any], schema: str, score: float = math.nan
+        self, round: int, tensors: Tensors, record: Mapping[str, Any], schema: str, score: float = math.nan
     ) -> None:
         """Write `last`; give it a second name where it is also the best so far, or due as a periodic one.
 

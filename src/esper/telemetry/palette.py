@@ -11,83 +11,39 @@ MUTED = "#7b8794"
 GRID = "#e4e7eb"
 PAPER = "#ffffff"
 
-STAGE_COLOURS: dict[str, str] = {
-    "UNKNOWN": "#ffffff",
-    "DORMANT": "#e9ecef",
-    "GERMINATED": "#f0e442",
-    "TRAINING": "#e69f00",
-    "BLENDING": "#56b4e9",
-    "HOLDING": "#0072b2",
-    "FOSSILIZED": "#009e73",
-    "PRUNED": "#d55e00",
-    "EMBARGOED": "#c3a3b5",
-    "RESETTING": "#dccbd5",
+# Of each stage: its colour, the letter that stands for it where there is no colour, and what it means.
+_STAGES = {
+    "UNKNOWN": ("#ffffff", "?", ""),
+    "DORMANT": ("#e9ecef", "·", "the slot is empty"),
+    "GERMINATED": ("#f0e442", "g", "a seed exists, and rests"),
+    "TRAINING": ("#e69f00", "t", "it learns alone; the host does not hear it"),
+    "BLENDING": ("#56b4e9", "b", "the host hears it at strength alpha"),
+    "HOLDING": ("#0072b2", "h", "fully heard, on probation"),
+    "FOSSILIZED": ("#009e73", "F", "part of the network for good"),
+    "PRUNED": ("#d55e00", "x", "removed"),
+    "EMBARGOED": ("#c3a3b5", "e", "the slot must rest"),
+    "RESETTING": ("#dccbd5", "r", "the slot is being cleared"),
 }
+STAGE_COLOURS = {stage: colour for stage, (colour, _, _) in _STAGES.items()}
+STAGE_LETTERS = {stage: letter for stage, (_, letter, _) in _STAGES.items()}
+STAGE_MEANINGS = {stage: meaning for stage, (_, _, meaning) in _STAGES.items() if meaning}
 
-# How a stage reads where there is no colour.
-STAGE_LETTERS: dict[str, str] = {
-    "UNKNOWN": "?",
-    "DORMANT": "·",
-    "GERMINATED": "g",
-    "TRAINING": "t",
-    "BLENDING": "b",
-    "HOLDING": "h",
-    "FOSSILIZED": "F",
-    "PRUNED": "x",
-    "EMBARGOED": "e",
-    "RESETTING": "r",
+# Of each op: its colour, its terminal glyph and its matplotlib marker on a time line, and what it does. WAIT
+# leaves no mark.
+_OPS = {
+    "WAIT": ("#cbd2d9", " ", "", ""),
+    "GERMINATE": ("#b8a800", "G", "v", "plant a seed"),
+    "ADVANCE": ("#0072b2", "A", ">", "on to the next stage"),
+    "SET_ALPHA_TARGET": ("#56b4e9", "α", "d", "change how much is heard"),
+    "FOSSILIZE": ("#009e73", "F", "*", "keep for good"),
+    "PRUNE": ("#d55e00", "P", "X", "take out"),
 }
-
-STAGE_MEANINGS: dict[str, str] = {
-    "DORMANT": "the slot is empty",
-    "GERMINATED": "a seed exists, and rests",
-    "TRAINING": "it learns alone; the host does not hear it",
-    "BLENDING": "the host hears it at strength alpha",
-    "HOLDING": "fully heard, on probation",
-    "FOSSILIZED": "part of the network for good",
-    "PRUNED": "removed",
-    "EMBARGOED": "the slot must rest",
-    "RESETTING": "the slot is being cleared",
-}
-
-OP_COLOURS: dict[str, str] = {
-    "WAIT": "#cbd2d9",
-    "GERMINATE": "#b8a800",
-    "SET_ALPHA_TARGET": "#56b4e9",
-    "PRUNE": "#d55e00",
-    "FOSSILIZE": "#009e73",
-    "ADVANCE": "#0072b2",
-}
-
-# (terminal glyph, matplotlib marker) of each op on a time line; WAIT leaves no mark.
-OP_GLYPHS: dict[str, tuple[str, str]] = {
-    "WAIT": (" ", ""),
-    "GERMINATE": ("G", "v"),
-    "SET_ALPHA_TARGET": ("α", "d"),
-    "PRUNE": ("P", "X"),
-    "FOSSILIZE": ("F", "*"),
-    "ADVANCE": ("A", ">"),
-}
-
-OP_MEANINGS: dict[str, str] = {
-    "GERMINATE": "plant a seed",
-    "ADVANCE": "on to the next stage",
-    "SET_ALPHA_TARGET": "change how much is heard",
-    "FOSSILIZE": "keep for good",
-    "PRUNE": "take out",
-}
+OP_COLOURS = {op: colour for op, (colour, _, _, _) in _OPS.items()}
+OP_GLYPHS = {op: (glyph, marker) for op, (_, glyph, marker, _) in _OPS.items()}
+OP_MEANINGS = {op: meaning for op, (_, _, _, meaning) in _OPS.items() if meaning}
 
 # Anything else that needs telling apart (controllers, heads, blueprints): eight hues, then again dashed.
-SERIES: tuple[str, ...] = (
-    "#0072b2",
-    "#d55e00",
-    "#009e73",
-    "#cc79a7",
-    "#e69f00",
-    "#56b4e9",
-    "#6b4ea0",
-    "#7b8794",
-)
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b4ea0", "#7b8794")
 
 
 def stage_name(stage: str) -> str:
@@ -106,7 +62,7 @@ def mix(colour: str, other: str, share: float) -> str:
     return "#{:02x}{:02x}{:02x}".format(*parts)
 
 
-def cell_colour(stage: str, alpha: float, background: str = PAPER) -> str:
+def cell_colour(stage: str, alpha: float) -> str:
     """The colour of one slot at one moment: the hue is the stage; in BLENDING the shade is alpha."""
     colour = STAGE_COLOURS[stage]
-    return mix(colour, background, 0.25 + 0.75 * min(max(alpha, 0.0), 1.0)) if stage == "BLENDING" else colour
+    return mix(colour, PAPER, 0.25 + 0.75 * min(max(alpha, 0.0), 1.0)) if stage == "BLENDING" else colour

@@ -40,6 +40,7 @@ from esper.telemetry.schema import (
     Comparison,
     FilmReel,
     Growth,
+    Record,
     RoundSummary,
     SavedNetwork,
     from_json,
@@ -52,6 +53,12 @@ CALL = "esper.grow"  # what a folder says under `call` that no command wrote
 Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
+_FILES: dict[type, str] = {
+    FilmReel: "film.json",
+    Comparison: "results.json",
+    Growth: "growth.json",
+    SavedNetwork: "network.json",
+}
 _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn", "matplotlib")
 
 
@@ -87,13 +94,12 @@ class RunFolder:
         kind: Kind = "train",
         request: Mapping[str, Any] | None = None,
         command: Sequence[str] | None = None,
-        versions: Mapping[str, str] | None = None,
     ) -> RunFolder:
         """Begin a run in a folder that does not exist or holds nothing, and lock it for this process.
 
         `config` is the resolved YAML, `request` what was asked for beside it, so that an interrupted run can
-        be done again; `command` and `versions` default to this process's. Raises UserError where the folder
-        is in use or cannot be written to.
+        be done again; `command` defaults to this process's. Raises UserError where the folder is in use or
+        cannot be written to.
         """
         path = Path(path)
         with disk_errors("create", path):
@@ -106,7 +112,7 @@ class RunFolder:
             "kind": kind,
             "request": dict(request or {}),
             "seed": seed,
-            "versions": dict(versions if versions is not None else installed_versions()),
+            "versions": installed_versions(),
         }
         folder = cls(path, about)
         folder._acquire()
@@ -219,9 +225,9 @@ class RunFolder:
         """Replace config.yaml."""
         write_atomically(self.path / "config.yaml", text.encode())
 
-    def add_command(self, command: Sequence[str] | None = None) -> None:
-        """Note the command line that goes on with the run; by default this process's."""
-        lines = f"{self.command_text()}\n{shlex.join(command or sys.argv)}\n"
+    def add_command(self) -> None:
+        """Note the command line of this process, which goes on with the run."""
+        lines = f"{self.command_text()}\n{shlex.join(sys.argv)}\n"
         write_atomically(self.path / "command.txt", lines.encode())
 
     def append_metrics(self, summary: RoundSummary) -> None:
@@ -263,37 +269,29 @@ class RunFolder:
                 f"'esper train --config {self.path / 'config.yaml'}'"
             )
 
-    def write_film(self, reel: FilmReel) -> None:
-        """Replace film.json."""
-        write_atomically(self.path / "film.json", to_json(reel).encode() + b"\n")
+    def write(self, record: FilmReel | Comparison | Growth | SavedNetwork) -> None:
+        """Replace the file that holds this kind of record."""
+        write_atomically(self.path / _FILES[type(record)], to_json(record).encode() + b"\n")
 
     def film(self) -> FilmReel | None:
         """What film.json holds, None without one."""
-        path = self.path / "film.json"
-        return from_json(FilmReel, _load_json(path), str(path)) if path.exists() else None
-
-    def write_results(self, comparison: Comparison) -> None:
-        """Replace results.json."""
-        write_atomically(self.path / "results.json", to_json(comparison).encode() + b"\n")
+        return self._record(FilmReel)
 
     def results(self) -> Comparison | None:
         """What results.json holds, None without one."""
-        path = self.path / "results.json"
-        return from_json(Comparison, _load_json(path), str(path)) if path.exists() else None
-
-    def write_growth(self, growth: Growth) -> None:
-        """Replace growth.json."""
-        write_atomically(self.path / "growth.json", to_json(growth).encode() + b"\n")
+        return self._record(Comparison)
 
     def growth(self) -> Growth | None:
         """What growth.json holds, None without one."""
-        path = self.path / "growth.json"
-        return from_json(Growth, _load_json(path), str(path)) if path.exists() else None
+        return self._record(Growth)
 
     def network(self) -> SavedNetwork | None:
         """The network that a growth left here; None in other folders."""
-        path = self.path / "network.json"
-        return from_json(SavedNetwork, _load_json(path), str(path)) if path.exists() else None
+        return self._record(SavedNetwork)
+
+    def _record(self, kind: type[Record]) -> Record | None:
+        path = self.path / _FILES[kind]
+        return from_json(kind, _load_json(path), str(path)) if path.exists() else None
 
     def _read_text(self, name: str) -> str:
         path = self.path / name

@@ -17,11 +17,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic_core import to_json as to_json_bytes
 
 from esper.foundation.errors import UserError
 
@@ -252,24 +253,12 @@ class Growth:
 
 def json_values(value: Any) -> Any:
     """A record as JSON values: tuples are lists, keys are strings, what is not finite is null."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: json_values(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): json_values(v) for key, v in value.items()}
-    if isinstance(value, (str, bool)) or value is None:
-        return value
-    if isinstance(value, Sequence):
-        return [json_values(v) for v in value]
-    if hasattr(value, "tolist"):  # arrays and numpy scalars
-        return json_values(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value
+    return json.loads(to_json(value))
 
 
 def to_json(record: Any) -> str:
-    """One line of strict JSON."""
-    return json.dumps(json_values(record), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    """One line of strict JSON; arrays and numpy's scalars may stand in it."""
+    return to_json_bytes(record, inf_nan_mode="null", fallback=lambda value: value.tolist()).decode()
 
 
 def from_json(kind: type[Record], data: Any, where: str) -> Record:

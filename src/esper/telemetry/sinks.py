@@ -1,4 +1,4 @@
-"""Where the metrics go: the run folder always, TensorBoard and Weights & Biases where a team looks there."""
+"""Where the metrics go beside the run folder: TensorBoard and Weights & Biases, where a team looks there."""
 
 from __future__ import annotations
 
@@ -24,25 +24,11 @@ class Sink(Protocol):
         """Nothing more will come."""
 
 
-class JsonlSink:
-    """metrics.jsonl in the run folder."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self._folder = folder
-
-    def write(self, summary: RoundSummary) -> None:
-        """Append a line."""
-        self._folder.append_metrics(summary)
-
-    def close(self) -> None:
-        """Every line is on disk already."""
-
-
 class TensorBoardSink:
     """Event files under `path`, one curve per number; rounds after `rounds_done` are drawn anew."""
 
     def __init__(self, path: Path, rounds_done: int) -> None:
-        _require("tensorboard", "tensorboard")
+        _require("tensorboard")
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(
             log_dir=str(path), purge_step=rounds_done + 1
         )
@@ -65,7 +51,7 @@ class WandbSink:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        wandb = _require("wandb", "wandb")
+        wandb = _require("wandb")
         self._known = path / "wandb-id.txt"  # the run's id there, and the last round that it was told
         if not self._known.exists():
             write_atomically(self._known, f"{uuid.uuid4().hex[:12]} 0".encode())
@@ -97,7 +83,7 @@ SINK_NAMES = tuple(_SINKS)
 def open_sinks(
     names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], rounds_done: int = 0
 ) -> list[Sink]:
-    """metrics.jsonl and the named sinks, for a run that goes on after `rounds_done` rounds.
+    """The named sinks, for a run that goes on after `rounds_done` rounds.
 
     `config` is the resolved configuration, for sinks that show it. Raises UserError for an unknown name and
     for a package that is not installed.
@@ -105,14 +91,14 @@ def open_sinks(
     unknown = [name for name in names if name not in _SINKS]
     if unknown:
         raise UserError(f"sink is {unknown[0]!r}; allowed are {', '.join(SINK_NAMES)}")
-    return [JsonlSink(folder), *(_SINKS[name](folder, config, rounds_done) for name in names)]
+    return [_SINKS[name](folder, config, rounds_done) for name in names]
 
 
-def _require(module: str, sink: str) -> Any:
+def _require(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:
         raise UserError(
-            f"the sink {sink!r} needs the package {module}; install its extra: "
+            f"the sink {module!r} needs the package {module}; install its extra: "
             "pip install 'esper-lite[sinks]'"
         ) from None
