@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from esper.foundation.devices import own_device
 from esper.foundation.errors import LostProcessError
 from esper.foundation.gather import Alone, Gather
 from esper.foundation.launch import Launch
-from esper.foundation.processes import agree_on_name, backend_between, processes_of
+from esper.foundation.processes import Processes, agree_on_name, backend_between
 
 
 def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
@@ -68,7 +69,7 @@ def test_an_update_over_nccl_has_the_bits_of_one_without(parts: int, monkeypatch
         return agent.state_dict()
 
     alone = learned(Alone())
-    with processes_of(Launch()) as gather:
+    with closing(Processes(Launch())) as gather:
         shared = learned(gather)
         assert gather.backend == ("nccl" if parts > 1 else "")
     for name, value in alone.items():

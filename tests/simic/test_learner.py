@@ -11,11 +11,11 @@ import torch
 from esper.lifecycle.actions import Head, Op, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Transition
-from esper.simic.baseline import returns_to_go
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.rollout import play
+from esper.simic.summaries import returns_to_go
 from esper.simic.trainer import TWINS, Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, column_slice

@@ -21,8 +21,7 @@ from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks.variants import permuted_labels
-from esper.telemetry.events import Event
-from esper.telemetry.schema import from_json, json_values
+from esper.telemetry.schema import Event, from_json, json_values
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 
 

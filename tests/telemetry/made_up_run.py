@@ -9,9 +9,8 @@ import numpy as np
 
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.differences import paired_differences
-from esper.telemetry.events import Event
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, ControllerResult, RoundSummary
+from esper.telemetry.schema import Comparison, ControllerResult, Event, RoundSummary
 
 OPS = ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")

@@ -16,13 +16,13 @@ from esper.foundation.statistics import learning_verdict, t_quantile
 from esper.telemetry import charts
 from esper.telemetry.differences import against_growers, clear_among, paired_differences
 from esper.telemetry.earnings import blueprint_ledger
-from esper.telemetry.events import Event
 from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report import render_report, write_report
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import (
     Comparison,
     ControllerResult,
+    Event,
     PairedDifference,
     RoundSummary,
     SavedNetwork,

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from esper.foundation.errors import UserError
 from esper.telemetry import files
-from esper.telemetry.events import Event
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Film, FilmReel, RoundSummary
+from esper.telemetry.schema import Event, Film, FilmReel, RoundSummary
 
 
 def make(path: Path) -> RunFolder:

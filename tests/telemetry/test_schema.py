@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval, t_quantile
 from esper.telemetry.differences import paired_differences
-from esper.telemetry.events import Event
 from esper.telemetry.schema import (
     Comparison,
     ControllerResult,
+    Event,
     Film,
     FilmReel,
     RoundSummary,

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.telemetry.events import Event
 from esper.telemetry.lanes import NO_BLUEPRINT, Lanes, kept_rounds
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import RoundSummary
+from esper.telemetry.schema import Event, RoundSummary
 from tests.telemetry.made_up_lanes import BLUEPRINTS, OPS, STAGES, made_up_lanes
 
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")

@@ -5,8 +5,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esper.telemetry.events import Event
 from esper.telemetry.jsonl import JsonLines
+from esper.telemetry.schema import Event
 from esper.watch.events import MOST_TOLD, round_events
 from tests.telemetry.made_up_run import made_up_run
 

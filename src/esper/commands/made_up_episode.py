@@ -13,12 +13,12 @@ from torch import Tensor
 from esper.commands.stories import CAST, Line, Story
 from esper.commands.toy_world import ToyWorld
 from esper.foundation.streams import Stream, random_normal, random_uniform
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import Stage
+from esper.simic.films import NAMES
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.telemetry.schema import Film, FilmReel
 
@@ -169,10 +169,8 @@ def film_episode(player: Player, num_slots: int, steps: int, seed: int) -> FilmR
         frames.append(_Frame(outcome.states, decision.actions, outcome.succeeded, accuracy))
         states = tick(outcome.states, RULES).states
     return FilmReel(
-        stage_names={int(s): s.name for s in Stage},
-        op_names={int(op): op.name for op in Op},
-        blueprint_names={int(b): b.name for b in Blueprint},
         films=[_film(member, player.titles[member], slot_config, frames) for member in range(num_members)],
+        **NAMES,
     )
 
 

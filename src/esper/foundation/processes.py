@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -49,6 +49,10 @@ class Processes:
             dist.init_process_group(BETWEEN_CPUS, store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
+
+    def close(self) -> None:
+        """Part from the others."""
+        dist.destroy_process_group()
 
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""
@@ -159,20 +163,10 @@ def _first_line(error: Exception) -> str:
 
 
 @contextmanager
-def processes(launch: Launch, patience: float = PATIENCE) -> Iterator[Gather]:
+def processes(launch: Launch) -> Iterator[Gather]:
     """The processes of this launch, for as long as they work together."""
     if launch.size == 1:
         yield Alone()
         return
-    with processes_of(launch, patience) as gather:
+    with closing(Processes(launch)) as gather:
         yield gather
-
-
-@contextmanager
-def processes_of(launch: Launch, patience: float = PATIENCE) -> Iterator[Processes]:
-    """As `processes`, for one process too."""
-    try:
-        yield Processes(launch, patience)
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()

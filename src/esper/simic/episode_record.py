@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from esper.foundation.rows import refill, under_prefix, with_prefix
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.slot_states import SlotStates
@@ -21,7 +22,6 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ONCE = ("seed_parameters", "gate_parameters", "members")  # arrays of a record that have no axis of steps
-_SLOTS = "final_slots."  # names of these as plain tensors
 # What a step of a finished member holds, beside the slots that it ended with.
 _AT_REST = {
     "choices": 0,
@@ -106,9 +106,9 @@ class EpisodeRecord:
 
     def tensors(self) -> dict[str, Tensor]:
         """All that differs between records of one episode, by name: for `side_by_side`."""
-        arrays = {n: torch.from_numpy(value) for n, value in self._by_step().items()}
-        slots = {f"{_SLOTS}{name}": value for name, value in self.final_slots.tensors().items()}
-        return arrays | slots | {"members": torch.from_numpy(self.members)}
+        arrays = {**self._by_step(), "members": self.members}
+        slots = with_prefix("final_slots", self.final_slots.tensors())
+        return {name: torch.from_numpy(value) for name, value in arrays.items()} | slots
 
     def side_by_side(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
         """One record of the members of several that were played apart, from what `tensors` gave for each.
@@ -132,9 +132,9 @@ class EpisodeRecord:
 
     def _of(self, tensors: Mapping[str, Tensor]) -> EpisodeRecord:
         """The same episode of other members."""
-        slots = {n.removeprefix(_SLOTS): value for n, value in tensors.items() if n.startswith(_SLOTS)}
-        arrays: dict[str, Any] = {n: v.numpy() for n, v in tensors.items() if not n.startswith(_SLOTS)}
-        return replace(self, final_slots=SlotStates(**slots), **arrays)
+        slots = refill(self.final_slots, under_prefix("final_slots", tensors))
+        arrays: dict[str, Any] = {name: tensors[name].numpy() for name in (*self._by_step(), "members")}
+        return replace(self, final_slots=slots, **arrays)
 
     def _lengthened(self, steps: int) -> EpisodeRecord:
         """The same record with members that stay as they ended until there were that many steps."""

@@ -16,7 +16,7 @@ from esper.lifecycle.actions import Blueprint, Head, Style, has_gate
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.episode_record import Bools, EpisodeRecord, Ints
-from esper.telemetry.events import Event, EventKind
+from esper.telemetry.schema import Event, EventKind
 
 _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
 _GATED = has_gate(torch.arange(len(Style))).numpy()

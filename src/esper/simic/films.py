@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.simic.episode_record import EpisodeRecord
 from esper.telemetry.schema import Film, FilmReel
+
+# What the numbers in films and lanes mean.
+NAMES: dict[str, Any] = {
+    "stage_names": {int(s): s.name for s in Stage},
+    "op_names": {int(op): op.name for op in Op},
+    "blueprint_names": {int(b): b.name for b in Blueprint},
+}
 
 
 def film_reel(record: EpisodeRecord, count: int = 3, round: int = 0) -> FilmReel:
@@ -16,11 +25,9 @@ def film_reel(record: EpisodeRecord, count: int = 3, round: int = 0) -> FilmReel
     count = min(count, len(order))
     ranks = np.linspace(0, len(order) - 1, count).round().astype(int).tolist() if count > 1 else [0] * count
     return FilmReel(
-        stage_names={int(s): s.name for s in Stage},
-        op_names={int(op): op.name for op in Op},
-        blueprint_names={int(b): b.name for b in Blueprint},
         films=[film(record, int(order[rank]), _title(rank, len(order), ranks)) for rank in ranks],
         round=round,
+        **NAMES,
     )
 
 

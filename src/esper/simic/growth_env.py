@@ -119,9 +119,6 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         """What is legal now, all heads side by side.  # [N, choices of all heads]"""
         return flat_masks(self._growth.masks())
 
-    def close_extras(self, **kwargs: Any) -> None:
-        """Nothing is held open."""
-
     def _infos(self) -> dict[str, Any]:
         masks, rows = self._growth.masks(), self._growth.rows
         return {

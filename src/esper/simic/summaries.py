@@ -2,47 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import Blueprint, Op
 from esper.simic.agent.metrics import UpdateMetrics
-from esper.simic.baseline import explained_by_baseline
-from esper.simic.episode_record import Doubles, EpisodeRecord
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.episode_record import Doubles, EpisodeRecord, Floats
 from esper.simic.learner import Learner
 from esper.telemetry.schema import RoundSummary
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    round: int  # done
-    rounds: int  # asked for
-    member_epochs: int  # since the run began, all blocks together
-    seconds: float  # of rounds
-
-
 def summarise(
     learner: Learner,
-    progress: Progress,
     record: EpisodeRecord,
     update: UpdateMetrics,
     twins: EpisodeRecord | None,
+    **progress: Any,
 ) -> RoundSummary:
-    """What is told of one learner's round; `record` and `twins` are of its own members."""
+    """What is told of one learner's round; `record` and `twins` are of its own members.
+
+    progress: how far the run is, by the names of `RoundSummary`.
+    """
     returns, return_ci = mean_interval(record.returns.tolist())
     accuracy, accuracy_ci = mean_interval(record.accuracy[-1].tolist())
     ratio, ratio_ci = mean_interval(record.parameter_ratio[-1].tolist())
     by_step = op_shares(record)  # [T, ops]
     return RoundSummary(
-        round=progress.round,
-        rounds=progress.rounds,
+        **progress,
         members=record.num_members,
-        member_epochs=progress.member_epochs,
-        seconds=progress.seconds,
         return_mean=returns,
         return_ci=return_ci,
         accuracy_mean=accuracy,
@@ -99,6 +89,33 @@ def _beside_twins(learner: Learner, record: EpisodeRecord, twins: EpisodeRecord 
         mean, half = mean_interval((record.returns - twins.returns).tolist())
         values |= {"above_twin": mean, "above_twin_ci": half}
     return values
+
+
+def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
+    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
+    togo = np.zeros_like(rewards, dtype=np.float64)
+    after = np.zeros(rewards.shape[1])
+    for t in range(len(rewards) - 1, -1, -1):
+        after = rewards[t] + gamma * after
+        togo[t] = after
+    return togo
+
+
+def explained_by_baseline(
+    buffer: TamiyoRolloutBuffer, record: EpisodeRecord, expected: Floats | None
+) -> float:
+    """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
+
+    The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
+    cannot. `buffer` and `record` are of the same episode; steps after a member's last do not count.
+    # expected [T, N]: rewards of the twins
+    """
+    plain = returns_to_go(record.reward, record.gamma)
+    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T[: len(plain)]  # [T, N]
+    if expected is not None:
+        baseline = baseline + returns_to_go(expected, record.gamma)
+    lived = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
+    return float(1 - (plain - baseline)[lived].var() / max(plain[lived].var(), 1e-12))
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

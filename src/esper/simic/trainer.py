@@ -35,7 +35,7 @@ from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
 from esper.simic.rollout import play
 from esper.simic.steps import EnvironmentSpec, StepResult
-from esper.simic.summaries import Progress, summarise
+from esper.simic.summaries import summarise
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
@@ -221,15 +221,13 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint between two rounds holds."""
-        agents = {
-            f"{name}.{key}": value
-            for name, learner in self.learners.items()
-            for key, value in learner.agent.state_dict().items()
-        }
-        return agents | {
+        state = {
             _ROUNDS_DONE: torch.tensor(self.rounds_done),
             _SECONDS: torch.tensor(self.seconds, dtype=torch.float64),
         }
+        for name, learner in self.learners.items():
+            state |= with_prefix(name, learner.agent.state_dict())
+        return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`; raises ValueError where the state lacks something or does not fit."""
@@ -237,14 +235,21 @@ class Trainer:
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}; give what Trainer.state_dict returned")
         for name, learner in self.learners.items():
-            own = {key.removeprefix(f"{name}."): state[key] for key in state if key.startswith(f"{name}.")}
-            learner.agent.load_state_dict(own)
+            learner.agent.load_state_dict(under_prefix(name, state))
         self.rounds_done = int(state[_ROUNDS_DONE])
         self.seconds = float(state[_SECONDS])
 
     def _round(
         self, name: str, record: EpisodeRecord, update: UpdateMetrics, twins: EpisodeRecord | None
     ) -> Round:
-        members = len(self.blocks.controllers) * record.member_epochs
-        progress = Progress(self.rounds_done, self.rounds, self.rounds_done * members, self.seconds)
-        return Round(summarise(self.learners[name], progress, record, update, twins), record, update)
+        summary = summarise(
+            self.learners[name],
+            record,
+            update,
+            twins,
+            round=self.rounds_done,
+            rounds=self.rounds,
+            member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,
+            seconds=self.seconds,
+        )
+        return Round(summary, record, update)

@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from esper.telemetry.events import Event
-from esper.telemetry.schema import NAN
+from esper.telemetry.schema import NAN, Event
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@
     command.txt     the command lines, the first and each that resumed it, ready to be pasted
     config.yaml     the configuration as resolved; written last, so that a folder without it never began
     metrics.jsonl   one line per round (`schema.RoundSummary`)
-    events.jsonl    one line per event (`events.Event`)
+    events.jsonl    one line per event (`schema.Event`)
     film.json       the slots of a few members over time (`schema.FilmReel`)
     results.json    controllers compared (`schema.Comparison`)
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
@@ -32,12 +32,12 @@ from typing import Any, Literal, get_args
 from filelock import FileLock, Timeout
 
 from esper.foundation.errors import UserError
-from esper.telemetry.events import Event
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import (
     Comparison,
+    Event,
     FilmReel,
     Growth,
     Record,

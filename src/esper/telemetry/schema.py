@@ -1,7 +1,7 @@
 """The records of a run, and the files that hold them.
 
     metrics.jsonl   one `RoundSummary` per line
-    events.jsonl    one `Event` per line (see `events`)
+    events.jsonl    one `Event` per line
     film.json       one `FilmReel`: what happened in the slots of a few members of the latest round
     results.json    one `Comparison`: controllers on equal footing, member by member
     network.json    one `SavedNetwork`: what 'esper grow' wrote
@@ -19,7 +19,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import to_json as to_json_bytes
@@ -29,6 +29,8 @@ from esper.foundation.errors import UserError
 NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
 Record = TypeVar("Record")
+EventKind = Literal["germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back"]
+EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,30 @@ class RoundSummary:
             elif isinstance(value, (int, float)):
                 flat[f.name] = float(value)
         return {name: value for name, value in flat.items() if math.isfinite(value)}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one member, as one line of events.jsonl.
+
+    `numbers` holds what the decision rested on and what it led to: `contribution` (points), `parameters`
+    (of the seed), `age`, `health`, `shadow_gain`, `loss`, ... The report reads the first three.
+    """
+
+    round: int
+    step: int
+    member: int
+    kind: EventKind
+    slot: str | None = None
+    blueprint: str | None = None
+    stage_from: str | None = None
+    stage_to: str | None = None
+    gate: str | None = None
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in EVENT_KINDS:
+            raise ValueError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")
 
 
 @dataclass(frozen=True)

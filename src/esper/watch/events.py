@@ -10,8 +10,7 @@ from typing import Any, BinaryIO
 from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.telemetry.earnings import BlueprintEarnings, blueprint_ledger
-from esper.telemetry.events import Event
-from esper.telemetry.schema import from_json, json_values
+from esper.telemetry.schema import Event, from_json, json_values
 
 _MOST_READ = 100_000  # lines of one round that are looked at
 MOST_TOLD = 2_000  # events that are sent as they are; the others are counted only
