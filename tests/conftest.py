@@ -1,10 +1,25 @@
-"""The order of the tests."""
+"""The order of the tests, and what many of them share."""
 
 from __future__ import annotations
 
+import base64
+
 import pytest
+
+ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQEAsTj2FAAAAABJRU5ErkJggg=="
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that no worker waits for it in the end."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+@pytest.fixture
+def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every picture is one pixel: to draw those of a report takes longer than a tiny run.
+
+    That they are drawn is held in tests/telemetry/test_report.py and by the run folder of test_journeys.py.
+    """
+    blank = base64.b64decode(ONE_PIXEL)
+    for module in ("pictures", "report"):
+        monkeypatch.setattr(f"esper.telemetry.{module}.png_bytes", lambda picture: blank)

@@ -72,6 +72,7 @@ def test_equal_seeds_give_equal_runs(trained: Path, tmp_path: Path) -> None:
     assert (tmp_path / "again" / "events.jsonl").read_text() == (trained / "events.jsonl").read_text()
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_growing_with_a_trained_controller(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -97,6 +98,7 @@ def test_growing_with_a_trained_controller(
     assert sum(t.numel() for t in tensors.values()) == int(described[1].replace(",", ""))
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_comparing_on_equal_footing(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -123,6 +125,7 @@ def test_comparing_on_equal_footing(
     assert len({film.member for film in films.films}) == 1, "the same member under every controller"
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_controller_compared_with_itself_differs_by_nothing(tmp_path: Path) -> None:
     out = tmp_path / "compared"
     arguments = ["compare", "-C", "random:0.5,random:0.50", "-o", str(out), "--task", "spirals"]
@@ -134,6 +137,7 @@ def test_a_controller_compared_with_itself_differs_by_nothing(tmp_path: Path) ->
     assert all(d.mean == 0.0 for d in results.differences)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def assert_undisturbed(run: Path, alone: Path) -> None:
 def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_process(
     alone: Path, tmp_path: Path
 ) -> None:
-    """Two processes, one killed, both started again; then four, from a checkpoint of the two.
+    """Two processes, the one that writes killed, both started again; then four, from a checkpoint of the two.
 
     In the end one of the four hangs, which the others tell as a sentence.
     """
@@ -86,6 +87,7 @@ def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_pr
     assert launcher.returncode == 0, err
     for rank in range(2):
         assert f"process {rank} ended after 1 restarts" in out
+    assert re.search(r"^[01] rounds lost", out, re.M), "at most the one in flight"
     assert_undisturbed(kept, alone)
     assert_undisturbed(run, alone)
     late = "another process did not come within 0.5 s: look whether it hangs"

@@ -26,7 +26,7 @@ from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
 from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.live import QuietView, stopping
+from esper.telemetry.live import PlainView, QuietView, stopping
 from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
@@ -84,6 +84,41 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class AfterRounds(StopRequest):
+    """A stop that is asked for once so many rounds are done."""
+
+    def __init__(self, run: TrainingRun, rounds: int) -> None:
+        super().__init__()
+        self.run, self.rounds = run, rounds
+
+    @property
+    def requested(self) -> bool:
+        return self.run.trainer.rounds_done >= self.rounds
+
+
+@pytest.mark.usefixtures("blank_pictures")
+def test_lines_that_no_checkpoint_knows_and_half_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
+    """What a kill may leave; that the writer of a run is killed indeed is held in test_processes.py."""
+    path = tmp_path / "killed"
+    run = TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path)
+    with run.folder:
+        run.run(QuietView(), AfterRounds(run, 2))
+    assert len(metrics(path)) == 2
+    tear(path)
+    assert cli.run(["resume", str(path), "--quiet"]) == 0
+    assert_same_run(path, whole)
+    assert (path / "report.html").read_text().count("data:image/png") > 3
+
+
+def tear(run: Path) -> None:
+    """Lines of a round that no checkpoint knows, and half a line."""
+    with open(run / "metrics.jsonl", "a") as file:
+        file.write(json.dumps({"round": 99}) + '\n{"round": 1')
+    with open(run / "events.jsonl", "ab") as file:
+        file.write(b'{"round": 99, "step": 0}\n\x00\x00\n')
+
+
+@pytest.mark.long
 def test_kill_9_loses_at_most_the_round_in_flight(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "killed"
     process = start_esper("train", "--quiet", "--out", run, *sets(*SETTINGS))
@@ -94,27 +129,27 @@ def test_kill_9_loses_at_most_the_round_in_flight(whole: Path, tmp_path: Path) -
     assert len(metrics(run)) < ROUNDS, "it was to be killed before its end"
     kept = int(load_checkpoint(run / "checkpoints" / "last.safetensors").tensors["rounds_done"])
     assert kept >= len(metrics(run)) - 1
-    with open(
-        run / "metrics.jsonl", "a"
-    ) as file:  # a line of a round that no checkpoint knows, and half a line
-        file.write(json.dumps({"round": 99}) + '\n{"round": 1')
-    with open(run / "events.jsonl", "ab") as file:
-        file.write(b'{"round": 99, "step": 0}\n\x00\x00\n')
+    tear(run)
     assert cli.run(["resume", str(run), "--quiet"]) == 0
     assert_same_run(run, whole)
     assert (run / "report.html").read_text().count("data:image/png") > 3
 
 
-def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("blank_pictures")
+def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
+    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tmp_path / "stopped"
-    process = start_esper("train", "--out", run, *sets(*SETTINGS))
-    wait_for_round(run, 1, process)
-    process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 128 + signal.SIGTERM, err
-    done = len(metrics(run))
-    assert 1 <= done < ROUNDS
-    assert f"stopped after round {done} of {ROUNDS}; go on with: esper resume {run}" in out
+    steps = iter(range(1000))
+
+    def signalled(view: PlainView, rounds_done: float) -> None:
+        if rounds_done > 1 and next(steps) == 0:  # in the middle of the second round
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(PlainView, "progress", signalled)
+    assert cli.run(["train", "--out", str(run), *sets(*SETTINGS)]) == 128 + signal.SIGTERM
+    assert len(metrics(run)) == 2
+    assert f"stopped after round 2 of {ROUNDS}; go on with: esper resume {run}" in capsys.readouterr().out
     assert (run / "report.html").is_file()
     play_out(TrainingRun.resume(run))
     assert_same_run(run, whole)
@@ -190,7 +225,8 @@ def test_a_stop_is_answered_at_once_with_how_long_it_takes() -> None:
 def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(tmp_path: Path) -> None:
     run = tmp_path / "run"
     slow = sets("task=spirals", "rounds=50", "episode.steps=4000")  # a round takes longer than patience
-    process = start_esper("train", "--out", run, *slow)
+    soon = "from esper.telemetry import live; live._ESTIMATE_AFTER = 0.1"
+    process = start_esper("train", "--out", run, *slow, before=soon)
     assert process.stdout is not None
     assert process.stderr is not None
     assert "training on spirals" in process.stdout.readline()

@@ -28,10 +28,10 @@ def sets(*more: str) -> list[str]:
     return [word for setting in (*TINY, *more) for word in ("--set", setting)]
 
 
-def start_esper(*arguments: str | Path) -> subprocess.Popen[str]:
-    """The command in a process of its own."""
+def start_esper(*arguments: str | Path, before: str = "") -> subprocess.Popen[str]:
+    """The command in a process of its own, which does something `before`."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from esper.cli import main; main()", *map(str, arguments)],
+        [sys.executable, "-c", f"{before}\nfrom esper.cli import main; main()", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

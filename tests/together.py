@@ -1,4 +1,4 @@
-"""Processes that share a run, one of which is killed.
+"""Processes that share a run, the writer of which is killed.
 
 `python -m tests.together RUN KEPT CHECKPOINT SETTINGS...`: two processes play RUN, which is copied to KEPT;
 then four of them play it again from CHECKPOINT. torchrun's own agent starts them, as forks of this program,
@@ -16,8 +16,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numba  # noqa: F401  these two are what every process would import in the end, and slow
-import torch._dynamo  # noqa: F401
+import torch
+import torch._dynamo  # every process would import it in the end, and it is slow
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper import cli
@@ -25,7 +25,9 @@ from esper.foundation.errors import LostProcessError
 from esper.foundation.interrupts import StopRequest
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
+from esper.simic.agent.gae import compute_gae
 from esper.telemetry import report
+from esper.telemetry.checkpoints import load_checkpoint
 from esper.telemetry.live import QuietView
 from esper.telemetry.run_folder import RunFolder
 from esper.training import TrainingRun
@@ -41,10 +43,14 @@ def in_processes(size: int, work: Callable[..., None], *arguments: object, resta
 
 
 def train(folder: Path, settings: list[str]) -> None:
-    """`esper train`; process 1 is killed in its first life, once a round is done."""
+    """`esper train`; process 0, which writes, is killed in its first life, once a round is done."""
     launch = Launch.of()
-    if (launch.rank, launch.restarts) == (1, 0):
-        threading.Thread(target=die_after_a_round, args=[folder / "metrics.jsonl"], daemon=True).start()
+    metrics, last = folder / "metrics.jsonl", folder / "checkpoints" / "last.safetensors"
+    if (launch.rank, launch.restarts) == (0, 0):
+        threading.Thread(target=die_after_a_round, args=[metrics], daemon=True).start()
+    if (launch.rank, launch.restarts) == (0, 1):
+        kept = int(load_checkpoint(last).tensors["rounds_done"]) if last.exists() else 0
+        print(f"{metrics.read_text().count(chr(10)) - kept} rounds lost", flush=True)
     code = cli.run(["train", "--quiet", "--out", str(folder), *settings])
     if code:
         sys.exit(code)
@@ -73,6 +79,12 @@ def go_on(folder: Path, checkpoint: Path) -> None:
             print(f"process {gather.rank} of {gather.size}, after {played} rounds: {error}", flush=True)
 
 
+def compile_kernel() -> None:
+    """The advantages of one step, so that no process has to load the compiler for them."""
+    one, no = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool)
+    compute_gae(one, one, one, no, ~no, torch.ones(1, dtype=torch.long), 1.0, 1.0)
+
+
 def write_no_report(folder: RunFolder) -> Path:
     folder.report_path.write_text("")
     return folder.report_path
@@ -81,6 +93,7 @@ def write_no_report(folder: RunFolder) -> Path:
 if __name__ == "__main__":
     run, kept, older, *settings = sys.argv[1:]
     report.write_report = write_no_report  # it takes longer than the run
+    compile_kernel()
     in_processes(2, train, Path(run), settings, restarts=1)
     shutil.copytree(run, kept)
     in_processes(4, go_on, Path(run), Path(older))

@@ -70,6 +70,7 @@ def test_results_that_contradict_themselves_are_said(folder: RunFolder) -> None:
     assert "ran different members" in complaints(folder)[0]
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_the_report_says_it_on_the_page_and_on_the_screen(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ) -> None:
