@@ -28,7 +28,7 @@ from esper.controllers import CONTROLLER_NAMES, describe, load_controller
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
 from esper.lifecycle.stages import Stage
-from esper.line_up import Arm, Fixed, LineUp
+from esper.line_up import Arm, Fixed, arms_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
@@ -180,8 +180,8 @@ def test_from_the_start_keeps_what_is_heard_and_nothing_else(environment: Growth
 
 
 def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
-    line_up = LineUp.parse("habit, static,final:heuristic,best-of:3 ,random:0.5")
-    arms = line_up.load(load_config(overrides=TINY))
+    config = load_config(overrides=TINY)
+    arms = arms_of("habit, static,final:heuristic,best-of:3 ,random:0.5", config)
     assert list(arms) == [
         "habit",
         "static",
@@ -193,8 +193,7 @@ def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
     assert arms["static"] == Fixed()
     assert arms["static-final of heuristic"] == Fixed(of="heuristic")
     assert arms["best-of:3"] == Fixed(restarts=3)
-    assert LineUp.parse("best-of").load(load_config(overrides=TINY)) == {"best-of": Fixed(restarts=0)}
-    assert list(line_up.controllers.values()) == ["habit", "static", "heuristic", "random:0.5"]
+    assert arms_of("best-of", config) == {"best-of": Fixed(restarts=0)}
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
 )
 def test_what_cannot_be_compared_is_refused_with_a_sentence(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        LineUp.parse(text).load(load_config(overrides=TINY))
+        arms_of(text, load_config(overrides=TINY))
 
 
 @pytest.mark.parametrize("name", ["best-of:8", "final:static"])
@@ -230,7 +229,7 @@ def test_every_name_is_described() -> None:
 
 def test_a_contest_counts_its_steps_and_pairs_its_seeds() -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "members=2"])
-    contest = Contest(config, LineUp.parse("static,habit,best-of:2").load(config), seeds=2)
+    contest = Contest(config, arms_of("static,habit,best-of:2", config), seeds=2)
     ticks: list[int] = []
     comparison, reel = contest.run(lambda result: ticks.append(1))
     assert [(lanes.round, lanes.title) for lanes in contest.lanes] == [
@@ -250,7 +249,7 @@ def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
     config = load_config(overrides=[*TINY, *settings])
 
     def work(gather: Gather | None) -> object:
-        arms = LineUp.parse("random,static,final:random,best-of:2").load(config)
+        arms = arms_of("random,static,final:random,best-of:2", config)
         contest = Contest(config, arms, gather=gather)
         comparison, reel = contest.run()
         return (

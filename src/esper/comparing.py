@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 
 import numpy as np
 import torch
@@ -170,7 +170,7 @@ def run_fixed(
         episode=spec.episode.model_copy(update=episode), population=spec.population.model_copy(update=recipe)
     )
     held = len(shards.held)
-    paced = _paced(on_step, restarts * schedule.steps * held, spec.episode.steps * held)
+    paced = _Pace(on_step, spec.episode.steps * held, restarts * schedule.steps * held)
     runs = [
         run_controller(world, name, Static(), slots, paced, EVALUATION_EPISODE + k) for k in range(restarts)
     ]
@@ -192,34 +192,25 @@ def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None 
 
 
 class _Pace:
-    """Calls `on_step` `ticks` times in all, however few steps a controller's networks take: they may grow."""
+    """Calls `on_step` `ticks` times in all while at most `steps` steps pass: every arm moves a bar alike."""
 
-    def __init__(self, on_step: OnStep | None, ticks: int) -> None:
-        self._on_step, self._left = on_step, ticks
+    def __init__(self, on_step: OnStep | None, ticks: int, steps: int) -> None:
+        self._on_step, self._ticks, self._steps = on_step, ticks, steps
+        self._done = self._told = 0
 
     def __call__(self, result: StepResult) -> None:
-        self._result = result
-        if self._on_step is not None and self._left > 0:
-            self._on_step(result)
-            self._left -= 1
+        self._result, self._done = result, self._done + 1
+        self._tell(self._done * self._ticks // self._steps)
 
     def finish(self) -> None:
-        """The ticks that are left, once the last step is over."""
-        while self._on_step is not None and self._left > 0:
-            self(self._result)
+        """The ticks that are left: networks that grow may take fewer steps."""
+        self._tell(self._ticks)
 
-
-def _paced(on_step: OnStep | None, steps: int, ticks: int) -> OnStep:
-    """Calls `on_step` `ticks` times in all while `steps` steps pass: every arm moves a bar alike."""
-    done = count(1)
-
-    def step(result: StepResult) -> None:
-        now = next(done)
-        for _ in range(now * ticks // steps - (now - 1) * ticks // steps):
-            if on_step is not None:
-                on_step(result)
-
-    return step
+    def _tell(self, ticks: int) -> None:
+        while self._told < ticks:
+            self._told += 1
+            if self._on_step is not None:
+                self._on_step(self._result)
 
 
 def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
@@ -273,7 +264,7 @@ def compare(
     runs = {}
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            pace = _Pace(on_step, ticks)
+            pace = _Pace(on_step, ticks, ticks)
             runs[name] = run_controller(environment, name, arm, on_step=pace, decided=decided)
             pace.finish()
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
@@ -313,12 +304,10 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
 
 def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> Comparison:
     """What the report and results.json hold; differences are against the first run."""
-    task, host = environment.spec.task, environment.spec.task.host
-    options = ", ".join(f"{name}={value}" for name, value in host.options.items())
-    results = [run.result() for run in runs]
+    task, results = environment.spec.task, [run.result() for run in runs]
     return Comparison(
         task=task.name,
-        host=f"{host.preset}({options})" if environment.spec.make_host is None else "given",
+        host=str(task.host) if environment.spec.make_host is None else "given",
         controllers=results,
         differences=paired_differences(results),
     )

@@ -53,10 +53,9 @@ class GrownMember:
     def record(self) -> SavedNetwork:
         """The network in numbers."""
         record, task = self.run.record, self.environment.spec.task
-        options = ", ".join(f"{name}={value}" for name, value in task.host.options.items())
         return SavedNetwork(
             task=task.name,
-            host=f"{task.host.preset}({options})",
+            host=str(task.host),
             controller=self.run.name,
             member=int(record.members[self.row]),
             members=record.num_members,

@@ -36,55 +36,39 @@ class Fixed:
 Arm = Controller | Fixed
 
 
-@dataclass(frozen=True)
-class LineUp:
-    """Who is compared, in the order of the table; the first one is the baseline."""
+def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
+    """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms by the names that they are shown
+    under, in the order of the table; the first one is the baseline.
 
-    arms: Mapping[str, str]  # shown name → as it was asked for
-    controllers: Mapping[str, str]  # of these, shown name → name or path of a controller
-
-    @staticmethod
-    def parse(text: str) -> LineUp:
-        """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms.
-
-        Raises UserError where nothing is named or something is named twice. A controller whose final networks
-        are asked for takes part too.
-        """
-        asked = [part.strip() for part in text.split(",") if part.strip()]
-        if not asked:
-            raise UserError(
-                f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
-                f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
-            )
-        twice = sorted({part for part in asked if asked.count(part) > 1})
-        if twice:
-            raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
-        named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
-        controllers = [name for name in named if not name.startswith((FINAL, BEST_OF, FIXED))]
-        shown = {name: _shown(name) for name in controllers}
-        if len(set(shown.values())) < len(shown):
-            shown = {name: name for name in controllers}
-        labels = {
-            part: f"{FINAL_OF}{shown[part.removeprefix(FINAL)]}" if part.startswith(FINAL) else part
-            for part in named
-        } | shown
-        back = {label: name for name, label in shown.items()}
-        return LineUp({labels[part]: part for part in named}, back)
-
-    def load(self, config: RunConfig) -> dict[str, Arm]:
-        """The arms themselves; raises UserError where a controller cannot be loaded."""
-        return {label: self._arm(asked, config) for label, asked in self.arms.items()}
-
-    def _arm(self, asked: str, config: RunConfig) -> Arm:
-        if asked.startswith(FINAL):
-            name = asked.removeprefix(FINAL)
-            return Fixed(of=next(label for label, known in self.controllers.items() if known == name))
-        if asked.startswith(BEST_OF):
-            return Fixed(restarts=restarts_of(asked))
-        if asked.startswith(FIXED):
-            return Fixed(host=host_options(asked))
-        loaded = load_controller(asked, config.lifecycle.gates, own_device(config.device))
-        return Fixed() if isinstance(loaded, Static) else loaded
+    A controller whose final networks are asked for takes part too. Raises UserError where nothing is named,
+    something is named twice, or a controller cannot be loaded.
+    """
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    if not asked:
+        raise UserError(
+            f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
+            f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
+        )
+    twice = sorted({part for part in asked if asked.count(part) > 1})
+    if twice:
+        raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
+    named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
+    shown = {name: _shown(name) for name in named if not name.startswith((FINAL, BEST_OF, FIXED))}
+    if len(set(shown.values())) < len(shown):
+        shown = {name: name for name in shown}
+    arms: dict[str, Arm] = {}
+    for name in named:
+        if name.startswith(FINAL):
+            of = shown[name.removeprefix(FINAL)]
+            arms[f"{FINAL_OF}{of}"] = Fixed(of=of)
+        elif name.startswith(BEST_OF):
+            arms[name] = Fixed(restarts=restarts_of(name))
+        elif name.startswith(FIXED):
+            arms[name] = Fixed(host=host_options(name))
+        else:
+            loaded = load_controller(name, config.lifecycle.gates, own_device(config.device))
+            arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
+    return arms
 
 
 def _shown(name: str) -> str:

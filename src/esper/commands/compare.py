@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +20,7 @@ from esper.commands.options import (
     console,
     print_line,
 )
-from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
+from esper.commands.running import begin_folder, interruption_told, requested, resolve_settings
 from esper.foundation.launch import Launch
 
 if TYPE_CHECKING:
@@ -84,24 +83,11 @@ def compare(
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)
         contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather))
+        request = {"controllers": controllers, "seeds": seeds}
         folder = all_or_none(
-            gather, lambda: None if gather.rank else _folder(shared, out, controllers, seeds)
+            gather, lambda: None if gather.rank else begin_folder(shared, out, "compare", request)
         )
         _finish(contest, folder, quiet, as_json)
-
-
-def _folder(settings: RunConfig, out: Path | None, controllers: str, seeds: int) -> RunFolder:
-    """A new folder for a comparison."""
-    from esper.foundation.config_files import dump
-    from esper.telemetry.run_folder import RunFolder
-
-    return RunFolder.create(
-        out or new_folder("compare", settings.task),
-        kind="compare",
-        request={"controllers": controllers, "seeds": seeds},
-        config=dump(settings),
-        seed=settings.seed,
-    )
 
 
 def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
@@ -126,10 +112,9 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
 
 def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather) -> Contest:
     from esper.comparing import Contest
-    from esper.line_up import LineUp
+    from esper.line_up import arms_of
 
-    line_up = LineUp.parse(controllers)
-    return Contest(settings, line_up.load(settings), seeds, gather)
+    return Contest(settings, arms_of(controllers, settings), seeds, gather)
 
 
 def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bool) -> None:

@@ -62,10 +62,10 @@ def _contest(run: TrainingRun, members: int) -> Contest:
     """Three fixed sizes, growth by a schedule and by Tamiyo, and by what was just trained: fresh networks."""
     from esper.builders import LEARNER
     from esper.comparing import Contest
-    from esper.line_up import LineUp
+    from esper.line_up import arms_of
     from esper.simic.learner import LearnedController
 
-    arms = LineUp.parse(",".join((*SIZES, SCHEDULE, TAMIYO))).load(run.config)
+    arms = arms_of(",".join((*SIZES, SCHEDULE, TAMIYO)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent, run.config.learner)
     return Contest(run.config.model_copy(update={"members": members}), arms)
 

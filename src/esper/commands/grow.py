@@ -20,7 +20,7 @@ from esper.commands.options import (
     check_range,
     print_line,
 )
-from esper.commands.running import interruption_told, new_folder, requested, resolve_settings
+from esper.commands.running import begin_folder, interruption_told, requested, resolve_settings
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
@@ -58,17 +58,8 @@ def grow(
     if members is not None:
         check_range("--members", members, 1, 1_000_000)
     settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)
-    from esper.foundation.config_files import dump
-    from esper.telemetry.run_folder import RunFolder
-
     growth = _prepare(settings, controller)
-    with RunFolder.create(
-        out or new_folder("grow", settings.task),
-        kind="grow",
-        request={"controller": controller},
-        config=dump(settings),
-        seed=settings.seed,
-    ) as folder:
+    with begin_folder(settings, out, "grow", {"controller": controller}) as folder:
         _finish(growth, folder, quiet, as_json)
 
 

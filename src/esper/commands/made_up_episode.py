@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import cycle, islice
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from esper.commands.stories import CAST, Line, Story
 from esper.commands.toy_world import ToyWorld
+from esper.foundation.rows import stacked
 from esper.foundation.streams import Stream, random_normal, random_uniform
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
@@ -37,21 +37,7 @@ RANDOM_WORTH = (2.0, 3.0)  # mean and spread of what a random seed is worth, poi
 PAUSE = 2  # steps between the moment a story may begin and the moment it does
 
 
-@dataclass(frozen=True)
-class MadeUpDecision:
-    """One action per member, and what a seed planted by it will prove to be worth."""
-
-    actions: Actions
-    worth: Tensor  # [N, S] points
-
-
-class Player(Protocol):
-    """Whoever decides: it sees the masks and nothing else."""
-
-    titles: list[str]
-
-    def decide(self, step: int, masks: ActionMasks) -> MadeUpDecision:
-        """One action for every member, legal under the masks."""
+MadeUpDecision = tuple[Actions, Tensor]  # of every member, and what a seed that it plants is worth, [N, S] points
 
 
 @dataclass
@@ -59,9 +45,7 @@ class _Actor:
     """One member's stories: those that are being told, and those to come."""
 
     stories: Iterator[Story]
-    running: list[tuple[int, Story, int, int]] = field(
-        default_factory=list
-    )  # slot, story, next line, due step
+    running: list[tuple[int, Story, int, int]] = field(default_factory=list)  # slot, story, next line, due
     ready_since: int | None = None
     last_slot: int = -1
 
@@ -72,10 +56,8 @@ class _Actor:
             if step >= due and legal[line.op][slot]:
                 self._turn_page(i, step)
                 return line, slot, story.worth
-        slots = range(len(legal[Op.GERMINATE]))
-        free = [
-            s for s in slots if legal[Op.GERMINATE][s] and all(s != running[0] for running in self.running)
-        ]
+        busy = {slot for slot, *_ in self.running}
+        free = [s for s, may in enumerate(legal[Op.GERMINATE]) if may and s not in busy]
         if not free:
             self.ready_since = None
             return None
@@ -115,7 +97,7 @@ class ScriptedPlayer:
             line, slot, value = spoken
             values[slot] = value
             rows.append({**line.choices, Head.SLOT: slot, Head.OP: line.op})
-        return MadeUpDecision(Actions.of(rows), worth)
+        return Actions.of(rows), worth
 
 
 class RandomPlayer:
@@ -132,19 +114,11 @@ class RandomPlayer:
         draws = random_uniform(self._seed, self._members, Stream.ACTION, step, len(Head))  # [N, heads]
         op = _pick(masks.op * self._weights, draws[:, Head.OP])
         slots = masks.slot_by_op[self._members, op]  # [N, S]
-        heads = {
-            Head.SLOT: slots,
-            Head.BLUEPRINT: masks.blueprint,
-            Head.STYLE: masks.style,
-            Head.TEMPO: masks.tempo,
-            Head.ALPHA_TARGET: masks.alpha_target,
-            Head.ALPHA_SPEED: masks.alpha_speed,
-            Head.ALPHA_CURVE: masks.alpha_curve,
-        }
-        columns = [_pick(mask.float(), draws[:, head]) for head, mask in heads.items()]
+        choices = [_pick(masks.head(head).float(), draws[:, head]) for head in Head]
+        choices[Head.SLOT], choices[Head.OP] = _pick(slots.float(), draws[:, Head.SLOT]), op
         mean, spread = RANDOM_WORTH
         worth = random_normal(self._seed, self._members, Stream.CONTROL, step, slots.shape[1])
-        return MadeUpDecision(Actions(torch.stack([*columns, op], dim=1)), mean + spread * worth)
+        return Actions(torch.stack(choices, dim=1)), mean + spread * worth
 
 
 def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -153,47 +127,27 @@ def _pick(weights: Tensor, uniform: Tensor) -> Tensor:
     return (below <= uniform.unsqueeze(1) * below[:, -1:]).sum(dim=1)
 
 
-def film_episode(player: Player, num_slots: int, steps: int, seed: int) -> FilmReel:
+def film_episode(player: ScriptedPlayer | RandomPlayer, num_slots: int, steps: int, seed: int) -> FilmReel:
     """Let the player decide for `steps` steps: train, decide, apply, film, tick."""
-    num_members = len(player.titles)
-    slot_config = SlotConfig.grid(1, num_slots)
+    num_members, slot_config = len(player.titles), SlotConfig.grid(1, num_slots)
     states = SlotStates.empty(num_members, num_slots)
     world = ToyWorld.new(seed, num_members, num_slots)
     frames = []
     for step in range(steps):
         world = world.trained(states)
         accuracy = world.accuracy(states, step)
-        decision = player.decide(step, compute_batch_masks(states, slot_config, RULES, TOPOLOGY))
-        outcome = apply(states, decision.actions, world.evidence(states, step), RULES, TOPOLOGY)
-        world = world.sown(outcome.germinated, decision.worth)
-        frames.append(_Frame(outcome.states, decision.actions, outcome.succeeded, accuracy))
+        actions, worth = player.decide(step, compute_batch_masks(states, slot_config, RULES, TOPOLOGY))
+        outcome = apply(states, actions, world.evidence(states, step), RULES, TOPOLOGY)
+        world = world.sown(outcome.germinated, worth)
+        asked = {"op": actions[Head.OP], "op_slot": actions[Head.SLOT], "succeeded": outcome.succeeded}
+        shown = {name: getattr(outcome.states, name) for name in ("stage", "alpha", "blueprint")}
+        frames.append({**shown, **asked, "accuracy": accuracy})
         states = tick(outcome.states, RULES).states
+    story = stacked(frames)  # each [T, N, ...]
     return FilmReel(
-        films=[_film(member, player.titles[member], slot_config, frames) for member in range(num_members)],
+        films=[
+            Film(m, title, slot_config.slot_ids, **{name: of[:, m].tolist() for name, of in story.items()})
+            for m, title in enumerate(player.titles)
+        ],
         **NAMES,
-    )
-
-
-@dataclass(frozen=True)
-class _Frame:
-    """What one step leaves on film."""
-
-    states: SlotStates
-    actions: Actions
-    succeeded: Tensor  # [N]
-    accuracy: Tensor  # [N]
-
-
-def _film(member: int, title: str, slot_config: SlotConfig, frames: list[_Frame]) -> Film:
-    return Film(
-        member=member,
-        title=title,
-        slots=slot_config.slot_ids,
-        stage=[f.states.stage[member].tolist() for f in frames],
-        alpha=[f.states.alpha[member].tolist() for f in frames],
-        blueprint=[f.states.blueprint[member].tolist() for f in frames],
-        op=[int(f.actions[Head.OP][member]) for f in frames],
-        op_slot=[int(f.actions[Head.SLOT][member]) for f in frames],
-        succeeded=[bool(f.succeeded[member]) for f in frames],
-        accuracy=[float(f.accuracy[member]) for f in frames],
     )

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from esper.foundation.errors import UserError
 
@@ -50,6 +53,16 @@ def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
     """The terminal, or plain text where there is none."""
     file = sys.stdout if stream == "stdout" else sys.stderr
     return Console(file=file, highlight=False)
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
+    """Print a table of plain text; the columns `right` are of numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    console().print(table)
 
 
 def plural(count: int, word: str) -> str:

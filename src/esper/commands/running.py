@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ from esper.foundation.errors import UserError
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
-    from esper.telemetry.run_folder import RunFolder
+    from esper.telemetry.run_folder import Kind, RunFolder
     from esper.training import TrainingRun
 
 INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
@@ -66,6 +66,15 @@ def new_folder(kind: str, task: str) -> Path:
     base = Path("runs") / f"{kind}-{task}-{time.strftime('%Y%m%d-%H%M%S')}"
     names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000))]
     return next((path for path in names if not path.exists()), base)
+
+
+def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Mapping[str, Any]) -> RunFolder:
+    """A new folder for a run of some kind: the one that was asked for, or one under runs/."""
+    from esper.foundation.config_files import dump
+    from esper.telemetry.run_folder import RunFolder
+
+    path = out or new_folder(kind, settings.task)
+    return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
 
 
 def requested(folder: RunFolder, name: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esper.commands.options import console, print_line
+from esper.commands.options import print_line, print_table
 
 TITLES = ("run", "kind", "task", "state", "figures")
 
@@ -17,9 +17,6 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per run on stdout")] = False,
 ) -> None:
     """List the runs in a folder: what each is, how far it came, and what came out."""
-    from rich.markup import escape
-    from rich.table import Table
-
     from esper.telemetry.run_list import list_runs
     from esper.telemetry.schema import to_json
 
@@ -31,11 +28,8 @@ def runs(
     if not found:
         print_line(f"there are no runs in {folder}; begin one with 'esper train' or 'esper demo'")
         return
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in TITLES:
-        table.add_column(title, overflow="fold")
+    rows = []
     for run in found:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
-        cells = (Path(run.path).name, run.kind, run.task, run.state, figures)
-        table.add_row(*(escape(cell) for cell in cells))
-    console().print(table)
+        rows.append((Path(run.path).name, run.kind, run.task, run.state, figures))
+    print_table(TITLES, rows)

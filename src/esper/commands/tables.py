@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
-from esper.commands.options import check_range, console
+from esper.commands.options import check_range, console, print_table
 
 
 def schema() -> None:
@@ -27,7 +24,7 @@ def schema() -> None:
         )
         for row in schema_rows()
     ]
-    _print(("block", "columns", "name", "formula", "range", "unknown"), rows)
+    print_table(("block", "columns", "name", "formula", "range", "unknown"), rows)
     console().print(
         f"\n{BASE_FEATURE_SIZE} columns for the member, then {SLOT_FEATURE_SIZE} for each slot: "
         f"{BASE_FEATURE_SIZE} + {SLOT_FEATURE_SIZE} · S.   schema {schema_hash()[:16]}"
@@ -53,14 +50,14 @@ def blueprints(
         for row in blueprint_table(width=width, topology=topology)
     ]
     console().print(f"Parameters are those of a seed at a joint of width {width}.\n")
-    _print(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
+    print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
 
 
 def controllers() -> None:
     """Who can decide what grows: what to write after -C of 'esper compare' and 'esper grow'."""
     from esper.controllers import describe
 
-    _print(("name", "what it is"), describe())
+    print_table(("name", "what it is"), describe())
 
 
 def tasks() -> None:
@@ -79,13 +76,4 @@ def tasks() -> None:
         for row in task_table()
     ]
     titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
-    _print(titles, rows, right=(2,))
-
-
-def _print(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    console().print(table)
+    print_table(titles, rows, right=(2,))

@@ -4,7 +4,6 @@ from esper.tasks import images, signals, spirals, synthetic, tables, text, varia
 from esper.tasks.registry import (
     Splits,
     TaskEntry,
-    TaskRow,
     build_task,
     load_task,
     random_splits,
@@ -21,7 +20,6 @@ __all__ = [
     "Splits",
     "Task",
     "TaskEntry",
-    "TaskRow",
     "TestSplit",
     "build_task",
     "images",

@@ -35,14 +35,17 @@ class TaskEntry:
     topology: str
     input_shape: tuple[int, ...]
     num_classes: int
-    sizes: tuple[
-        int, int, int
-    ]  # samples to train on, to validate on, to test on; fold 0 where there are folds
+    sizes: tuple[int, int, int]  # to train on, to validate, to test; of fold 0 where there are folds
     host: HostSpec
     description: str
     scaling: Scaling = "channel"
     package: str | None = None  # needed beyond the core, from the extra "data"
     folds: int = 0  # 0: the task has none, and its seed decides the splits
+
+    @property
+    def installed(self) -> bool:
+        """Whether its data can be loaded here."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
 
 
 Loader = Callable[[int, int | None], Splits]
@@ -141,32 +144,6 @@ def require(package: str, task: str) -> ModuleType:
         ) from error
 
 
-@dataclass(frozen=True)
-class TaskRow:
-    """One line of the list of tasks."""
-
-    name: str
-    topology: str
-    input_shape: tuple[int, ...]
-    num_classes: int
-    sizes: tuple[int, int, int]
-    host: str
-    installed: bool
-    description: str
-
-
-def task_table() -> list[TaskRow]:
+def task_table() -> list[TaskEntry]:
     """Every task with its sizes and its host; loads no data."""
-    return [
-        TaskRow(
-            name=entry.name,
-            topology=entry.topology,
-            input_shape=entry.input_shape,
-            num_classes=entry.num_classes,
-            sizes=entry.sizes,
-            host=f"{entry.host.preset}({', '.join(f'{k}={v}' for k, v in entry.host.options.items())})",
-            installed=entry.package is None or importlib.util.find_spec(entry.package) is not None,
-            description=entry.description,
-        )
-        for entry, _ in _REGISTRY.values()
-    ]
+    return [entry for entry, _ in _REGISTRY.values()]

@@ -17,6 +17,9 @@ class HostSpec:
     preset: str
     options: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
+    def __str__(self) -> str:
+        return f"{self.preset}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
+
 
 class Standardise(nn.Module):
     """(inputs − mean) / deviation, as a layer, so that a network can carry it.  # broadcast over [B, ...]"""
