@@ -12,18 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors.torch import save as save_tensors
 from torch import nn
 
 from esper.comparing import ControllerRun
-from esper.growing.exporting import save_archive
+from esper.growing.exporting import save_archive, save_network
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
 from esper.population.describe import describe_growth
 from esper.population.extract import extract
 from esper.simic.environment import GrowthEnvironment
-from esper.telemetry.files import disk_errors, write_atomically
-from esper.telemetry.schema import SavedNetwork, SavedSlot, to_json
+from esper.telemetry.files import disk_errors
+from esper.telemetry.schema import SavedNetwork, SavedSlot
 
 
 @dataclass(frozen=True)
@@ -114,10 +113,7 @@ class GrownMember:
             whole = nn.Sequential(task.standardise, self.network)
         with disk_errors("write", path / "network.pt2"):
             save_archive(whole, raw, path / "network.pt2")
-        tensors = {name: tensor.contiguous().clone() for name, tensor in self.network.state_dict().items()}
-        write_atomically(path / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
-        write_atomically(path / "network.md", self.describe().encode())
-        write_atomically(path / "network.json", to_json(self.record()).encode() + b"\n")
+        save_network(path, self.network, self.record(), self.describe())
 
 
 def _summary(network: SavedNetwork) -> list[str]:

@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 
 import esper
 from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, RowPrices
+from esper.growing.budget import Limited, Prices
 from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blueprints import gate_parameter_count, parameter_count
+from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
+from esper.population.population import Population
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
@@ -25,7 +28,8 @@ from tests.growing import models
 
 WIDTHS = (4, 9)
 HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
-PRICES = RowPrices.of(HOST, torch.device("cpu"))
+BODIES = Population(lambda: HOST, PopulationConfig(), torch.arange(1))
+PRICES = Prices(BODIES)
 RULES = LifecycleConfig()
 
 
@@ -53,6 +57,8 @@ def slots(draw: st.DrawFn) -> list[SlotRecord | None]:
 def test_whatever_is_open_fits(row: list[SlotRecord | None], budget: int) -> None:
     states = SlotStates.from_records([row])
     spent = sum(price(s, r.blueprint, r.style) for s, r in enumerate(row) if r is not None)
+    BODIES.prune(torch.ones(1, len(WIDTHS), dtype=torch.bool))
+    BODIES.germinate(holds_seed(states), states.blueprint)
     assert int(PRICES.spent(states)) == spent
     full = compute_batch_masks(states, None, RULES, "cnn")
     masks = Limited(Static(), PRICES, budget).limited(states, full)
@@ -123,13 +129,13 @@ def test_a_budget_below_the_smallest_seed_is_refused() -> None:
         UserError, match=r"budget is 8 parameters and the smallest seed .* has 9; give a budget of"
     ):
         Limited(Static(), PRICES, 8)
-    only_lora = RowPrices.of(HOST, torch.device("cpu"), ["CONV_LIGHT"])
     with pytest.raises(UserError, match="has 152"):
-        Limited(Static(), only_lora, 100)
+        Limited(Static(), Prices(BODIES, ["CONV_LIGHT"]), 100)
 
 
 def test_actions_pass_through() -> None:
     states = SlotStates.empty(1, 2)
+    BODIES.prune(torch.ones(1, 2, dtype=torch.bool))
     limited = Limited(Static(), PRICES, 100)
     limited.begin(Scene(torch.zeros(1, dtype=torch.long), 2, 0, torch.device("cpu")))
     masks = compute_batch_masks(states, None, RULES, "cnn")

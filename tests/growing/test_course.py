@@ -61,10 +61,8 @@ def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller:
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
     engine = settings.pop("engine")
     val = models.table(30, seed=1) if make is deeper else models.images(30, seed=1)
-    request = Request(
-        model, train, val, StopRequest(), None, controller, EPOCHS, engine=engine, given=settings
-    )
-    return Course(prepare(request)[0])
+    request = Request(model, train, val, None, controller, EPOCHS, engine=engine, given=settings)
+    return Course(prepare(request))
 
 
 def bits(grown: Grown) -> dict[str, Tensor]:
@@ -90,7 +88,7 @@ def test_it_goes_on_to_the_same_bits_from_every_epoch(
     with own_randomness(5, CPU):
         whole = begun(make, controller())
         whole.run(stop, lambda _: saved.append({n: v.clone() for n, v in whole.state_dict().items()}))
-        wanted = bits(whole.finish("", ""))
+        wanted = bits(whole.finish())
     assert wanted["record.germinated"].any() or name == "tamiyo"
     for epoch in (1, 4, len(saved)):
         with own_randomness(5, CPU):
@@ -98,7 +96,7 @@ def test_it_goes_on_to_the_same_bits_from_every_epoch(
             again.load_state_dict(saved[epoch - 1])
             assert again.epochs_done == epoch
             again.run(stop, lambda _: None)
-            found = bits(again.finish("", ""))
+            found = bits(again.finish())
         assert set(found) == set(wanted)
         different = [n for n in wanted if not torch.equal(found[n].nan_to_num(7), wanted[n].nan_to_num(7))]
         assert not different, f"after epoch {epoch}: {different}"

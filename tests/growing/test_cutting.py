@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.budget import RowPrices
+from esper.growing.budget import Prices
 from esper.growing.cutting import cut
 from esper.lifecycle.actions import Blueprint
+from esper.population.config import PopulationConfig
+from esper.population.population import Population
 from tests.growing import models
 
 
@@ -145,8 +147,8 @@ def test_attention_to_the_past_is_offered_only_where_the_model_is_causal() -> No
     assert cut(models.LanguageModel(), tokens).causal
     encoder = cut(Encoder(), tokens)
     assert not encoder.causal
-    cpu = torch.device("cpu")
-    offered = RowPrices.of(encoder.host, cpu, None, encoder.causal).choosable[0]
+    bodies = Population(lambda: encoder.host, PopulationConfig(), torch.arange(1))
+    offered = Prices(bodies, None, encoder.causal).choosable[0]
     assert not offered[[Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION]].any()
     assert offered[Blueprint.MLP]
-    assert RowPrices.of(encoder.host, cpu, ["ATTENTION"], False).choosable[0, Blueprint.ATTENTION]
+    assert Prices(bodies, ["ATTENTION"], False).choosable[0, Blueprint.ATTENTION]

@@ -37,7 +37,7 @@ RANDOM_WORTH = (2.0, 3.0)  # mean and spread of what a random seed is worth, poi
 PAUSE = 2  # steps between the moment a story may begin and the moment it does
 
 
-MadeUpDecision = tuple[Actions, Tensor]  # of every member, and what a seed that it plants is worth, [N, S] points
+MadeUpDecision = tuple[Actions, Tensor]  # and what a seed that is planted is worth, [N, S] points
 
 
 @dataclass

@@ -80,20 +80,19 @@ def grow(
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
-        compared = (baseline, control)
-        request = Request(
-            model, train, val, stop, slots, controller, epochs, budget, engine, step, *compared, settings
-        )
+        asked = (slots, controller, epochs, budget, engine, step, baseline, control)
+        request = Request(model, train, val, *asked, settings, stop)
         with own_randomness(request.settings.seed, request.device):
             arms = Arms(request, prepare)
             if out is None:
                 return arms.grown()
-            with folder_of(request, arms, Path(out), resume) as folder:
-                return arms.grown(folder)
+            kept = folder_of(request, arms, Path(out), resume)
+            with kept.folder:
+                return arms.grown(kept)
 
 
-def prepare(request: Request) -> tuple[Prepared, str, str]:
-    """The model made ready, by which engine, and why by that one."""
+def prepare(request: Request) -> Prepared:
+    """The model made ready, by the engine that was asked for or suits it."""
     engine, given = request.engine, request.given
     reason = why_live(request) if engine == "auto" else "it was asked for"
     if engine != "live" and (engine == "rows" or reason is None):
@@ -101,15 +100,15 @@ def prepare(request: Request) -> tuple[Prepared, str, str]:
         if refused or request.step is not None:
             raise UserError(f"{(refused or ['step'])[0]} is for the live engine; give engine='live'")
         try:
-            return prepare_rows(request), "rows", "a small model with data in memory"
+            return prepare_rows(request)
         except CannotRun as error:
             if engine == "rows" or request.settings.members > 1:
                 raise
             reason = str(error)
-    prepared = prepare_live(request)
+    prepared = prepare_live(request, str(reason))
     if request.settings.progress:
         print(f"esper grows it with the live engine: {reason}")
-    return prepared, "live", str(reason)
+    return prepared
 
 
 def _tell_of_the_end() -> None:

@@ -19,7 +19,7 @@ from esper.growing.wider import Wider
 from esper.simic.costs import TRAINING_PASSES
 from esper.telemetry.schema import Growth
 
-Prepare = Callable[[Request], tuple[Prepared, str, str]]  # → the model made ready, by which engine, and why
+Prepare = Callable[[Request], Prepared]
 
 
 class Arms:
@@ -29,7 +29,7 @@ class Arms:
         self.request, self._prepare = request, prepare
         self._randomness = Randomness(request.device, (request.train, request.val))
         self._start = self._randomness.state_dict()
-        self.prepared, self.engine, self.reason = prepare(request)
+        self.prepared = prepare(request)
         self._wider = self._can_be_wider() if request.control else None
 
     def grown(self, folder: GrowFolder | None = None) -> Grown:
@@ -71,18 +71,17 @@ class Arms:
         self, arm: str, model: ModelOrMaker, grown: Grown, folder: GrowFolder | None
     ) -> Grown | None:
         """A model that never grows, at the training FLOPs of what has grown; None if it was broken off."""
-        once, _, _ = self._ready(model, 1)
+        once = self._ready(model, 1)
         samples = self.prepared.environment.samples_trained
         epoch = TRAINING_PASSES * samples * once.environment.costs.host
         epochs = max(1, round(float(grown.record.flops.mean()) / epoch))
-        prepared, _, _ = self._ready(model, epochs)
-        run = self._lived(arm, prepared, folder)
+        run = self._lived(arm, self._ready(model, epochs), folder)
         return None if run.record.num_steps < epochs else run
 
-    def _ready(self, model: ModelOrMaker, epochs: int) -> tuple[Prepared, str, str]:
+    def _ready(self, model: ModelOrMaker, epochs: int) -> Prepared:
         """A model that never grows, with the randomness that the growth began with."""
         self._randomness.load_state_dict(self._start)
-        return self._prepare(self.request.ungrown(model, epochs, self.engine))
+        return self._prepare(self.request.ungrown(model, epochs, self.prepared.engine))
 
     def _lived(self, arm: str, prepared: Prepared, folder: GrowFolder | None) -> Grown:
         course = Course(prepared)
@@ -99,22 +98,25 @@ class Arms:
                     folder.keep(arm, course)
 
             course.run(self.request.stop, after)
-        return course.finish(self.engine, self.reason)
+        return course.finish()
 
 
 def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFolder:
     """The folder for these arms, with all that was asked for in its config.yaml."""
-    model, environment = described(request.model), arms.prepared.environment
+    model, prepared = described(request.model), arms.prepared
     config = {
         "task": model,
-        "model": {"parameters": environment.host_parameters, "slots": list(arms.prepared.slot_names)},
+        "model": {
+            "parameters": prepared.environment.host_parameters,
+            "slots": list(prepared.slot_names),
+        },
         "train": about_data(request.train),
         "val": about_data(request.val),
         "slots": described(request.slots),
-        "controller": arms.prepared.decides,
+        "controller": prepared.decides,
         "epochs": request.epochs,
         "budget": request.budget,
-        "engine": arms.engine,
+        "engine": prepared.engine,
         "step": described(request.step),
         "baseline": request.baseline,
         "control": request.control,
@@ -123,10 +125,10 @@ def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFold
     }
     growth = Growth(
         model=model,
-        controller=arms.prepared.decides,
-        engine=arms.engine,
-        reason=arms.reason,
-        score_name=arms.prepared.score_name,
+        controller=prepared.decides,
+        engine=prepared.engine,
+        reason=prepared.reason,
+        score_name=prepared.score_name,
         epochs=request.epochs,
         finished=False,
         curves=(),

@@ -112,13 +112,6 @@ def ran_dry(name: str) -> UserError:
     )
 
 
-def no_gradient() -> UserError:
-    """What to tell of a loss that nothing can learn from."""
-    return UserError(
-        "the loss depends on no weight that is trained; compute it from the model's outputs, without detach()"
-    )
-
-
 def read_until(stop: Callable[[], bool], loader: Iterable[Any]) -> Iterator[Any]:
     """The batches of a loader. Where `stop` says so, a loader that breaks has come to its end: Ctrl-C ends
     its worker processes as well.
@@ -138,15 +131,20 @@ def length_of(loader: Iterable[Any]) -> int:
         return 0
 
 
+def over_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A batch of the same structure with every tensor in it changed."""
+    if isinstance(batch, Tensor):
+        return change(batch)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: over_tensors(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple | list):
+        return type(batch)(over_tensors(value, change) for value in batch)
+    return batch
+
+
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on the device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple | list):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
+    return over_tensors(batch, lambda x: x.to(device, non_blocking=True))
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
@@ -231,7 +229,7 @@ class Judge:
         data = getattr(loader, "dataset", None)
         batch = data.tensors if isinstance(data, TensorDataset) else first
         if self.classes > 1 and isinstance(batch, tuple | list):
-            _check_range(batch[-1], self.classes)
+            check_range(batch[-1][batch[-1] != IGNORED], self.classes)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The score of some samples, one number."""
@@ -333,15 +331,16 @@ def count_targets(targets: Tensor) -> Tensor:
 def check_targets(outputs: Tensor, targets: Tensor) -> int:
     """How many classes the model has, 1 for decimals; classes that it has no output for are refused."""
     axis = None if targets.is_floating_point() else class_axis(outputs, targets)
-    if axis is None or not bool((targets != IGNORED).any()):
+    known = targets[targets != IGNORED]
+    if axis is None or not known.numel():
         return 1
-    _check_range(targets, outputs.shape[axis])
+    check_range(known, outputs.shape[axis])
     return outputs.shape[axis]
 
 
-def _check_range(targets: Tensor, classes: int) -> None:
-    known = targets[targets != IGNORED]
-    low, high = (int(known.min()), int(known.max())) if known.numel() else (0, 0)
+def check_range(targets: Tensor, classes: int) -> None:
+    """Raise a UserError for targets that are no classes of a model with so many outputs."""
+    low, high = (int(targets.min()), int(targets.max())) if targets.numel() else (0, 0)
     if low < 0 or high >= classes:
         raise UserError(
             f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each class "

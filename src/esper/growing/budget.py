@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
 
 from esper.foundation.errors import UserError
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate, selectable_blueprints
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
 from esper.lifecycle.gates import grows_block
-from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.blueprints import gate_parameter_count, parameter_count
-from esper.population.hosts import Host
+from esper.population.population import Population
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
@@ -28,104 +26,55 @@ PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer 
 _NO_LIMIT = 1 << 60
 
 
-class ParameterPrices(Protocol):
-    """What a seed costs in parameters, now."""
+class Prices:
+    """What seeds cost in parameters now, and which may be planted where.
 
-    @property
-    def seeds(self) -> Tensor:
-        """By slot and blueprint.  # [S, blueprints] int64"""
+    In a living model layers and lists may grow, and with them what a seed costs: so nothing is kept.
+    """
 
-    @property
-    def gates(self) -> Tensor:
-        """Of the gate, for the style that has one.  # [S] int64"""
-
-    @property
-    def choosable(self) -> Tensor:
-        """The blueprints that may be planted in each slot.  # [S, blueprints] bool"""
-
-    def spent(self, slots: SlotStates) -> Tensor:
-        """The parameters that growth has added.  # [N]"""
-
-
-@dataclass(frozen=True)
-class RowPrices:
-    """Prices by the formulas of the blueprints, which never change."""
-
-    seeds: Tensor  # [S, blueprints] int64
-    gates: Tensor  # [S] int64
-    choosable: Tensor  # [S, blueprints] bool
-
-    @staticmethod
-    def of(
-        host: Host, device: torch.device, allowed: Sequence[str] | None = None, causal: bool = True
-    ) -> RowPrices:
-        """At the widths of a host's joints.
-
-        allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that look
-        only at the past are not among them.
+    def __init__(
+        self,
+        population: Population | LivePopulation,
+        allowed: Sequence[str] | None = None,
+        causal: bool = False,
+    ):
+        """allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that
+        look only at the past are not among them. Raises a UserError for one that does not fit.
         """
-        choosable = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.bool)
-        seeds = torch.zeros(host.num_slots, len(Blueprint), dtype=torch.long)
-        for b in _allowed_blueprints(host.topology, allowed, causal):
-            choosable[:, b] = True
-            for s, width in enumerate(host.widths):
-                seeds[s, b] = parameter_count(b, host.topology, width, host.spatial_dims)
-        gates = torch.tensor([gate_parameter_count(width) for width in host.widths])
-        return RowPrices(seeds.to(device), gates.to(device), choosable.to(device))
-
-    def spent(self, slots: SlotStates) -> Tensor:
-        """The parameters of all living seeds.  # [N]"""
-        slot = torch.arange(slots.num_slots, device=slots.device)
-        each = self.seeds[slot, slots.blueprint.clamp(min=0)] + has_gate(slots.style) * self.gates
-        return (each * holds_seed(slots)).sum(dim=1)
-
-
-class LivePrices:
-    """Prices in a living model, whose layers and lists may grow, and with them what a seed costs."""
-
-    def __init__(self, live: LivePopulation, allowed: Sequence[str] | None = None):
-        """allowed: blueprints by name; if left out, all that fit and do not look at the past alone."""
-        offered = {b for offer in live.hooks.offers for b in offer.parameters}
-        self._live, self._allowed = live, torch.zeros(len(Blueprint), dtype=torch.bool)
-        self._allowed[_allowed_blueprints(live.hooks.topology, allowed, causal=False, also=offered)] = True
+        topology, fits = population.bodies.host.topology, population.growable()[0].any(dim=0).tolist()
+        fitting = {b.name: b for b in Blueprint if fits[b]}
+        shut = set() if causal or topology != "transformer" else PAST_ONLY
+        names = [b.name for b in fitting.values() if b not in shut] if allowed is None else list(allowed)
+        if not names or not set(names) <= set(fitting):
+            known = ", ".join(fitting)
+            raise UserError(f"blueprints are {names}; in a {topology} allowed are {known}, at least one")
+        self._population = population
+        self._allowed = torch.tensor([b.name in names for b in Blueprint], device=population.device)
 
     @property
     def seeds(self) -> Tensor:
         """By slot and blueprint.  # [S, blueprints] int64"""
-        return self._live.bodies.seed_parameters()
+        return self._population.bodies.seed_parameters().to(self._population.device)
 
     @property
     def gates(self) -> Tensor:
         """Of the gate, for the style that has one.  # [S] int64"""
-        return self._live.bodies.gate_parameters()
+        return self._population.bodies.gate_parameters().to(self._population.device)
 
     @property
     def choosable(self) -> Tensor:
-        """What is allowed and fits each slot now.  # [S, blueprints] bool"""
-        return self._live.growable()[0] & self._allowed
+        """What is allowed and fits each slot now: in models of one's own, the same for all members.
+
+        # [S, blueprints] bool
+        """
+        return self._population.growable()[0] & self._allowed
 
     def spent(self, slots: SlotStates) -> Tensor:
-        """What the model has grown by, seeds included.  # [1]"""
-        return self._live.parameter_counts(slots) - self._live.bodies.host_parameters
+        """The parameters that growth has added, seeds included.  # [N]"""
+        return self._population.parameter_counts(slots) - self._population.bodies.host_parameters
 
 
-def _allowed_blueprints(
-    topology: str, names: Sequence[str] | None, causal: bool, also: Collection[Blueprint] = ()
-) -> list[Blueprint]:
-    fitting = {b.name: b for b in sorted({*selectable_blueprints(topology), *also})}
-    if names is None:
-        shut = set() if causal or topology != "transformer" else PAST_ONLY
-        return [b for b in fitting.values() if b not in shut]
-    unknown = [name for name in names if name not in fitting]
-    if unknown or not names:
-        raise UserError(
-            f"blueprints are {list(names)}; in a {topology} allowed are {', '.join(fitting)}, at least "
-            "one of them"
-        )
-    return [fitting[name] for name in names]
-
-
-def not_taken(controller: Controller, prices: ParameterPrices) -> list[str]:
+def not_taken(controller: Controller, prices: Prices) -> list[str]:
     """The blueprints that a schedule asks for and no slot takes as the model is now, by name."""
     asked = [event.blueprint for event in controller.events] if isinstance(controller, Schedule) else []
     return [b.name for b in dict.fromkeys(asked) if not bool(prices.choosable[:, b].any())]
@@ -139,24 +88,23 @@ class Limited:
     open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
     """
 
-    def __init__(self, controller: Controller, prices: ParameterPrices, budget: int | None = None):
+    def __init__(self, controller: Controller, prices: Prices, budget: int | None = None):
         budget = _NO_LIMIT if budget is None else budget
         cheapest = int(prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT).min())
         if budget < cheapest:
             raise UserError(
                 f"budget is {budget} parameters and the smallest seed that fits this model has "
-                f"{cheapest}; give a "
-                f"budget of at least {cheapest}, or None for no limit"
+                f"{cheapest}; give a budget of at least {cheapest}, or None for no limit"
             )
         missing = not_taken(controller, prices)
         if missing and {event.blueprint.name for event in cast(Schedule, controller).events} == {*missing}:
             raise UserError(f"the schedule asks for {', '.join(missing)}, {self._why_not(prices)}")
         self.remarks = tuple(f"{name} was asked for, {self._why_not(prices)}" for name in missing)
         self.controller, self.prices, self.budget = controller, prices, budget
-        self.looks = controller.looks
+        self.looks = getattr(controller, "looks", True)  # a user's own may say nothing
 
     @staticmethod
-    def _why_not(prices: ParameterPrices) -> str:
+    def _why_not(prices: Prices) -> str:
         taken = [b.name for b in Blueprint if bool(prices.choosable[:, b].any())]
         return (
             "which no slot of this model takes: what is repeated must keep the shape of its input, and new "

@@ -26,13 +26,12 @@ from torch.optim import Optimizer
 
 from esper.foundation.errors import UserError
 from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
-from esper.growing.batches import UserStep, loaders_of
-from esper.growing.budget import Limited, LivePrices
-from esper.growing.controllers import default_controller, make_controller
+from esper.growing.batches import UserStep
 from esper.growing.hidden_seeds import hide_seeds
-from esper.growing.live_environment import LiveEnvironment, LiveModel
+from esper.growing.live_engine import LiveGrowth
 from esper.growing.live_optimiser import checked_optimiser
-from esper.growing.randomness import Randomness, own_randomness
+from esper.growing.randomness import own_randomness
+from esper.growing.request import Request
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
@@ -69,25 +68,18 @@ class Grower:
     ):
         checked_optimiser("optimiser is", optimiser)
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS))
-        cpu = torch.device("cpu")
-        device = next((p.device for p in model.parameters()), cpu)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self._seed, self._device = model, chosen.seed, device
+        request = Request(model, train, val, slots, controller, epochs, budget, step=step)
         with own_randomness(chosen.seed, device):
-            loaders = loaders_of(train, val, chosen)
-            live = LiveModel(model, loaders, chosen, device, slots, step)
-            if controller is None:
-                controller = default_controller(live.hooks, budget, chosen.blueprints)
-            decider = make_controller(controller, chosen.rules(epochs).gates, cpu)
-            self._environment = LiveEnvironment(live, epochs, optimiser)
-            self._environment.reset(0, looks=getattr(decider, "looks", True))
-        self.slot_names = tuple(place.name for place in live.places)
-        prices = LivePrices(self._environment.bodies, chosen.blueprints)
-        self._controller = Limited(decider, prices, budget)
-        world = self._environment
-        self._scene = Scene(world.members, len(live.places), chosen.seed, cpu, batches=world.batches)
+            growth = LiveGrowth.of(request, chosen, model, device, optimiser)
+            self._environment = world = growth.environment
+            world.reset(0, looks=growth.controller.looks)
+        self.slot_names = tuple(place.name for place in growth.live.places)
+        self._controller, self._randomness = growth.controller, growth.randomness
+        self._scene = Scene(world.members, world.num_slots, chosen.seed, world.device, batches=world.batches)
         self._controller.begin(self._scene)
-        self._ending = Ending(self._environment)
-        self._randomness = Randomness(device, loaders)
+        self._ending = Ending(world)
         self._handles = hide_seeds(optimiser, lambda: {id(p) for p in self.seed_parameters})
         self._shown: list[dict[str, Tensor]] = []  # to the controller, decision by decision
         self._decide()

@@ -18,33 +18,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass
-from enum import Enum
 from io import StringIO
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
-from esper.growing.units import CONVOLUTIONS, dense, passing, positions_without, units_in
+from esper.growing.units import CONVOLUTIONS, Role, dense, passing, positions_without, units_in
 
 Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
 
 
 class CannotWiden(Exception):
     """Why the units of a layer cannot be added to."""
-
-
-class Role(Enum):
-    """What a layer has to do with units, in the order in which hooks are attached.
-
-    Readers and passers go first, so that makers add to their outputs.
-    """
-
-    READER = "reads them"
-    PASSER = "passes them on"
-    MAKER = "makes them"
-    COUNTER = "counts them, and has no weights for them"
 
 
 @dataclass(frozen=True)
@@ -101,13 +87,12 @@ def find_parts(model: nn.Module, given: Sequence[Part], run: Run) -> list[Part]:
         return x.index_select(axis, positions_without(where, x.shape[axis]))
 
     def leaves(layer: nn.Module, output: Tensor) -> Tensor | None:
-        part = found.get(layer)
-        if part is not None and part.role is Role.PASSER:
-            return spread(output, nan_units(output, part.axis, part.more), part.axis, part.where)
-        if layer in makers:
-            own = makers[layer]
-            return spread(output, nan_units(output, own.axis, own.more), own.axis, own.where)
-        return None
+        part = makers.get(layer) or found.get(layer)
+        if part is None or part.role is Role.READER:
+            return None
+        shape = list(output.shape)
+        shape[part.axis] = part.more
+        return spread(output, output.new_full(shape, torch.nan), part.axis, part.where)
 
     with ExitStack() as stack:
         for part in given:
@@ -181,20 +166,17 @@ class Reach:
             leaves[layer] = (torch.rand_like(output) + 0.5).requires_grad_(True)
             return leaves[layer].clone()
 
-        handles: list[RemovableHandle] = []
-        for layer in self.model.modules():
-            if dense(layer) is not None:
-                handles.append(layer.register_forward_pre_hook(enters))
-                handles.append(layer.register_forward_hook(leaves_with))
-            elif passing(layer) is not None and not isinstance(layer, CONVOLUTIONS):
-                handles.append(layer.register_forward_hook(passes))
         try:
-            self.run()
+            with ExitStack() as hooks:
+                for layer in self.model.modules():
+                    if dense(layer) is not None:
+                        hooks.enter_context(layer.register_forward_pre_hook(enters))
+                        hooks.enter_context(layer.register_forward_hook(leaves_with))
+                    elif passing(layer) is not None and not isinstance(layer, CONVOLUTIONS):
+                        hooks.enter_context(layer.register_forward_hook(passes))
+                self.run()
         except Exception:  # a model whose way depends on values
             return {}
-        finally:
-            for handle in handles:
-                handle.remove()
         return _arrivals(leaves, {layer: x for layer, x in read.items() if x.requires_grad})
 
 
@@ -231,13 +213,6 @@ def spread(old: Tensor, new: Tensor, axis: int, where: Tensor | None) -> Tensor:
     return torch.cat([old, new], axis).index_select(axis, order)
 
 
-def nan_units(like: Tensor, axis: int, units: int) -> Tensor:
-    """NaN in the shape of an activation with so many units."""
-    shape = list(like.shape)
-    shape[axis] = units
-    return like.new_full(shape, torch.nan)
-
-
 def _axis(layer: nn.Module) -> int:
     kind = dense(layer) or passing(layer)
     assert kind is not None
@@ -266,7 +241,6 @@ def _watched(
 
     enters(layer, x, marked [units]) and leaves(layer, output) give another tensor, or None for the same.
     """
-    handles: list[RemovableHandle] = []
 
     def before(layer: nn.Module, inputs: Any) -> Any:
         if not inputs or not isinstance(inputs[0], Tensor):
@@ -280,21 +254,14 @@ def _watched(
         return leaves(layer, output)
 
     def refuse(layer: nn.Module, inputs: Any) -> None:
-        if any(bool(x.isnan().any()) for x in _floats(inputs)):
+        if any(isinstance(x, Tensor) and bool(x.isnan().any()) for x in inputs):
             raise CannotWiden(f"{type(layer).__name__} takes no more units")
 
-    try:
+    with ExitStack() as hooks:
         for layer in model.modules():
             if dense(layer) is not None or passing(layer) is not None:
-                handles.append(layer.register_forward_pre_hook(before))
-                handles.append(layer.register_forward_hook(after))
+                hooks.enter_context(layer.register_forward_pre_hook(before))
+                hooks.enter_context(layer.register_forward_hook(after))
             elif layer._parameters:
-                handles.append(layer.register_forward_pre_hook(refuse))
+                hooks.enter_context(layer.register_forward_pre_hook(refuse))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _floats(values: Iterable[Any]) -> list[Tensor]:
-    return [x for x in values if isinstance(x, Tensor) and x.is_floating_point()]

@@ -31,6 +31,8 @@ class Prepared:
     """A model that is ready to grow."""
 
     environment: GrowthEnvironment
+    engine: str
+    reason: str  # why that engine
     controller: Controller
     decides: str  # the controller's name
     randomness: Randomness
@@ -71,7 +73,7 @@ class Course:
         """What happened so far; at least one epoch must be over."""
         return self.episode.record()
 
-    def finish(self, engine: str, reason: str) -> Grown:
+    def finish(self) -> Grown:
         """Decide every seed, and hand out what has grown; raises a UserError where nothing was learned."""
         if bool(self.record().panicked.all()):
             raise UserError(
@@ -92,8 +94,8 @@ class Course:
             asked=self.environment.steps,
             folded=prepared.folded(),
             widened=prepared.widened(),
-            engine=engine,
-            reason=reason,
+            engine=prepared.engine,
+            reason=prepared.reason,
             remarks=prepared.remarks,
         )
 

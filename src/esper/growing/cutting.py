@@ -21,6 +21,7 @@ from esper.foundation.errors import UserError
 from esper.growing.joints import Joint, Joints
 from esper.growing.places import expanded
 from esper.growing.tracing import Traced, observe, trace
+from esper.growing.undoing import at_rest
 from esper.population.hosts import Host
 
 
@@ -34,12 +35,6 @@ class Cut:
     host: Host
     keys: tuple[dict[str, str], ...]  # of every segment and the head: its tensor names → the model's
     causal: bool  # whether every joint hears only earlier positions of its input
-
-    @torch.no_grad()
-    def outputs(self, inputs: Tensor) -> Tensor:
-        """What the model gave before it was trained.  # [B, *input_shape] → [B, ...]"""
-        result: Tensor = copy.deepcopy(self.original).eval()(inputs)
-        return result
 
     @property
     def slot_names(self) -> tuple[str, ...]:
@@ -91,7 +86,6 @@ def cut(
     return Cut(copy.deepcopy(model).to("cpu"), traced.module, tuple(joints), host, keys, causal)
 
 
-@torch.no_grad()
 def hears_the_past_alone(host: Host, sample: Tensor) -> bool:
     """Whether a change of the last position of the input leaves all earlier ones of every joint as they were.
 
@@ -103,14 +97,12 @@ def hears_the_past_alone(host: Host, sample: Tensor) -> bool:
     last = sample[:, -1]
     token = torch.where(last == values[0], values[-1], values[0])
     other[:, -1] = last + 1 if sample.is_floating_point() else token
-    was_training = host.training
-    host.eval()
-    past = True
-    for segment in host.segments:
-        sample, other = segment(sample), segment(other)
-        past = past and sample.shape[1] == time and torch.allclose(sample[:, :-1], other[:, :-1], atol=1e-5)
-    host.train(was_training)
-    return past
+    with at_rest(host):
+        for segment in host.segments:
+            sample, other = segment(sample), segment(other)
+            if sample.shape[1] != time or not torch.allclose(sample[:, :-1], other[:, :-1], atol=1e-5):
+                return False
+    return True
 
 
 def _freeze(model: nn.Module) -> nn.Module:
@@ -138,9 +130,8 @@ def _segments(traced: Traced, joints: Sequence[Joint]) -> list[nn.Module]:
     (result,) = traced.nodes[-1].args
     if not isinstance(result, fx.Node):
         raise UserError(
-            f"{type(traced.module).__name__} returns a {type(result).__name__}; it must return one "
-            "tensor: wrap "
-            "it in a module that returns the logits alone"
+            f"{type(traced.module).__name__} returns a {type(result).__name__}; it must return one tensor: "
+            "wrap it in a module that returns the logits alone"
         )
     ends = [joint.node for joint in joints] + [result]
     places = [nodes.index(end) for end in ends]

@@ -1,4 +1,4 @@
-"""Taking a plain model elsewhere: an archive of torch.export, or ONNX."""
+"""Taking a plain model elsewhere: an archive of torch.export, ONNX, or tensors with a description."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
+from esper.telemetry.files import write_atomically
+from esper.telemetry.schema import SavedNetwork, to_json
 
 BATCH = "batch"
 
@@ -44,6 +47,14 @@ def save_onnx(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | 
             "'esper-lite[onnx]'"
         ) from error
     return Path(path)
+
+
+def save_network(folder: Path, model: nn.Module, network: SavedNetwork, described: str) -> None:
+    """Write the tensors of a model, what is known of it, and the same for people as Markdown."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    write_atomically(folder / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
+    write_atomically(folder / "network.md", described.encode())
+    write_atomically(folder / "network.json", to_json(network).encode() + b"\n")
 
 
 def _inputs_of(sample: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -10,19 +10,18 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
 import yaml
-from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from esper.foundation.config_files import parse_yaml
-from esper.foundation.errors import UserError
+from esper.foundation.errors import UserError, one_line
 from esper.foundation.statistics import mean_interval
 from esper.growing.course import Course, Prepared
-from esper.growing.exporting import save_archive
+from esper.growing.exporting import save_archive, save_network
 from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
 from esper.simic.episode_record import EpisodeRecord
@@ -30,9 +29,8 @@ from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
 from esper.telemetry.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from esper.telemetry.files import write_atomically
 from esper.telemetry.run_folder import CALL, RunFolder
-from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot, to_json
+from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
@@ -42,7 +40,7 @@ _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has
 
 
 class GrowFolder:
-    """The folder of one growth. Make one with `begin`."""
+    """What one growth leaves in its `folder`, which is the caller's to close. Make one with `begin`."""
 
     def __init__(self, folder: RunFolder, growth: Growth):
         self.folder, self.growth = folder, growth
@@ -119,20 +117,12 @@ class GrowFolder:
             verdicts=grown.verdicts(),
         )
         self.folder.write(growth)
-        _save_network(self.folder.path, grown, self.growth, prepared.example)
+        reason = _exported(grown.model, prepared.example, self.folder.path / "network.pt2")
+        network = _saved(grown, self.growth)
+        save_network(self.folder.path, grown.model, network, _described(grown, reason))
         from esper.telemetry.report import write_report  # its pictures need matplotlib
 
         write_report(self.folder)
-
-    def close(self) -> None:
-        """Let another process write here."""
-        self.folder.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _checkpoint(self, arm: str) -> Path:
         return self.folder.checkpoints_path / f"{arm}.safetensors"
@@ -224,15 +214,6 @@ def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
             )
 
 
-def _save_network(path: Path, grown: Grown, growth: Growth, example: Sequence[Any]) -> None:
-    """The best member, for torch and for people."""
-    tensors = {name: tensor.contiguous().clone() for name, tensor in grown.model.state_dict().items()}
-    write_atomically(path / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
-    exported = _exported(grown.model, example, path / "network.pt2")
-    write_atomically(path / "network.md", _described(grown, exported).encode())
-    write_atomically(path / "network.json", to_json(_saved(grown, growth)).encode() + b"\n")
-
-
 def _exported(model: nn.Module, example: Sequence[Any], path: Path) -> str | None:
     """Write the torch.export archive; the reason where the model cannot be exported."""
     if not example:
@@ -240,7 +221,7 @@ def _exported(model: nn.Module, example: Sequence[Any], path: Path) -> str | Non
     try:
         save_archive(model, example, path)
     except Exception as error:  # whatever torch.export says about a stranger's model
-        return (str(error).strip().splitlines() or [type(error).__name__])[0]
+        return one_line(error)
     return None
 
 
@@ -250,24 +231,9 @@ def _described(grown: Grown, reason: str | None) -> str:
         if reason is None
         else f"# there is no network.pt2: {reason}"
     )
-    return "\n".join(
-        [
-            "# A grown network",
-            "",
-            grown.report(),
-            "",
-            "```python",
-            "import torch",
-            load,
-            'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict',
-            "```",
-            "",
-            "```",
-            str(grown.model),
-            "```",
-            "",
-        ]
-    )
+    tensors = 'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict'
+    python = f"```python\nimport torch\n{load}\n{tensors}\n```"
+    return f"# A grown network\n\n{grown.report()}\n\n{python}\n\n```\n{grown.model}\n```\n"
 
 
 def _saved(grown: Grown, growth: Growth) -> SavedNetwork:

@@ -6,8 +6,8 @@ the model is run on two samples, and the outputs must be those that they should 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growing.batches import Judge, samples_in
-from esper.growing.coupling import CannotWiden, Part, Reach, Role, find_parts, new_to_new
+from esper.growing.batches import Judge, over_tensors, samples_in
+from esper.growing.coupling import CannotWiden, Part, Reach, find_parts, new_to_new
 from esper.growing.heads import Units, heads_in
 from esper.growing.places import Place, tensor_of
 from esper.growing.repeating import Repeat, Span, find_span, insert, touched_by
-from esper.growing.undoing import undone
-from esper.growing.units import dense, units_out
+from esper.growing.undoing import at_rest, undone
+from esper.growing.units import Role, dense, units_out
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blueprint
 
@@ -110,12 +110,10 @@ class _Look:
             self.shapes[module] = (given[0].shape if given else None, shape)
             self.order.append(module)
 
-        handles = [m.register_forward_hook(ends, with_kwargs=True) for m in self.model.modules()]
-        try:
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                hooks.enter_context(module.register_forward_hook(ends, with_kwargs=True))
             result, flops, by_name = self._counted()
-        finally:
-            for handle in handles:
-                handle.remove()
         root = type(self.model).__name__
         for name, module in self.model.named_modules():
             self.costs[module] = by_name.get(f"{root}.{name}", 0.0)
@@ -136,26 +134,24 @@ class _Look:
         """What can grow behind module k."""
         if self.order.count(self.modules[k]) != 1:
             return Offer()
-        span, price, cost = self._repetition(k)
-        offer = self._widening(k)
+        span, offer = self._repetition(k), self._widening(k)
         if span is None:
             return offer
+        price = sum(p.numel() for block in span.blocks for p in block.parameters())
+        cost = sum(self.costs[block] for block in span.blocks)
         parameters = {**offer.parameters, Blueprint.CLONE: price}
         return replace(offer, span=span, parameters=parameters, flops={**offer.flops, Blueprint.CLONE: cost})
 
     # ---- repeating -------------------------------------------------------------------------------------
 
-    def _repetition(self, k: int) -> tuple[Span | None, int, float]:
+    def _repetition(self, k: int) -> Span | None:
         span = find_span(self.model, self.modules[k], self.shapes)
         if span is None:
-            return None, 0, 0.0
+            return None
         if span.container not in self.inserts:
             self.inserts[span.container] = self._tried(span)
         counted = self.inserts[span.container]
-        if counted is None:
-            return None, 0, 0.0
-        price = sum(p.numel() for block in span.blocks for p in block.parameters())
-        return replace(span, counted=counted), price, sum(self.costs[block] for block in span.blocks)
+        return None if counted is None else replace(span, counted=counted)
 
     def _tried(self, span: Span) -> bool | None:
         """Whether counts must follow where one more entry is put into a list; None where it does not work."""
@@ -167,13 +163,11 @@ class _Look:
             said = h + seed.output(h, inputs, named)
             return (said, *output[1:]) if isinstance(output, tuple) else said
 
-        handle = span.blocks[-1].register_forward_hook(hears, with_kwargs=True)
         try:
-            wanted = self.ground.run()
+            with span.blocks[-1].register_forward_hook(hears, with_kwargs=True):
+                wanted = self.ground.run()
         except Exception:  # a block that cannot be called again like this
             return None
-        finally:
-            handle.remove()
         for counted in (False, True):
             tried = replace(span, counted=counted)
             try:
@@ -245,12 +239,12 @@ class _Look:
             for k, m in enumerate(self.modules)
         ]
         try:
-            result, flops, _ = self._counted()
+            with ExitStack() as hooks:
+                for handle in handles:
+                    hooks.enter_context(handle)
+                result, flops, _ = self._counted()
         except Exception:  # a model that takes no more units after all
             return None
-        finally:
-            for handle in handles:
-                handle.remove()
         if not self._same(result, self.clean):
             return None
         size, inner = sum(p.numel() for p in seed.parameters()), new_to_new(parts, parts)
@@ -302,27 +296,5 @@ def _shared_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 def few_samples(batch: Any) -> Any:
     """The first samples of a batch of any structure."""
-    return _first(batch, samples_in(batch))
-
-
-def _first(batch: Any, samples: int) -> Any:
-    if isinstance(batch, Tensor):
-        return batch[:SAMPLES] if batch.ndim and len(batch) == samples else batch
-    if isinstance(batch, Mapping):
-        return type(batch)({key: _first(value, samples) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple | list):
-        return type(batch)(_first(value, samples) for value in batch)
-    return batch
-
-
-@contextmanager
-def at_rest(model: nn.Module) -> Iterator[None]:
-    """Without gradients, and with every module as in use; modes go back to what they were."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    samples = samples_in(batch)
+    return over_tensors(batch, lambda x: x[:SAMPLES] if x.ndim and len(x) == samples else x)

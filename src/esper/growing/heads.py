@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from esper.growing.coupling import Part, Role, makers_of
-from esper.growing.units import units_out
+from esper.growing.coupling import Part, makers_of
+from esper.growing.units import Role, units_out
 
 SIZES = ("head_dim", "head_size", "attention_head_size", "dim_head", "dim_per_head", "d_head")
 COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.places import NORMS, Place, sequence_topology, spread, usual_kind
+from esper.growing.places import Place, block_ends, check_one_kind, sequence_topology, spread, usual_kind
 from esper.growing.tracing import ADVICE, Traced
 
 _RESHAPING_LAYERS = (nn.Flatten, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)
@@ -79,38 +79,18 @@ class Joints:
 
     def found(self) -> list[Joint]:
         """Joints at the ends of blocks: the last one before each further layer with weights."""
-        chosen: list[Joint] = []
-        candidate: Joint | None = None
-        weighted = opaque = False
-        for node in self.nodes:
-            heavy, layer = self._layer(node)
-            ends = heavy and not isinstance(layer, nn.Embedding)
-            ends = ends or self._reshapes(node, layer) or (opaque and isinstance(layer, NORMS))
-            if ends and weighted and candidate is not None:
-                chosen.append(candidate)
-                candidate, weighted = None, False
-            weighted = weighted or heavy
-            if heavy:
-                opaque = layer is not None and not type(layer).__module__.startswith("torch.nn")
-            candidate = self.joint(node) or candidate
-        favourite = self._favourite(chosen)
-        return spread([joint for joint in chosen if joint.topology == favourite])
-
-    def _favourite(self, chosen: Sequence[Joint]) -> str:
-        """The kind of most joints."""
+        layers = [(node, self._layer(node)) for node in self.nodes]
+        chosen = block_ends((layer, self._reshapes(node, layer), self.joint(node)) for node, layer in layers)
         if not chosen:
             raise UserError(
                 f"{self.kind} has no place for a slot between two of its layers; {ADVICE}, and at least two "
                 "of them"
             )
-        return self.topology or usual_kind(chosen)
+        favourite = self.topology or usual_kind(chosen)
+        return spread([joint for joint in chosen if joint.topology == favourite])
 
-    def _layer(self, node: fx.Node) -> tuple[bool, nn.Module | None]:
-        """Whether a node has weights beyond those of a norm, and its layer."""
-        if node.op != "call_module":
-            return False, None
-        layer = self.traced.module.get_submodule(str(node.target))
-        return any(True for _ in layer.parameters()) and not isinstance(layer, NORMS), layer
+    def _layer(self, node: fx.Node) -> nn.Module | None:
+        return self.traced.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _reshapes(self, node: fx.Node, layer: nn.Module | None) -> bool:
         return isinstance(layer, _RESHAPING_LAYERS) or (
@@ -120,14 +100,7 @@ class Joints:
     def named(self, names: Sequence[str]) -> list[Joint]:
         """The joints after the modules of these names, in the order of the forward pass."""
         joints = [self._named(name) for name in names]
-        kinds = {joint.topology for joint in joints}
-        if len(kinds) > 1:
-            shapes = ", ".join(f"{j.name} {list(j.shape)}" for j in joints)
-            raise UserError(
-                f"the slots of {self.kind} are of different kinds ({shapes}); choose slots whose "
-                "activations all "
-                "have the same number of axes"
-            )
+        check_one_kind(joints, self.kind)
         return sorted(joints, key=lambda joint: self._place[joint.node])
 
     def _named(self, name: str) -> Joint:
@@ -151,14 +124,12 @@ class Joints:
             return (
                 f"{self.kind} cannot be cut after {name!r}: {', '.join(others[:3])} "
                 f"{'goes' if len(others) == 1 else 'go'} past it (a skip connection); put the slot after "
-                "the block "
-                "that joins them"
+                "the block that joins them"
             )
         given = f"shape {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         return (
             f"{self.kind} cannot have a slot after {name!r}, which gives {given}; a slot needs one float "
-            "tensor "
-            "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
+            "tensor [batch, features], [batch, time, features] or [batch, channels, *spatial]"
         )
 
 

@@ -8,22 +8,22 @@ are those of every other growth.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import Judge, autocast, length_of, no_gradient, ran_dry, read_until, to_device
-from esper.growing.live_bodies import LiveBodies, trained
-from esper.growing.live_hooks import Hooks
+from esper.foundation.errors import UserError
+from esper.growing.batches import autocast, length_of, ran_dry, read_until, to_device
 from esper.growing.live_optimiser import LiveOptimiser
 from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
+from esper.growing.places import trained
 from esper.growing.rates import Rates
-from esper.growing.settings import GrowSettings
 from esper.growing.tally import Evaluation, Tally
+from esper.growing.undoing import at_rest
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style, has_gate
 from esper.lifecycle.gates import blueprint_table
@@ -36,6 +36,9 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import Objective, accuracy, cross_entropy
 from esper.simic.deciding import BlockScores
 
+if TYPE_CHECKING:
+    from esper.growing.live_environment import LiveModel
+
 _DRAW = 0x7FFFFFFF
 
 
@@ -45,28 +48,20 @@ class LivePopulation:
     num_members = 1
     device = torch.device("cpu")  # of what it says about itself, wherever the model is
 
-    def __init__(
-        self,
-        model: nn.Module,
-        hooks: Hooks,
-        loaders: tuple[Iterable[Any], Iterable[Any]],
-        judge: Judge,
-        settings: GrowSettings,
-        device: torch.device,
-        optimiser: torch.optim.Optimizer | None = None,
-    ):
-        self.model, self.judge, self.settings, self.place = model, judge, settings, device
-        self.train_loader, self.val_loader = loaders
+    def __init__(self, live: LiveModel, optimiser: torch.optim.Optimizer | None = None):
+        """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
+        settings = live.settings
+        self.model, self.judge, self.settings, self.place = live.model, live.judge, settings, live.device
+        self.train_loader, self.val_loader = live.loaders
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
         )
-        self.hooks = hooks
-        self.bodies = LiveBodies(model, hooks)
-        self.num_slots = len(hooks.slots)
+        self.hooks = self.bodies = live.hooks  # which tell of sizes, as the bodies of rows do
+        self.num_slots = len(live.hooks.slots)
         self.objective = Objective(cross_entropy, accuracy)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
-        self.optimiser = LiveOptimiser(model, settings, self.config, optimiser)
+        self.optimiser = LiveOptimiser(live.model, settings, self.config, optimiser)
         self.rates = Rates(settings.make_scheduler, self.config, self.optimiser.peak)
         self.batches = length_of(self.train_loader)
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
@@ -256,7 +251,10 @@ class LivePopulation:
         if judged.loss.requires_grad:
             (judged.loss / self.settings.accumulate).backward()
         elif self.optimiser.host:  # a frozen model that hears no seed has nothing to learn
-            raise no_gradient()
+            raise UserError(
+                "the loss depends on no weight that is trained; compute it from the model's outputs, without "
+                "detach()"
+            )
         return judged
 
     def _train_alone(self, slot: LiveSlot, batch: Any) -> Tensor:
@@ -336,17 +334,12 @@ class LivePopulation:
                 raise
             return self._evaluated(blocks)  # Ctrl-C ended the workers of the loader: read it anew
 
-    @torch.no_grad()
     def _evaluated(self, blocks: int) -> Evaluation:
-        was_training = self.model.training
-        self.model.eval()
         tally = Tally(self.judge, max(blocks, 1))
-        try:
+        with at_rest(self.model):
             for batch in self.val_loader:
                 with self._autocast():
                     tally.add(self.judge(self.model, to_device(batch, self.place)))
-        finally:
-            self.model.train(was_training)
         if not tally.batches:
             raise ran_dry("val")
         self.samples = (self.samples[0], tally.samples)
@@ -359,7 +352,7 @@ class LivePopulation:
         return torch.tensor([self.bodies.model_parameters() + self.hooks.parameters()])
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the bodies are, as plain tensors: see `live_memory`. Views, not copies."""
+        """All that the bodies are, as plain tensors: see `live_state.tensors_of`. Views, not copies."""
         return tensors_of(self)
 
     def snapshot(self) -> dict[str, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
-from esper.growing.budget import Limited, LivePrices
+from esper.growing.budget import Limited, Prices
 from esper.growing.controllers import default_controller, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
@@ -18,7 +19,7 @@ from esper.growing.live_slots import installed_name
 from esper.growing.places import Place
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.settings import LIVE_SETTINGS, settings_of
+from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
 from esper.telemetry.lanes import HostPart
@@ -26,53 +27,79 @@ from esper.telemetry.lanes import HostPart
 _SAMPLES = 4  # of an example
 
 
-def prepare_live(request: Request) -> Prepared:
-    """Make one model ready. Raises a UserError for a setting that this engine has no use for."""
+@dataclass(frozen=True)
+class LiveGrowth:
+    """A model that is looked at, and whoever decides what grows in it."""
+
+    live: LiveModel
+    environment: LiveEnvironment
+    controller: Limited
+    decides: str  # the controller's name
+    randomness: Randomness
+
+    @staticmethod
+    def of(
+        request: Request,
+        settings: GrowSettings,
+        model: nn.Module,
+        device: torch.device,
+        optimiser: torch.optim.Optimizer | None = None,
+    ) -> LiveGrowth:
+        """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
+        loaders = loaders_of(request.train, request.val, settings)
+        gates, given, cpu = settings.rules(request.epochs).gates, request.controller, torch.device("cpu")
+        decider = None if given is None else make_controller(given, gates, cpu)
+        grows = not isinstance(decider, Static)
+        live = LiveModel(model, loaders, settings, device, request.slots, request.step, grows)
+        if decider is None:
+            given = default_controller(live.hooks, request.budget, settings.blueprints)
+            decider = make_controller(given, gates, cpu)
+        environment = LiveEnvironment(live, request.epochs, optimiser)
+        controller = Limited(decider, Prices(environment.bodies, settings.blueprints), request.budget)
+        return LiveGrowth(live, environment, controller, name_of(given), Randomness(device, loaders))
+
+
+def prepare_live(request: Request, reason: str) -> Prepared:
+    """Make one model ready. Raises a UserError for a setting that this engine has no use for.
+
+    reason: why it is this engine.
+    """
     settings = settings_of(request.given, LIVE_SETTINGS)
     model = copy.deepcopy(request.build_model()).to(request.device)
-    loaders = loaders_of(request.train, request.val, settings)
-    randomness = Randomness(request.device, loaders)
-    gates, given = settings.rules(request.epochs).gates, request.controller
-    decider = None if given is None else make_controller(given, gates, torch.device("cpu"))
-    grows = not isinstance(decider, Static)
-    live = LiveModel(model, loaders, settings, request.device, request.slots, request.step, grows)
-    if decider is None:
-        given = default_controller(live.hooks, request.budget, settings.blueprints)
-        decider = make_controller(given, gates, torch.device("cpu"))
-    environment = LiveEnvironment(live, request.epochs)
+    growth = LiveGrowth.of(request, settings, model, request.device)
+    environment, places = growth.environment, growth.live.places
     bodies = environment.bodies
     bodies.stop = lambda: request.stop.requested
-    controller = Limited(decider, LivePrices(bodies, settings.blueprints), request.budget)
     return Prepared(
         environment=environment,
-        controller=controller,
-        decides=name_of(given),
-        randomness=randomness,
+        engine="live",
+        reason=reason,
+        controller=growth.controller,
+        decides=growth.decides,
+        randomness=growth.randomness,
         models=lambda: (bodies.plain_model(environment.slots),),
-        slot_names=tuple(place.name for place in live.places),
-        module_names=tuple(installed_name(model, place) for place in live.places),
-        score_name=live.judge.score_name,
-        topology=live.places[0].topology,
-        example=_example(first_batch("val", loaders[1])),
-        parts=_parts(model, live.places),
+        slot_names=tuple(place.name for place in places),
+        module_names=tuple(installed_name(model, place) for place in places),
+        score_name=growth.live.judge.score_name,
+        topology=places[0].topology,
+        example=_example(first_batch("val", growth.live.loaders[1])),
+        parts=_parts(model, places),
         folded=bodies.hooks.folded,
         widened=bodies.hooks.widened,
         broken_off=lambda: bodies.interrupted,
-        remarks=controller.remarks,
+        remarks=growth.controller.remarks,
     )
 
 
 def _parts(model: nn.Module, places: Sequence[Place]) -> tuple[HostPart, ...]:
     """The submodules behind which seeds may grow, and what else there is, for a drawing."""
-    modules = [(place, model.get_submodule(place.name)) for place in places]
-    shown = [
-        HostPart(
-            place.name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(place.shape)
-        )
-        for place, module in modules
-    ]
-    inside = {id(p) for _, module in modules for p in module.parameters()}
-    rest = sum(p.numel() for p in model.parameters() if id(p) not in inside)
+    shown, inside = [], set[nn.Parameter]()
+    for place in places:
+        module = model.get_submodule(place.name)
+        own = list(module.parameters())
+        shown.append(HostPart(place.name, layers_of(module), sum(p.numel() for p in own), tuple(place.shape)))
+        inside.update(own)
+    rest = sum(p.numel() for p in model.parameters() if p not in inside)
     return (*shown, HostPart("the rest", (), rest, ()))
 
 

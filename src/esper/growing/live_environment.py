@@ -9,17 +9,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
+from esper.foundation.errors import UserError, one_line
 from esper.foundation.rows import check_like, under_prefix, with_prefix
 from esper.growing.batches import Judge, UserStep, autocast, first_batch, to_device
 from esper.growing.data import GivenSplit, GivenTask
-from esper.growing.ground import Ground, at_rest, few_samples
+from esper.growing.ground import Ground, few_samples
 from esper.growing.live import LivePopulation
 from esper.growing.live_costs import LiveCosts
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_state import progress_of, put_progress
 from esper.growing.places import find_places
 from esper.growing.settings import GrowSettings
+from esper.growing.undoing import at_rest
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.population import Population
@@ -68,7 +69,7 @@ class LiveModel:
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's forward raises
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason = one_line(error)
             if self.judge.step is not None:
                 raise UserError(
                     f"step raises {type(error).__name__} ({reason}) for the first batch of {name}; make it a "
@@ -119,11 +120,7 @@ class LiveEnvironment(GrowthEnvironment):
         return self.bodies.batches
 
     def _make_population(self) -> Population:
-        live = self._live_model
-        made = LivePopulation(
-            live.model, live.hooks, live.loaders, live.judge, live.settings, live.device, self._optimiser
-        )
-        return cast(Population, made)
+        return cast(Population, LivePopulation(self._live_model, self._optimiser))
 
     def _prepare(self) -> None:
         self._train = self.validation = cast(Any, None)

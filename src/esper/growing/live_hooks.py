@@ -10,20 +10,22 @@ import copy
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.foundation.errors import UserError
-from esper.growing.coupling import CannotWiden, Part, Role, new_to_new
+from esper.growing.coupling import CannotWiden, Part, new_to_new
 from esper.growing.ground import WIDENINGS, Ground, Offer
 from esper.growing.live_slots import LiveSlot, install
-from esper.growing.places import Place
+from esper.growing.places import Place, trained
 from esper.growing.plain import plain_graft
 from esper.growing.repeating import Repeat, insert, touched_by
 from esper.growing.undoing import Undo
-from esper.growing.units import units_out
+from esper.growing.units import Role, units_out
 from esper.growing.widening import Joined, Widening
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
+from esper.population.blueprints import gate_parameter_count, parameter_count
+from esper.population.hosts import Host
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Hooks:
         self.modules = [model.get_submodule(place.name) for place in places]  # that the slots hang on
         self.slots = [LiveSlot(place) for place in places]
         self.folds: list[Fold] = []
+        self.frozen = not trained(model)
+        self.host_parameters = max(1, self.model_parameters())  # of the model as it was given
         self.version = 0  # rises whenever the model's layers or lists change
         self._looked = -1  # at which version
         self._offers: list[Offer] = []
@@ -184,6 +188,34 @@ class Hooks:
                 both = new_to_new(slot.seed.parts, offer.parts) + new_to_new(offer.parts, slot.seed.parts)
                 size += both // share
         return size
+
+    # ---- sizes: what an environment asks of bodies -----------------------------------------------------
+
+    @property
+    def host(self) -> Host:
+        """The places of the model as a host's joints."""
+        places = [self.place(k) for k in range(len(self.slots))]
+        blanks, widths = [nn.Identity() for _ in places], [place.width for place in places]
+        return Host(blanks, self.topology, nn.Identity(), widths, places[0].spatial_dims)
+
+    def seed_parameters(self) -> Tensor:
+        """Parameters of a seed by slot and blueprint, 0 where it does not fit.  # [S, blueprints]"""
+        table = torch.zeros(len(self.slots), len(Blueprint), dtype=torch.long)
+        for s, offer in enumerate(self.offers):
+            place = self.place(s)
+            for b in selectable_blueprints(place.topology):
+                table[s, b] = parameter_count(b, place.topology, place.width, place.spatial_dims)
+            for grown in offer.parameters:
+                table[s, grown] = self.price(s, grown)
+        return table
+
+    def gate_parameters(self) -> Tensor:
+        """Parameters of a gate by slot.  # [S]"""
+        return torch.tensor([gate_parameter_count(width) for width in self.host.widths])
+
+    def model_parameters(self) -> int:
+        """Trained parameters of the model; of one that is frozen as a whole, all."""
+        return sum(p.numel() for p in (self.model.parameters() if self.frozen else trained(self.model)))
 
     def parameters(self) -> int:
         """Those of all seeds, as they are when they have become part of the model."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from esper.foundation.errors import UserError
+from esper.growing.places import trained
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
 
@@ -33,7 +34,7 @@ class LiveOptimiser:
         self, model: nn.Module, settings: GrowSettings, config: PopulationConfig, given: Optimizer | None
     ):
         self.config, self.owned = config, given is None
-        self.host = [p for p in model.parameters() if p.requires_grad]
+        self.host = trained(model)
         self.rule = self._made(settings) if given is None else given
         held = {id(p) for group in self.rule.param_groups for p in group["params"]}
         if self.host and not any(id(p) in held for p in self.host):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from esper.foundation.errors import UserError
+from esper.growing.batches import check_range
 from esper.growing.data import Data, GivenSplit
 from esper.growing.settings import GrowSettings
 from esper.population.objectives import Objective, RowFunction, accuracy, cross_entropy, squared_error
@@ -95,12 +96,7 @@ def _classes(name: str, data: Data, output_shape: tuple[int, ...]) -> tuple[Goal
             "loss= and metric="
         )
     for split in (data.train, data.validation):
-        low, high = int(split.targets.min()), int(split.targets.max())
-        if low < 0 or high >= classes:
-            raise UserError(
-                f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each "
-                f"class from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
-            )
+        check_range(split.targets, classes)
     return Goal(Objective(cross_entropy, accuracy), "accuracy", classes), data
 
 

@@ -6,16 +6,17 @@ skip connections, several inputs, tuples as outputs and weights that are shared 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.foundation.errors import UserError
 from esper.growing.tracing import is_sequence
+from esper.growing.undoing import at_rest
 
 MOST_SLOTS = 8  # as many as are chosen without being asked for by name
 TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie
@@ -90,16 +91,12 @@ def find_places(
     calls = _calls(model, run)
     if names is not None:
         places = [_named(name, calls, model, topology) for name in expanded(model, names)]
-        kinds = {place.topology for place in places}
-        if len(kinds) > 1:
-            shapes = ", ".join(f"{p.name} {list(p.shape)}" for p in places)
-            raise UserError(
-                f"the slots of {type(model).__name__} are of different kinds ({shapes}); choose slots whose "
-                "activations all have the same number of axes"
-            )
+        check_one_kind(places, type(model).__name__)
         order = [call.name for call in calls]
         return sorted(places, key=lambda place: order.index(place.name))
-    places = _block_ends([call for call in calls if call.name in _units(model)], model, topology)
+    units = _units(model)
+    steps = [(call.module, False, _place(call, model, topology)) for call in calls if call.name in units]
+    places = block_ends(steps)
     if not places:
         raise UserError(
             f"{type(model).__name__} has no submodule after which something could grow; name one with "
@@ -108,6 +105,16 @@ def find_places(
         )
     favourite = topology or usual_kind(places)
     return spread([place for place in places if place.topology == favourite])
+
+
+def check_one_kind(places: Sequence[Place], model: str) -> None:
+    """Raise a UserError for slots of a model whose activations are of different kinds."""
+    if len({place.topology for place in places}) > 1:
+        shapes = ", ".join(f"{place.name} {list(place.shape)}" for place in places)
+        raise UserError(
+            f"the slots of {model} are of different kinds ({shapes}); choose slots whose activations all "
+            "have the same number of axes"
+        )
 
 
 def usual_kind(places: Sequence[Place]) -> str:
@@ -132,10 +139,8 @@ def sequence_topology(model: nn.Module) -> str:
     return "cnn" if signals and not sequences else "transformer"
 
 
-@torch.no_grad()
 def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
     ended: dict[str, _Call] = {}
-    handles = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def ends(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -144,16 +149,11 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
 
         return ends
 
-    modules = dict(model.named_modules())
-    was_training = model.training
-    try:
-        handles = [module.register_forward_hook(watch(name)) for name, module in modules.items() if name]
-        model.eval()
+    with at_rest(model), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(watch(name)))
         run()
-    finally:
-        model.train(was_training)
-        for handle in handles:
-            handle.remove()
     return list(ended.values())
 
 
@@ -185,23 +185,32 @@ def has_weights(module: nn.Module) -> bool:
     return not isinstance(module, NORMS) and any(True for _ in module.parameters())
 
 
-def _block_ends(calls: Sequence[_Call], model: nn.Module, topology: str | None) -> list[Place]:
-    """The last place before each further part with weights."""
-    chosen: list[Place] = []
-    candidate: Place | None = None
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters of a model that are not frozen."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def block_ends(steps: Iterable[tuple[nn.Module | None, bool, AnyPlace | None]]) -> list[AnyPlace]:
+    """The last place before each further part with weights.
+
+    steps, in the order of a run: a layer, if it is one; whether a block ends ahead of it in any case; and the
+    place behind it, if there is one.
+    """
+    chosen: list[AnyPlace] = []
+    candidate: AnyPlace | None = None
     weighted = opaque = False
-    for call in calls:
-        heavy = has_weights(call.module)
-        ends = (heavy and not isinstance(call.module, nn.Embedding)) or (
-            opaque and isinstance(call.module, NORMS)
+    for layer, ends, place in steps:
+        heavy = layer is not None and has_weights(layer)
+        ends = (
+            ends or (heavy and not isinstance(layer, nn.Embedding)) or (opaque and isinstance(layer, NORMS))
         )
         if ends and weighted and candidate is not None:
             chosen.append(candidate)
             candidate, weighted = None, False
         weighted = weighted or heavy
         if heavy:
-            opaque = not type(call.module).__module__.startswith("torch.nn")
-        candidate = _place(call, model, topology) or candidate
+            opaque = not type(layer).__module__.startswith("torch.nn")
+        candidate = place or candidate
     return chosen
 
 

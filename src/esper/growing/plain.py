@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -88,11 +88,11 @@ class _AlibiAttention(nn.Module):
         return result
 
 
-_TRACEABLE: dict[type[nn.Module], Callable[[nn.Module, int], nn.Module]] = {
-    SqueezeExcite: lambda m, d: _SqueezeExcite(cast(SqueezeExcite, m), d),
-    BlendGate: lambda m, d: _Gate(cast(BlendGate, m), d),
-    CausalSelfAttention: lambda m, d: _CausalAttention(cast(CausalSelfAttention, m), d),
-    AlibiAttention: lambda m, d: _AlibiAttention(cast(AlibiAttention, m), d),
+_TRACEABLE: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
+    SqueezeExcite: _SqueezeExcite,
+    BlendGate: _Gate,
+    CausalSelfAttention: _CausalAttention,
+    AlibiAttention: _AlibiAttention,
 }
 
 
@@ -137,9 +137,8 @@ def plain_member(pieces: Cut, population: Population, states: SlotStates, member
 def member_weights(pieces: Cut, population: Population, member: int) -> dict[str, Tensor]:
     """The tensors of one member's host under the names that they have in the user's model."""
     tensors: dict[str, Tensor] = {}
-    for keys, segment in zip(
-        pieces.keys, cast(list[nn.Module], trunk_modules(population, member)), strict=True
-    ):
+    segments = cast(list[nn.Module], trunk_modules(population, member))
+    for keys, segment in zip(pieces.keys, segments, strict=True):
         own = {**dict(segment.named_parameters()), **dict(segment.named_buffers())}
         tensors |= {name: own[key].detach() for key, name in keys.items()}
     return tensors
@@ -152,21 +151,15 @@ def assemble(pieces: Cut, weights: Mapping[str, Tensor], grafts: Mapping[int, nn
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name in weights:
                 tensor.copy_(weights[name])
-    return joined(model, pieces, grafts).eval()
-
-
-def joined(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> nn.Module:
-    """A model with a graft after each of these joints; its own layers are shared, not copied."""
     names = {str(pieces.joints[k].node.target): k for k in grafts}
     if not is_sequence(model) or not all(name in model._modules for name in names):
-        return _as_graph(model, pieces, grafts)
-    sequence = copy.copy(model)
-    sequence._modules = {}
-    for name, child in model.named_children():
-        sequence._modules[name] = child
+        return _as_graph(model, pieces, grafts).eval()
+    layers, model._modules = model._modules, {}
+    for name, child in layers.items():
+        model._modules[name] = child
         if name in names:
-            sequence._modules[grown_name(pieces.joints[names[name]].name)] = grafts[names[name]]
-    return sequence
+            model._modules[grown_name(pieces.joints[names[name]].name)] = grafts[names[name]]
+    return model.eval()
 
 
 def _as_graph(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> fx.GraphModule:

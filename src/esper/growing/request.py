@@ -30,7 +30,6 @@ class Request:
     model: ModelOrMaker
     train: Any
     val: Any
-    stop: StopRequest  # whether somebody asked for an end
     slots: Sequence[str | int] | None = None
     controller: str | Controller | None = None  # None: `controllers.default_controller`
     epochs: int = 30
@@ -40,6 +39,7 @@ class Request:
     baseline: bool = False
     control: str | None = None
     given: Mapping[str, Any] = field(default_factory=dict)  # settings as they were given
+    stop: StopRequest = field(default_factory=StopRequest)  # whether somebody asked for an end
 
     def __post_init__(self) -> None:
         if self.engine not in ENGINES:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, RowPrices, not_taken
+from esper.foundation.errors import UserError, one_line
+from esper.growing.budget import Limited, Prices, not_taken
 from esper.growing.controllers import HEURISTIC, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
@@ -15,6 +15,7 @@ from esper.growing.objectives import Goal, choose_goal
 from esper.growing.plain import grown_name, plain_member
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
+from esper.growing.undoing import at_rest
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
 from esper.simic.environment import GrowthEnvironment
@@ -40,11 +41,13 @@ def prepare_rows(request: Request) -> Prepared:
         _check_rows(pieces.host, data.sample, device)
     except UserError as error:
         raise CannotRun(str(error)) from error
-    goal, data = choose_goal(data, pieces.outputs(data.train.inputs[:_JUDGED]), settings)
+    with at_rest(pieces.original):
+        outputs = pieces.original(data.train.inputs[:_JUDGED])
+    goal, data = choose_goal(data, outputs, settings)
     environment = _environment(request, pieces, data, goal)
     given = HEURISTIC if request.controller is None else request.controller
     decider = make_controller(given, settings.rules(epochs).gates, device)
-    prices = RowPrices.of(pieces.host, device, settings.blueprints, pieces.causal)
+    prices = Prices(environment.population, settings.blueprints, pieces.causal)
     if missing := not_taken(decider, prices):
         raise CannotRun(
             f"the schedule asks for {', '.join(missing)}, which many copies at once cannot grow in this "
@@ -52,6 +55,8 @@ def prepare_rows(request: Request) -> Prepared:
         )
     return Prepared(
         environment=environment,
+        engine="rows",
+        reason="a small model with data in memory",
         controller=Limited(decider, prices, request.budget),
         decides=name_of(given),
         randomness=Randomness(device),
@@ -106,10 +111,9 @@ def _check_rows(host: Host, sample: Tensor, device: torch.device) -> None:
                 keys = torch.zeros(2, dtype=torch.long, device=device)
                 out = rows(weights.to(device).expand(2, -1), x, buffers, training, keys)
         except Exception as error:  # whatever a stranger's layer raises under vmap
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
-                f"the model's part {_described(part)} cannot run for many copies at once ({reason}); use "
-                "layers without in-place arithmetic and without branches on values"
+                f"the model's part {_described(part)} cannot run for many copies at once "
+                f"({one_line(error)}); use layers without in-place arithmetic and without branches on values"
             ) from error
         x = out.detach()
 

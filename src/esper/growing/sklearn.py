@@ -107,13 +107,15 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         x, given, weights = _merged(x, given, self._weights(sample_weight, x))
         self._learn_targets(given, None, weights)
         random = check_random_state(self.random_state)
-        self._standardise(x, weights)
+        self.mean_, self.scale_ = _spread(x, weights)
         order = torch.from_numpy(random.permutation(len(x)))
         held = round(self.validation_fraction * len(x)) if len(x) >= FEWEST_TO_SPLIT else 0
         kept = order[held:]
         shown = order[:held] if held else kept
-        inputs, judgement = self._scaled(x), self._judgement(weights)
-        targets = self._targets(judgement, given, weights)
+        inputs, (scoring, targets) = self._scaled(x), self._scoring(given, weights)
+        engine: dict[str, Any] = {"engine": "live", "on_epoch": _say if self.verbose else None}
+        if self.members > 1:  # several networks are trained as one program
+            engine = {"engine": "rows", "members": self.members}
         self.grown_ = grow(
             self._maker(random, x.shape[1]),
             train=(inputs[kept], targets[kept]),
@@ -128,8 +130,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
             seed=int(random.randint(_SEEDS)),
             device=self.device,
             progress=False,
-            **self._engine(),
-            **judgement.functions(),
+            **engine,
+            **scoring.functions(),
         )
         self.model_ = self.grown_.model
         self._optimiser = None
@@ -138,12 +140,6 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         if self.verbose:
             print(self.grown_.report())
         return self
-
-    def _engine(self) -> dict[str, Any]:
-        """One network is trained as it is, several as one program."""
-        if self.members > 1:
-            return {"engine": "rows", "members": self.members}
-        return {"engine": "live", "on_epoch": _say if self.verbose else None}
 
     def _partial_fit(
         self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None, sample_weight: ArrayLike | None
@@ -156,19 +152,18 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
             self._random = check_random_state(self.random_state)
         if first:
             self._learn_targets(given, classes, weights)
-            self._standardise(x, weights)
+            self.mean_, self.scale_ = _spread(x, weights)
             self.model_ = self._maker(self._random, x.shape[1])()
             self._optimiser, self.loss_curve_, self.n_iter_ = None, [], 0
         if self._optimiser is None:
             own = self.model_.parameters()
             self._optimiser = torch.optim.AdamW(own, self.lr, weight_decay=self.weight_decay)
-        inputs, judgement = self._scaled(x), self._judgement(weights)
-        targets = self._targets(judgement, given, weights)
+        inputs, (scoring, targets) = self._scaled(x), self._scoring(given, weights)
         order, total = torch.from_numpy(self._random.permutation(len(x))), 0.0
         self.model_.train()
         for index in order.split(self.batch_size):
             self._optimiser.zero_grad()
-            value = judgement.loss(self.model_(inputs[index]), targets[index])
+            value = scoring.loss(self.model_(inputs[index]), targets[index])
             value.backward()
             self._optimiser.step()
             total += value.item() * len(index)
@@ -185,14 +180,10 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         weights: Array = checked / checked.mean()
         return weights
 
-    def _judgement(self, weights: Array) -> TargetScoring:
-        return TargetScoring(self._kind, self.loss, bool((weights != 1.0).any()))
-
-    def _targets(self, judgement: TargetScoring, y: Array, weights: Array) -> Tensor:
-        return judgement.pack(torch.from_numpy(self._encoded(y)), torch.from_numpy(weights))
-
-    def _standardise(self, x: Array, weights: Array) -> None:
-        self.mean_, self.scale_ = _spread(x, weights)
+    def _scoring(self, y: Array, weights: Array) -> tuple[TargetScoring, Tensor]:
+        """Loss and score, and the targets as these take them."""
+        scoring = TargetScoring(self._kind, self.loss, bool((weights != 1.0).any()))
+        return scoring, scoring.pack(torch.from_numpy(self._encoded(y)), torch.from_numpy(weights))
 
     def _sizes(self) -> list[int]:
         sizes = self.hidden_layer_sizes

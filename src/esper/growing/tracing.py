@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import _maybe_revert_all_patches
 
-from esper.foundation.errors import UserError
+from esper.foundation.errors import UserError, one_line
+from esper.growing.undoing import at_rest
 
 ADVICE = "give an nn.Sequential, or a model whose forward calls its blocks one after another"
 
@@ -92,9 +94,8 @@ def trace(model: nn.Module, slots: Iterable[str], samples: Sequence[Tensor]) -> 
     try:
         graph = BlockTracer(opened_modules(model, slots), samples).trace(model)
     except Exception as error:  # whatever a stranger's forward raises when it is shown a stand-in
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
-            f"{kind} cannot be cut, because its forward cannot be traced ({reason}); {ADVICE}"
+            f"{kind} cannot be cut, because its forward cannot be traced ({one_line(error)}); {ADVICE}"
         ) from error
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     needed = [node for node in inputs if not node.args]
@@ -154,24 +155,20 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b)
 
 
-@torch.no_grad()
 def observe(module: fx.GraphModule, samples: Sequence[Tensor]) -> Traced:
     """Run two samples of different batch sizes through a traced model."""
-    was_training = module.training
-    module.eval()
     values = []
     for sample in samples:
         recorder = _Recorder(module)
         try:
-            recorder.run(sample)
+            with at_rest(module):
+                recorder.run(sample)
         except Exception as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise UserError(
                 f"{type(module).__name__} does not take inputs of shape {list(sample.shape)} and type "
-                f"{sample.dtype} ({reason}); make the data fit its first layer"
+                f"{sample.dtype} ({one_line(error)}); make the data fit its first layer"
             ) from error
         values.append(recorder.values)
-    module.train(was_training)
     return Traced(module, values[0], values[1], _learned(module))
 
 
@@ -182,12 +179,7 @@ def _learned(module: fx.GraphModule) -> frozenset[fx.Node]:
         if node.op == "call_module":
             own = any(True for _ in module.get_submodule(str(node.target)).parameters())
         elif node.op == "get_attr":
-            own = isinstance(_attribute(module, str(node.target)), nn.Parameter)
+            own = isinstance(attrgetter(str(node.target))(module), nn.Parameter)
         if own or any(source in found for source in node.all_input_nodes):
             found.add(node)
     return frozenset(found)
-
-
-def _attribute(module: nn.Module, path: str) -> Any:
-    owner, _, name = path.rpartition(".")
-    return getattr(module.get_submodule(owner), name)

@@ -1,4 +1,4 @@
-"""Changes to objects that can be taken back."""
+"""Changes to models and other objects that are taken back."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+from torch import nn
 
 
 class Undo:
@@ -40,3 +43,16 @@ def undone(objects: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         undo()
+
+
+@contextmanager
+def at_rest(model: nn.Module) -> Iterator[None]:
+    """Without gradients, and with every module as in use; modes go back to what they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

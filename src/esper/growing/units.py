@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, cast
 
 import torch
@@ -34,6 +35,18 @@ class Passing:
 
     sizes: tuple[str, ...]  # attributes that count channels
     axis: int = 1
+
+
+class Role(Enum):
+    """What a layer has to do with units, in the order in which hooks are attached.
+
+    Readers and passers go first, so that makers add to their outputs.
+    """
+
+    READER = "reads them"
+    PASSER = "passes them on"
+    MAKER = "makes them"
+    COUNTER = "counts them, and has no weights for them"
 
 
 _LINEAR = Dense(-1, "in_features", "out_features", 1, 0)
@@ -91,42 +104,39 @@ def units_out(layer: nn.Module) -> int:
 # ---- small layers beside a layer -----------------------------------------------------------------------
 
 
-def maker_beside(layer: nn.Module, units: int) -> nn.Module:
-    """A layer that makes so many more outputs of the same inputs; its weights are fresh, as spread as those
-    of the layer."""
-    kind = cast(Dense, dense(layer))
-    axes = {"weight": kind.weight_out, "bias": 0}
-    made = _resized(layer, lambda name, shape: _with(shape, axes[name], units))
-    setattr(made, kind.outputs, units)
-    _draw(made, layer)
-    return made
+def growing(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[str, ...]]:
+    """What of a layer grows with the units of its role: by name, the axes of its tensors along which these
+    lie, and the attributes that count them."""
+    kind = dense(layer)
+    if role is Role.PASSER or kind is None:
+        old, sizes = units_in(layer), cast(Passing, passing(layer)).sizes
+        return {name: 0 for name, value in named_tensors(layer) if value.shape[0] == old}, sizes
+    if role is Role.READER:
+        return {"weight": kind.weight_in}, (kind.inputs,)
+    return {"weight": kind.weight_out, "bias": 0}, (kind.outputs,)
 
 
-def reader_beside(layer: nn.Module, units: int) -> nn.Module:
-    """A layer that reads so many more inputs and says nothing yet: its weights are 0, and it has no bias."""
-    kind = cast(Dense, dense(layer))
-    made = _resized(layer, lambda name, shape: _with(shape, kind.weight_in, units))
-    if made._parameters.get("bias") is not None:
-        zero = torch.zeros_like(cast(Tensor, layer.bias))
-        made._parameters.pop("bias")
-        made.register_buffer("bias", zero, persistent=False)
-    setattr(made, kind.inputs, units)
-    nn.init.zeros_(cast(nn.Parameter, made.weight))
-    return made
+def layer_beside(layer: nn.Module, role: Role, units: int) -> nn.Module:
+    """A layer that makes so many more outputs of the same inputs, treats so many more channels, or reads so
+    many more inputs and says nothing yet.
 
-
-def passer_beside(layer: nn.Module, units: int) -> nn.Module:
-    """A layer that treats so many more channels as this one treats its own; raises ValueError for part of a
-    group."""
-    passes = cast(Passing, passing(layer))
-    old = units_in(layer)
-    made = _resized(layer, lambda name, shape: _with(shape, 0, units) if shape[:1] == (old,) else shape)
-    for name in passes.sizes:
+    Weights are fresh, as spread as those of the layer; those of a reader are 0, and it has no bias. Raises
+    ValueError for part of a group of channels.
+    """
+    axes, sizes = growing(layer, role)
+    old = units_out(layer) if role is Role.MAKER else units_in(layer)
+    made = _resized(layer, lambda name, shape: _with(shape, axes[name], units) if name in axes else shape)
+    for name in sizes:
         share = getattr(layer, name) * units
         if share % old:
             raise ValueError(f"{units} channels are no whole number of groups of {type(layer).__name__}")
         setattr(made, name, share // old)
-    if isinstance(layer, CONVOLUTIONS):
+    if role is Role.READER:
+        if made._parameters.get("bias") is not None:
+            made._parameters.pop("bias")
+            made.register_buffer("bias", torch.zeros_like(cast(Tensor, layer.bias)), persistent=False)
+        nn.init.zeros_(cast(nn.Parameter, made.weight))
+    elif role is Role.MAKER or isinstance(layer, CONVOLUTIONS):
         _draw(made, layer)
     else:
         cast(Any, made).reset_parameters()

@@ -15,28 +15,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.growing.coupling import Part, Role, count_on, spread
+from esper.growing.coupling import Part, count_on, spread
 from esper.growing.units import (
-    Dense,
     NewEntries,
-    Passing,
-    dense,
-    maker_beside,
-    named_tensors,
-    passer_beside,
-    passing,
+    Role,
+    growing,
+    layer_beside,
     positions_without,
-    reader_beside,
     units_in,
     units_out,
 )
-
-_BESIDE: dict[Role, Callable[[nn.Module, int], nn.Module]] = {
-    Role.READER: reader_beside,
-    Role.PASSER: passer_beside,
-    Role.MAKER: maker_beside,
-    Role.COUNTER: lambda layer, more: nn.Identity(),
-}
 
 
 @dataclass(frozen=True)
@@ -56,7 +44,10 @@ class Widening(nn.Module):
         """Draws fresh weights. Raises ValueError where a norm would have part of a group."""
         super().__init__()
         self.parts = tuple(parts)
-        self.beside = nn.ModuleList(_BESIDE[part.role](part.layer, part.more) for part in parts)
+        self.beside = nn.ModuleList(
+            nn.Identity() if part.role is Role.COUNTER else layer_beside(part.layer, part.role, part.more)
+            for part in parts
+        )
 
     def attach(
         self, role: Role, strength: Callable[[], float], alone: Callable[[], bool] = lambda: False
@@ -100,7 +91,7 @@ class Widening(nn.Module):
         """Widen the layers in place; afterwards the model alone gives what model and seed gave."""
         joined: list[Joined] = []
         for part, beside in zip(self.parts, self.beside, strict=True):
-            joined += _FOLDS[part.role](part, beside, strength)
+            joined += _fold(part, beside, strength)
         return joined
 
 
@@ -167,50 +158,25 @@ def _added(output: Tensor, heard: Tensor, axis: int) -> Tensor:
 # ---- folding -------------------------------------------------------------------------------------------
 
 
-def _fold_reader(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
-    layer, kind = part.layer, cast(Dense, dense(part.layer))
-    setattr(layer, kind.inputs, getattr(layer, kind.inputs) + part.more)
-    return [_grow(layer, "weight", beside, NewEntries(kind.weight_in, part.where), strength)]
-
-
-def _fold_maker(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
-    layer, kind = part.layer, cast(Dense, dense(part.layer))
-    setattr(layer, kind.outputs, getattr(layer, kind.outputs) + part.more)
-    axes = {"weight": kind.weight_out, "bias": 0}
-    return [
-        _grow(layer, name, beside, NewEntries(axes[name], part.where)) for name, _ in named_tensors(beside)
-    ]
-
-
-def _fold_passer(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
-    layer = part.layer
-    sizes = cast(Passing, passing(layer)).sizes
-    joined = []
-    for name, value in named_tensors(beside):
-        joint = NewEntries(0, part.where)
-        if name in beside._parameters:
-            joined.append(_grow(layer, name, beside, joint))
-        else:
-            layer._buffers[name] = joint.join(cast(Tensor, layer._buffers[name]), value)
+def _fold(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
+    """Widen one layer in place by the one beside it; what reads new units hears them with the strength."""
+    if part.role is Role.COUNTER:
+        count_on(part, 1)
+        return []
+    layer, joined = part.layer, []
+    axes, sizes = growing(layer, part.role)
+    for name, axis in axes.items():
+        entries = NewEntries(axis, part.where)
+        if layer._parameters.get(name) is not None:
+            joined.append(_grow(layer, name, beside, entries, strength if part.role is Role.READER else 1.0))
+        elif layer._buffers.get(name) is not None:
+            layer._buffers[name] = entries.join(layer.get_buffer(name), beside.get_buffer(name))
     for name in sizes:
         setattr(layer, name, getattr(layer, name) + getattr(beside, name))
     return joined
 
 
-def _fold_counter(part: Part, beside: nn.Module, strength: float) -> list[Joined]:
-    count_on(part, 1)
-    return []
-
-
-_FOLDS = {
-    Role.READER: _fold_reader,
-    Role.PASSER: _fold_passer,
-    Role.MAKER: _fold_maker,
-    Role.COUNTER: _fold_counter,
-}
-
-
-def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: NewEntries, strength: float = 1.0) -> Joined:
+def _grow(layer: nn.Module, name: str, beside: nn.Module, joint: NewEntries, strength: float) -> Joined:
     """Put a wider parameter in the place of a layer's own."""
     old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, beside))
     new = nn.Parameter(joint.join(old.detach(), strength * small.detach()), old.requires_grad)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
 from esper.growing.batches import logits_of
 from esper.growing.coupling import CannotWiden, Reach, find_parts, makers_of
+from esper.growing.places import trained
+from esper.growing.undoing import at_rest
 from esper.growing.units import dense, units_out
 from esper.growing.widening import Widening
 
@@ -52,13 +53,11 @@ class Wider:
     def widened(self, model: nn.Module, factor: float) -> nn.Module:
         """A copy of the model with hidden layers that are wider by a factor."""
         wide = copy.deepcopy(model)
-        was_training = wide.training
-        wide.eval()
 
         def run() -> Tensor:
             return logits_of(wide(*self._example), wide)
 
-        with torch.no_grad():
+        with at_rest(wide):
             reach, done = Reach(wide, run), set[nn.Module]()
             for layer in [layer for layer in wide.modules() if dense(layer) is not None]:
                 units = round((factor - 1) * units_out(layer))
@@ -68,8 +67,8 @@ class Wider:
                     makers = reach.coupled(layer)
                     done.update(makers)
                     Widening(find_parts(wide, makers_of(makers, units), run)).fold(1.0)
-        return wide.train(was_training)
+        return wide
 
 
 def _size(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return sum(p.numel() for p in trained(model))

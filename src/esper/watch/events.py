@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,9 +42,7 @@ def round_events(path: Path, round: int, member: int | None = None) -> RoundEven
             continue
         if event.round == round and member in (None, event.member):
             events.append(event)
-    kinds: dict[str, int] = {}
-    for event in events:
-        kinds[event.kind] = kinds.get(event.kind, 0) + 1
+    kinds = dict(Counter[str](event.kind for event in events))
     ledger = [_entry(entry) for entry in blueprint_ledger(events)]
     return RoundEvents(events[:MOST_TOLD], len(events), damaged, kinds, ledger)
 
