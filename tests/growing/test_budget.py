@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import esper
 from esper.foundation.errors import UserError
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, SeedPrices
 from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.legality import holds_seed
@@ -29,7 +29,7 @@ from tests.growing import models
 WIDTHS = (4, 9)
 HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
 BODIES = Population(lambda: HOST, PopulationConfig(), torch.arange(1))
-PRICES = Prices(BODIES)
+PRICES = SeedPrices(BODIES)
 RULES = LifecycleConfig()
 
 
@@ -130,7 +130,7 @@ def test_a_budget_below_the_smallest_seed_is_refused() -> None:
     ):
         Limited(Static(), PRICES, 8)
     with pytest.raises(UserError, match="has 152"):
-        Limited(Static(), Prices(BODIES, ["CONV_LIGHT"]), 100)
+        Limited(Static(), SeedPrices(BODIES, ["CONV_LIGHT"]), 100)
 
 
 def test_actions_pass_through() -> None:

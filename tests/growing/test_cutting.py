@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.budget import Prices
+from esper.growing.budget import SeedPrices
 from esper.growing.cutting import cut
 from esper.lifecycle.actions import Blueprint
 from esper.population.config import PopulationConfig
@@ -148,7 +148,7 @@ def test_attention_to_the_past_is_offered_only_where_the_model_is_causal() -> No
     encoder = cut(Encoder(), tokens)
     assert not encoder.causal
     bodies = Population(lambda: encoder.host, PopulationConfig(), torch.arange(1))
-    offered = Prices(bodies, None, encoder.causal).choosable[0]
+    offered = SeedPrices(bodies, None, encoder.causal).choosable[0]
     assert not offered[[Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION]].any()
     assert offered[Blueprint.MLP]
-    assert Prices(bodies, ["ATTENTION"], False).choosable[0, Blueprint.ATTENTION]
+    assert SeedPrices(bodies, ["ATTENTION"], False).choosable[0, Blueprint.ATTENTION]

@@ -71,8 +71,7 @@ def compare(
     as NAME. What is compared is accuracy on a test split that nothing else reads. Settings are those of the
     first run folder among the controllers, if there is one.
     """
-    if members is not None:
-        check_range("--members", members, 1, 1_000_000)
+    check_range("--members", members, 1, 1_000_000)
     check_range("--seeds", seeds, 1, 10_000)
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
     settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)

@@ -55,8 +55,7 @@ def grow(
     same networks are trained without any growth beside them, so that the report says what growth was worth.
     It writes network.pt2, which torch alone can run, and a film of how the network grew.
     """
-    if members is not None:
-        check_range("--members", members, 1, 1_000_000)
+    check_range("--members", members, 1, 1_000_000)
     settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)
     growth = _prepare(settings, controller)
     with begin_folder(settings, out, "grow", {"controller": controller}) as folder:

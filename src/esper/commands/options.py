@@ -43,9 +43,9 @@ JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per rou
 JsonResult = Annotated[bool, typer.Option("--json", help="the result as one JSON object on stdout")]
 
 
-def check_range(name: str, value: int, least: int, most: int) -> None:
-    """Raise UserError unless least ≤ value ≤ most; `name` is the option as it is typed."""
-    if not least <= value <= most:
+def check_range(name: str, value: int | None, least: int, most: int) -> None:
+    """Raise UserError unless least ≤ value ≤ most, or none is given; `name` is the option as it is typed."""
+    if value is not None and not least <= value <= most:
         raise UserError(f"{name} is {value}; allowed are {least} to {most}")
 
 

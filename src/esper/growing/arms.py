@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.growing.course import Course, Prepared
 from esper.growing.folder import GrowFolder, about_data, described
-from esper.growing.progress import GrowthBar
+from esper.growing.progress import growth_bar
 from esper.growing.randomness import Randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import GROWN, STATIC, WIDER, Grown
@@ -90,10 +90,10 @@ class Arms:
         steps = prepared.environment.steps
         doing = "growing" if arm == GROWN else f"beside it, {arm}"
         shown = self.request.settings.progress
-        with GrowthBar(steps, prepared.score_name, shown, doing=doing) as bar:
+        with growth_bar(steps, prepared.score_name, shown, doing) as tell:
 
             def after(result: Any) -> None:
-                bar.update(result.observation)
+                tell(result.observation)
                 if folder is not None and not prepared.broken_off():
                     folder.keep(arm, course)
 

@@ -6,7 +6,7 @@ shuffling and its augmentation do what they always do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,25 +110,6 @@ def ran_dry(name: str) -> UserError:
         f"{name} had batches before and yields none in this epoch; give a loader that begins anew whenever "
         "it is read, or a list of batches"
     )
-
-
-def read_until(stop: Callable[[], bool], loader: Iterable[Any]) -> Iterator[Any]:
-    """The batches of a loader. Where `stop` says so, a loader that breaks has come to its end: Ctrl-C ends
-    its worker processes as well.
-    """
-    try:
-        yield from loader
-    except RuntimeError:
-        if not stop():
-            raise
-
-
-def length_of(loader: Iterable[Any]) -> int:
-    """How many batches a loader has; 0 where nobody knows before it was read."""
-    try:
-        return len(loader) if isinstance(loader, Sized) else 0
-    except TypeError:
-        return 0
 
 
 def over_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

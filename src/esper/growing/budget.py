@@ -26,7 +26,7 @@ PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer 
 _NO_LIMIT = 1 << 60
 
 
-class Prices:
+class SeedPrices:
     """What seeds cost in parameters now, and which may be planted where.
 
     In a living model layers and lists may grow, and with them what a seed costs: so nothing is kept.
@@ -74,7 +74,7 @@ class Prices:
         return self._population.parameter_counts(slots) - self._population.bodies.host_parameters
 
 
-def not_taken(controller: Controller, prices: Prices) -> list[str]:
+def not_taken(controller: Controller, prices: SeedPrices) -> list[str]:
     """The blueprints that a schedule asks for and no slot takes as the model is now, by name."""
     asked = [event.blueprint for event in controller.events] if isinstance(controller, Schedule) else []
     return [b.name for b in dict.fromkeys(asked) if not bool(prices.choosable[:, b].any())]
@@ -88,7 +88,7 @@ class Limited:
     open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
     """
 
-    def __init__(self, controller: Controller, prices: Prices, budget: int | None = None):
+    def __init__(self, controller: Controller, prices: SeedPrices, budget: int | None = None):
         budget = _NO_LIMIT if budget is None else budget
         cheapest = int(prices.seeds.masked_fill(~prices.choosable, 2 * _NO_LIMIT).min())
         if budget < cheapest:
@@ -104,7 +104,7 @@ class Limited:
         self.looks = getattr(controller, "looks", True)  # a user's own may say nothing
 
     @staticmethod
-    def _why_not(prices: Prices) -> str:
+    def _why_not(prices: SeedPrices) -> str:
         taken = [b.name for b in Blueprint if bool(prices.choosable[:, b].any())]
         return (
             "which no slot of this model takes: what is repeated must keep the shape of its input, and new "

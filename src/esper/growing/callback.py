@@ -27,9 +27,8 @@ from torch.optim import Optimizer
 from esper.foundation.errors import UserError
 from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
 from esper.growing.batches import UserStep
-from esper.growing.hidden_seeds import hide_seeds
 from esper.growing.live_engine import LiveGrowth
-from esper.growing.live_optimiser import checked_optimiser
+from esper.growing.live_optimiser import checked_optimiser, hide_seeds
 from esper.growing.randomness import own_randomness
 from esper.growing.request import Request
 from esper.growing.settings import settings_of

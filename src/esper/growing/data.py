@@ -66,13 +66,22 @@ def read_data(train: Any, val: Any, seed: int = 0, validation_samples: int | Non
 
     validation_samples: at most this many samples for validation, drawn by the seed; all if left out.
     """
-    data = _splits(train, val, seed)
-    held = data.validation
+    training = read_split("train", train)
+    if val is None:
+        count = max(1, round(VALIDATION_SHARE * len(training)))
+        if len(training) - count < LEAST_SAMPLES:
+            raise UserError(
+                f"train has {len(training)} samples, too few to hold some back; give val, or at least "
+                f"{LEAST_SAMPLES + 1} samples"
+            )
+        drawn, kept = _shuffled(len(training), seed).tensor_split([count])
+        training, held = training.subset(kept), training.subset(drawn)
+    else:
+        held = read_split("val", val)
+        _check_alike(training, held)
     if validation_samples is not None and validation_samples < len(held):
-        drawn = _shuffled(len(held), seed)[:validation_samples]
-        held = GivenSplit(held.inputs[drawn], held.targets[drawn])
-    batch_size = train.batch_size if isinstance(train, DataLoader) else None
-    return Data(data.train, held, batch_size)
+        held = held.subset(_shuffled(len(held), seed)[:validation_samples])
+    return Data(training, held, train.batch_size if isinstance(train, DataLoader) else None)
 
 
 def _shuffled(count: int, seed: int) -> Tensor:
@@ -80,11 +89,7 @@ def _shuffled(count: int, seed: int) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).permutation(count))
 
 
-def _splits(train: Any, val: Any, seed: int) -> Data:
-    training = read_split("train", train)
-    if val is None:
-        return _held_back(training, seed)
-    validation = read_split("val", val)
+def _check_alike(training: GivenSplit, validation: GivenSplit) -> None:
     if training.inputs.shape[1:] != validation.inputs.shape[1:]:
         raise UserError(
             f"train has inputs of shape {list(training.inputs.shape[1:])} and val of "
@@ -95,22 +100,6 @@ def _splits(train: Any, val: Any, seed: int) -> Data:
             f"train has targets of type {training.targets.dtype} and val of {validation.targets.dtype}; give "
             "whole numbers in both (classes) or decimals in both (regression)"
         )
-    return Data(training, validation)
-
-
-def _held_back(split: GivenSplit, seed: int) -> Data:
-    order = _shuffled(len(split), seed)
-    count = max(1, round(VALIDATION_SHARE * len(split)))
-    if len(split) - count < LEAST_SAMPLES:
-        raise UserError(
-            f"train has {len(split)} samples, too few to hold some back; give val, or at least "
-            f"{LEAST_SAMPLES + 1} samples"
-        )
-    held, kept = order.tensor_split([count])
-    return Data(
-        GivenSplit(split.inputs[kept], split.targets[kept]),
-        GivenSplit(split.inputs[held], split.targets[held]),
-    )
 
 
 def read_split(name: str, data: Any) -> GivenSplit:
@@ -128,8 +117,7 @@ def read_split(name: str, data: Any) -> GivenSplit:
             bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())
             raise UserError(
                 f"{name} has {what} that are NaN or infinite in {bad} of {len(tensor)} samples; fill in "
-                "or drop "
-                "those samples"
+                "or drop those samples"
             )
     return GivenSplit(inputs, targets)
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
+from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.batches import autocast, length_of, ran_dry, read_until, to_device
-from esper.growing.live_optimiser import LiveOptimiser
+from esper.growing.batches import autocast, ran_dry, to_device
+from esper.growing.live_optimiser import LiveOptimiser, Rates
 from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
 from esper.growing.places import trained
-from esper.growing.rates import Rates
 from esper.growing.tally import Evaluation, Tally
 from esper.growing.undoing import at_rest
 from esper.growing.widening import Widening
@@ -63,7 +63,7 @@ class LivePopulation:
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(live.model, settings, self.config, optimiser)
         self.rates = Rates(settings.make_scheduler, self.config, self.optimiser.peak)
-        self.batches = length_of(self.train_loader)
+        self.batches = length_hint(self.train_loader)  # 0 where nobody knows before it was read
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
@@ -232,9 +232,12 @@ class LivePopulation:
         return float(total) / max(count, 1)
 
     def _epoch(self) -> Iterator[Any]:
-        most = self.settings.training.get("batches_per_epoch")
-        for batch in islice(read_until(self.stop, self.train_loader), most):
-            yield to_device(batch, self.place)
+        try:
+            for batch in islice(self.train_loader, self.settings.training.get("batches_per_epoch")):
+                yield to_device(batch, self.place)
+        except RuntimeError:
+            if not self.stop():  # Ctrl-C ends the worker processes of a loader as well
+                raise
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs

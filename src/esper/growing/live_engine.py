@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import first_batch, loaders_of
-from esper.growing.budget import Limited, Prices
+from esper.growing.budget import Limited, SeedPrices
 from esper.growing.controllers import default_controller, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
@@ -55,7 +55,7 @@ class LiveGrowth:
             given = default_controller(live.hooks, request.budget, settings.blueprints)
             decider = make_controller(given, gates, cpu)
         environment = LiveEnvironment(live, request.epochs, optimiser)
-        controller = Limited(decider, Prices(environment.bodies, settings.blueprints), request.budget)
+        controller = Limited(decider, SeedPrices(environment.bodies, settings.blueprints), request.budget)
         return LiveGrowth(live, environment, controller, name_of(given), Randomness(device, loaders))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,21 +30,14 @@ from esper.population.hosts import Host
 
 
 @dataclass(frozen=True)
-class _About:
-    """Which seed it was."""
+class Fold:
+    """A seed that has become part of its model."""
 
     slot: int
     blueprint: int
     blend: Blend
     born: int  # folds that there were when it was planted
     was_at: nn.Module  # the module that the slot hung on
-
-
-@dataclass(frozen=True)
-class Fold:
-    """A seed that has become part of its model."""
-
-    about: _About
     words: str  # what a person would say has changed
     undo: Undo
     joined: list[Joined] = field(default_factory=list)  # parameters that got wider
@@ -52,7 +46,7 @@ class Fold:
     @property
     def code(self) -> list[int]:
         """What is needed to do it again: slot, blueprint, blend, and how many folds were before its birth."""
-        return [self.about.slot, self.about.blueprint, int(self.about.blend), self.about.born]
+        return [self.slot, self.blueprint, int(self.blend), self.born]
 
 
 class Hooks:
@@ -241,30 +235,25 @@ class Hooks:
 
     def _folded(self, k: int) -> Fold:
         slot, name = self.slots[k], self.names[k]
-        about = _About(k, slot.blueprint, slot.blend, slot.born, self.modules[k])
+        fold = partial(Fold, k, slot.blueprint, slot.blend, slot.born, self.modules[k])
         assert slot.seed is not None, "an empty slot has nothing to fold"
         if isinstance(slot.seed, Repeat):
             undo = Undo(touched_by(self.model, slot.seed.span))
             self.modules[k] = insert(self.model, slot.seed.span, list(slot.seed.blocks))
             moved = [(p, p) for p in slot.seed.parameters()]
-            return Fold(about, f"{name} repeated", undo, moved=moved)
+            return fold(f"{name} repeated", undo, moved=moved)
         if isinstance(slot.seed, Widening):
             words = self._wider(slot.seed)
             undo = Undo(part.layer for part in slot.seed.parts)
-            return Fold(about, words, undo, joined=slot.seed.fold(slot.strength))
-        return self._folded_graft(about, slot)
-
-    def _folded_graft(self, about: _About, slot: LiveSlot) -> Fold:
-        module, graft = self.modules[about.slot], slot.graft()
+            return fold(words, undo, joined=slot.seed.fold(slot.strength))
+        module, graft = self.modules[k], slot.graft()
         plain = plain_graft(graft, slot.place.spatial_dims)
         plain.to(next((p.device for p in graft.parameters()), None))
         undo = Undo(m for m in self.model.modules() if module in (m, *m.children()))
         current = next(n for n, m in self.model.named_modules() if m is module)
-        self.modules[about.slot] = install(self.model, current, slot.place.in_tuple, plain)
+        self.modules[k] = install(self.model, current, slot.place.in_tuple, plain)
         moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
-        return Fold(
-            about, f"{Blueprint(slot.blueprint).name} behind {self.names[about.slot]}", undo, moved=moved
-        )
+        return fold(f"{Blueprint(slot.blueprint).name} behind {name}", undo, moved=moved)
 
     def _wider(self, seed: Widening) -> str:
         """What a widening changes, as in: conv1 64 → 96 wide, or attn 4 → 6 heads."""
@@ -281,8 +270,8 @@ class Hooks:
         self.detach()
         fold = self.folds.pop()
         fold.undo()
-        self.modules[fold.about.slot] = fold.about.was_at
-        self.slots[fold.about.slot].clear()
+        self.modules[fold.slot] = fold.was_at
+        self.slots[fold.slot].clear()
         self.version += 1
         self.attach()
         return fold
@@ -292,8 +281,7 @@ class Hooks:
 
         Its class is the model's own; it needs no esper to be loaded.
         """
-        version, kept = self.version, [copy.copy(vars(slot)) for slot in self.slots]
-        seeds = [(slot.seed, slot.gate) for slot in self.slots]
+        version, as_before = self.version, Undo(self.slots)
         heard = [k for k, slot in enumerate(self.slots) if slot.seed is not None and slot.strength > 0]
         try:
             for k in heard:
@@ -303,9 +291,7 @@ class Hooks:
         finally:
             for _ in range(len(heard)):
                 self.unfold()
-            for slot, was, (seed, gate) in zip(self.slots, kept, seeds, strict=True):
-                vars(slot).update(was)
-                slot.seed, slot.gate = seed, gate
+            as_before()
             self.version = version
             self.attach()
 

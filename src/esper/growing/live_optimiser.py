@@ -1,18 +1,20 @@
-"""The optimiser of a living model: its own weights, and those of seeds that come and go."""
+"""The optimiser of a living model: its own weights, those of seeds that come and go, and their rates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
 
 from esper.foundation.errors import UserError
 from esper.growing.places import trained
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
+from esper.population.schedule import rate_share
 
 if TYPE_CHECKING:
     from esper.growing.live_hooks import Fold
@@ -149,8 +151,8 @@ class LiveOptimiser:
         for joined in reversed(fold.joined):
             self.rule.state.pop(joined.new, None)
             self._replace({joined.new: joined.old})
-        self.seeds[fold.about.slot] = [after for _, after in fold.moved]
-        self.let_go(fold.about.slot)
+        self.seeds[fold.slot] = [after for _, after in fold.moved]
+        self.let_go(fold.slot)
 
     def _replace(self, others: Mapping[nn.Parameter, nn.Parameter]) -> None:
         for group in self.rule.param_groups:
@@ -251,3 +253,96 @@ def _at_home(state: dict[str, Any], parameter: nn.Parameter, group: Mapping[str,
         if isinstance(value, Tensor) and (on_device or value.shape == parameter.shape)
     }
     return state | {key: value.to(parameter.device) for key, value in moments.items()}
+
+
+# ---- learning rates ------------------------------------------------------------------------------------
+
+
+class Rates:
+    """Which share of its peak every rate has now.
+
+    A user's scheduler moves a stand-in with one rate, which begins at the peak; all groups follow in
+    proportion, so that those of seeds, which come and go, need nothing of it. It is stepped after every step
+    of the optimiser.
+    """
+
+    def __init__(self, make: Callable[..., Any] | None, config: PopulationConfig, peak: float):
+        self._make, self._config, self._peak = make, config, peak
+        self.steps = 0  # of the user's scheduler
+        self.begin(0)
+
+    def begin(self, steps: int) -> None:
+        """A fresh scheduler that has been stepped that often; raises a UserError where it is none."""
+        if self._make is None:
+            return
+        self._stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], self._peak)
+        self._scheduler = self._make(self._stand_in)
+        if not callable(getattr(self._scheduler, "step", None)):
+            raise UserError(
+                f"make_scheduler gives a {type(self._scheduler).__name__}; it must return a scheduler of "
+                "torch.optim.lr_scheduler, or anything with step()"
+            )
+        self.steps = 0
+        for _ in range(steps):
+            self.step()
+
+    def share(self, done: float) -> float:
+        """Of the peak, when this share of the run is over."""
+        if self._make is None:
+            return float(rate_share(torch.tensor(done), self._config))
+        return float(self._stand_in.param_groups[0]["lr"]) / self._peak
+
+    def step(self) -> None:
+        """The optimiser has made a step."""
+        if self._make is not None:
+            self._stand_in.step()
+            self._scheduler.step()
+            self.steps += 1
+
+
+# ---- a user's optimiser, saved as if nothing had grown ----------------------------------------------------
+
+# What `optimiser.state_dict()` gives has the same form whatever has grown, so that it loads into a fresh
+# optimiser, before or after the seeds are planted again; the state of the seeds is for the `Grower` to save.
+State = dict[str, Any]
+
+
+def hide_seeds(optimiser: Optimizer, seeds: Callable[[], Collection[int]]) -> tuple[RemovableHandle, ...]:
+    """Leave parameters out of what is saved, and put them back into what is loaded.
+
+    seeds: gives the ids of those parameters. The handles take all this back.
+    """
+    return (
+        optimiser.register_state_dict_post_hook(lambda rule, state: _without(rule, state, seeds())),
+        optimiser.register_load_state_dict_pre_hook(lambda rule, state: _with(rule, state, seeds())),
+    )
+
+
+def _without(rule: Optimizer, state: State, seeds: Collection[int]) -> State:
+    """A saved state, its parameters numbered anew."""
+    groups, kept = [], dict[int, int]()  # from the old number to the new one
+    for own, saved in zip(rule.param_groups, state["param_groups"], strict=True):
+        pairs = zip(own["params"], saved["params"], strict=True)
+        stay = [number for parameter, number in pairs if id(parameter) not in seeds]
+        kept |= {number: len(kept) + k for k, number in enumerate(stay)}
+        groups.append({**saved, "params": [kept[number] for number in stay]})
+    states = {kept[number]: value for number, value in state["state"].items() if number in kept}
+    return {**state, "state": states, "param_groups": groups}
+
+
+def _with(rule: Optimizer, state: State, seeds: Collection[int]) -> State:
+    """A state to be loaded, with what is remembered of the seeds now; as it is where it cannot fit."""
+    own = [[p for p in group["params"] if id(p) not in seeds] for group in rule.param_groups]
+    if [len(group) for group in own] != [len(group["params"]) for group in state["param_groups"]]:
+        return state
+    groups, states, count = [], dict[int, Any](), 0
+    for group, saved in zip(rule.param_groups, state["param_groups"], strict=True):
+        numbers = iter(saved["params"])
+        for number, parameter in enumerate(group["params"], count):
+            hidden = id(parameter) in seeds
+            found = rule.state.get(parameter) if hidden else state["state"].get(next(numbers))
+            if found:
+                states[number] = found
+        groups.append({**saved, "params": list(range(count, count + len(group["params"])))})
+        count += len(group["params"])
+    return {**state, "state": states, "param_groups": groups}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,43 +12,28 @@ from esper.lifecycle.legality import holds_seed
 from esper.tamiyo.policy.observation import Observation
 
 
-class GrowthBar:
-    """Epochs done, the score of the best member and how many seeds live in it."""
+@contextmanager
+def growth_bar(
+    epochs: int, score_name: str, show: bool, doing: str
+) -> Iterator[Callable[[Observation], None]]:
+    """While inside, a bar of the epochs done; it is told of each with what is seen after it.
 
-    def __init__(
-        self,
-        epochs: int,
-        score_name: str,
-        show: bool,
-        console: Console | None = None,
-        doing: str = "growing",
-    ):
-        console = console or Console(stderr=True)
-        self._score_name = score_name
-        self._shown = show and console.is_terminal
-        self._progress = Progress(
-            TextColumn(doing),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not self._shown,
-        )
-        self._task = self._progress.add_task("growing", total=epochs, status="")
+    It says the score of the best member and how many seeds live in it.
+    """
+    console = Console(stderr=True)
+    shown = show and console.is_terminal
+    told = TextColumn("{task.fields[status]}")
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not shown) as progress:
+        task = progress.add_task(doing, total=epochs, status="")
 
-    def update(self, observation: Observation) -> None:
-        """Another epoch is over."""
-        if not self._shown:
-            return
-        best = int(observation.val_accuracy.argmax())
-        seeds = int(holds_seed(observation.slots)[best].sum())
-        status = f"{self._score_name} {float(observation.val_accuracy[best]):.3f}, {seeds} seeds"
-        self._progress.update(self._task, advance=1, status=status)
+        def update(observation: Observation) -> None:
+            if shown:
+                best = int(observation.val_accuracy.argmax())
+                score, seeds = (
+                    float(observation.val_accuracy[best]),
+                    int(holds_seed(observation.slots)[best].sum()),
+                )
+                progress.update(task, advance=1, status=f"{score_name} {score:.3f}, {seeds} seeds")
 
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *why: object) -> None:
-        self._progress.stop()
+        yield update

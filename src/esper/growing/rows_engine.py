@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError, one_line
-from esper.growing.budget import Limited, Prices, not_taken
+from esper.growing.budget import Limited, SeedPrices, not_taken
 from esper.growing.controllers import HEURISTIC, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
@@ -47,7 +47,7 @@ def prepare_rows(request: Request) -> Prepared:
     environment = _environment(request, pieces, data, goal)
     given = HEURISTIC if request.controller is None else request.controller
     decider = make_controller(given, settings.rules(epochs).gates, device)
-    prices = Prices(environment.population, settings.blueprints, pieces.causal)
+    prices = SeedPrices(environment.population, settings.blueprints, pieces.causal)
     if missing := not_taken(decider, prices):
         raise CannotRun(
             f"the schedule asks for {', '.join(missing)}, which many copies at once cannot grow in this "

@@ -19,7 +19,7 @@ class Undo:
 
     def __init__(self, objects: Iterable[Any]):
         unique = {id(thing): thing for thing in objects}
-        self._saved = [(thing, _attributes(thing)) for thing in unique.values()]
+        self._saved = [(thing, _copied(vars(thing))) for thing in unique.values()]
 
     def __call__(self) -> None:
         """Make them what they were."""
@@ -27,12 +27,11 @@ class Undo:
             own = vars(thing)
             mode = {key: own[key] for key in ("training",) if key in own}
             own.clear()
-            own.update({key: copy.copy(v) if isinstance(v, dict) else v for key, v in attributes.items()})
-            own.update(mode)
+            own.update(_copied(attributes) | mode)
 
 
-def _attributes(thing: Any) -> dict[str, Any]:
-    return {key: copy.copy(value) if isinstance(value, dict) else value for key, value in vars(thing).items()}
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {key: copy.copy(value) if isinstance(value, dict) else value for key, value in attributes.items()}
 
 
 @contextmanager

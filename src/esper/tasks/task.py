@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -57,9 +58,9 @@ class Split:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def subset(self, indices: Tensor) -> Split:
+    def subset(self, indices: Tensor) -> Self:
         """The chosen samples, in the given order.  # indices [K] int64"""
-        return Split(self.inputs[indices], self.targets[indices])
+        return type(self)(self.inputs[indices], self.targets[indices])
 
     def to(self, device: torch.device | str) -> Split:
         return Split(self.inputs.to(device), self.targets.to(device))

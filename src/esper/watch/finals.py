@@ -73,7 +73,8 @@ def final_of(name: str, run: Path) -> Final | None:
     number = int(last["round"])
     rows, members = _rows(LanesFolder(run / "lanes"), number if growth is None else 0)
     figures = {q: Figure(_number(last.get(f"{q}_mean")), _number(last.get(f"{q}_ci"))) for q in QUANTITIES}
-    same = (*(config.get(key) for key in _SAME), *_host(config))
+    host = sorted((key, value) for key, value in config.items() if key.startswith("host."))
+    same = (*(config.get(key) for key in _SAME), *host)
     if growth is None:
         return Final(name, number, figures, rows, members, (number, *same))
     rows = {quantity: rows[quantity] for quantity in rows if quantity != "return"}  # it was paid nothing
@@ -134,10 +135,6 @@ def _tried(read: Callable[[], Read]) -> Read | None:
         return read()
     except UserError:
         return None
-
-
-def _host(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    return sorted((key, value) for key, value in config.items() if key.startswith("host."))
 
 
 def _number(value: Any) -> float:
