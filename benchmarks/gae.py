@@ -68,7 +68,7 @@ def mended(rows: GaeInputs, gamma: float = GAMMA, lam: float = LAMBDA) -> tuple[
 def prepare(members: int, slots: int) -> Case:
     rows = make_rows(members)
     return Case(
-        ours=lambda: compute_gae(*rows, gamma=GAMMA, lam=LAMBDA), baseline=lambda: member_by_member(rows)
+        ours=lambda: compute_gae(rows, gamma=GAMMA, lam=LAMBDA), baseline=lambda: member_by_member(rows)
     )
 
 

@@ -85,8 +85,8 @@ def rows_with_terminals(members: int) -> GaeInputs:
 
 def gae_case(rows: GaeInputs, theirs: Callable[[], Any], name: str) -> Case:
     """theirs() → advantages [N, T]"""
-    agree(name, compute_gae(*rows, GAMMA, LAMBDA)[0], theirs())
-    return Case(ours=lambda: compute_gae(*rows, GAMMA, LAMBDA), baseline=theirs)
+    agree(name, compute_gae(rows, GAMMA, LAMBDA)[0], theirs())
+    return Case(ours=lambda: compute_gae(rows, GAMMA, LAMBDA), baseline=theirs)
 
 
 def gae_stable_baselines(members: int) -> Case:

@@ -135,12 +135,12 @@ def time_gae(members: int, steps: int = 150) -> dict[str, Any]:
     flags = [torch.from_numpy(rng.random((members, steps)) < 0.02) for _ in range(2)]
     rows = GaeInputs(*floats, *flags, torch.from_numpy(rng.integers(0, steps + 1, members)))
     on_gpu = GaeInputs(*(tensor.to(DEVICE) for tensor in rows))
-    expected, found = loop_kernel(rows, 0.995, 0.98)[0], compute_gae(*on_gpu, gamma=0.995, lam=0.98)[0]
+    expected, found = loop_kernel(rows, 0.995, 0.98)[0], compute_gae(on_gpu, gamma=0.995, lam=0.98)[0]
     return {
         "members": members,
         "kernel": fastest_kernel(DEVICE).__name__,
         "largest_difference": float((found.cpu() - expected).abs().max()),
-        "ms": wall_ms(lambda: compute_gae(*on_gpu, gamma=0.995, lam=0.98)),
+        "ms": wall_ms(lambda: compute_gae(on_gpu, gamma=0.995, lam=0.98)),
         "torch_scan_ms": wall_ms(lambda: scan_kernel(on_gpu, 0.995, 0.98)),
     }
 

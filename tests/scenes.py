@@ -6,8 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.lifecycle.actions import Head
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
+from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 # Empty, BLENDING and HOLDING slots are common in a run, the others pass quickly.
@@ -74,3 +76,9 @@ def random_observation(rng: np.random.Generator, num_members: int, num_slots: in
         slots=random_states(rng, *shape),
         evidence=SlotEvidence(**measured),
     )
+
+
+def nothing_is_empty(masks: ActionMasks) -> bool:
+    """Whether every head of every member has a legal choice, and every legal op a slot."""
+    heads = all(bool(masks.head(head).any(dim=1).all()) for head in Head)
+    return heads and torch.equal(masks.op, masks.slot_by_op.any(dim=2))

@@ -25,6 +25,7 @@ from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
 from tests.growing import models
+from tests.scenes import nothing_is_empty
 
 WIDTHS = (4, 9)
 HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
@@ -62,7 +63,7 @@ def test_whatever_is_open_fits(row: list[SlotRecord | None], budget: int) -> Non
     assert int(PRICES.spent(states)) == spent
     full = compute_batch_masks(states, None, RULES, "cnn")
     masks = Limited(Static(), PRICES, budget).limited(states, full)
-    masks.check()
+    assert nothing_is_empty(masks)
     open_styles = masks.style[0].nonzero().flatten().tolist()
     for s in masks.slot_by_op[0, Op.GERMINATE].nonzero().flatten().tolist():
         for b, style in itertools.product(masks.blueprint[0].nonzero().flatten().tolist(), open_styles):

@@ -163,7 +163,7 @@ def test_what_is_not_read_may_be_anything(kernel: Kernel) -> None:
 
 def test_a_row_without_valid_steps_is_all_zero() -> None:
     rows = random_rows(1, 3, 5, 0.1)._replace(step_counts=torch.zeros(3, dtype=torch.long))
-    for result in compute_gae(*rows, gamma=0.9, lam=0.9):
+    for result in compute_gae(rows, gamma=0.9, lam=0.9):
         assert torch.equal(result, torch.zeros(3, 5))
 
 
@@ -194,7 +194,7 @@ def test_wrong_shapes_and_types_are_refused_by_name() -> None:
     }
     for name, tensor in bad.items():
         with pytest.raises(ValueError, match=name):
-            compute_gae(*rows._replace(**{name: tensor}), gamma=0.9, lam=0.9)
+            compute_gae(rows._replace(**{name: tensor}), gamma=0.9, lam=0.9)
 
 
 @pytest.mark.gpu
@@ -202,5 +202,5 @@ def test_wrong_shapes_and_types_are_refused_by_name() -> None:
 def test_the_gpu_kernel_equals_the_scalar_reference(horizon: int) -> None:
     rows = random_rows(3, 33, horizon, 0.1)
     on_gpu = GaeInputs(*(tensor.cuda() for tensor in rows))
-    found = compute_gae(*on_gpu, gamma=0.99, lam=0.95)
+    found = compute_gae(on_gpu, gamma=0.99, lam=0.95)
     assert_same((found[0].cpu(), found[1].cpu()), scalar_reference(rows, 0.99, 0.95))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from esper.foundation.rows import tensors_of
-from esper.simic.agent.gae import compute_gae
+from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from tests.operations import count_operations
 from tests.simic.scenes import transition
@@ -146,10 +146,9 @@ def test_advantages_are_those_of_gae_with_the_next_value_of_the_same_row() -> No
     values = column("value")
     following = torch.cat((values[:, 1:], bootstrap.unsqueeze(1)), dim=1)
     following[1, 2] = stored[2].bootstrap_value[1]
-    advantages, returns = compute_gae(
-        column("reward"), values, following, column("terminated"), column("truncated"),
-        torch.full((members,), steps), 0.9, 0.8,
-    )  # fmt: skip
+    ends, counts = (column("terminated"), column("truncated")), torch.full((members,), steps)
+    rows = GaeInputs(column("reward"), values, following, *ends, counts)
+    advantages, returns = compute_gae(rows, 0.9, 0.8)
     torch.testing.assert_close(buffer.advantages[:, :steps], advantages)
     torch.testing.assert_close(buffer.returns[:, :steps], returns)
     assert not buffer.advantages[:, steps:].any()

@@ -278,20 +278,18 @@ def test_the_ledger_counts_fates() -> None:
 
 
 @pytest.mark.parametrize(
-    ("returns", "rose", "says"),
+    ("returns", "says"),
     [
-        ([0.0, 0.1] * 2, False, "too few"),
-        ([0.0, 0.01] * 4 + [0.5, 0.51] * 4, True, "The return rose from +0.005"),
-        ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, False, "The return fell"),
-        ([0.0, 0.5] * 8, False, "did not clearly rise"),
-        ([float("nan")] * 20, False, "too few"),
-        ([0.1], False, "1 round is too few"),
+        ([0.0, 0.1] * 2, "too few"),
+        ([0.0, 0.01] * 4 + [0.5, 0.51] * 4, "The return rose from +0.005"),
+        ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, "The return fell"),
+        ([0.0, 0.5] * 8, "did not clearly rise"),
+        ([float("nan")] * 20, "too few"),
+        ([0.1], "1 round is too few"),
     ],
 )
-def test_the_verdict_is_honest(returns: list[float], rose: bool, says: str) -> None:
-    verdict = learning_verdict(returns)
-    assert verdict.rose is rose
-    assert says in verdict.sentence
+def test_the_verdict_is_honest(returns: list[float], says: str) -> None:
+    assert says in learning_verdict(returns)
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from scipy.special import ndtri, stdtrit
@@ -44,21 +43,13 @@ def proportion_half(share: float, count: int) -> float:
     return float(ndtri(0.975)) * math.sqrt(shrunk * (1 - shrunk) / (count + 2))
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """Whether the return rose over a run: by the linear trend over all of its rounds."""
-
-    rose: bool
-    sentence: str
-
-
-def learning_verdict(returns: Sequence[float], what: str = "The return") -> Verdict:
-    """An honest sentence about the course of the mean return, or of `what`, round by round."""
+def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:
+    """A sentence about whether the mean return, or `what`, rose, by the linear trend over all rounds."""
     finite = [value for value in returns if math.isfinite(value)]
     quarter = len(finite) // 4
     if quarter < 2:
         few = f"{len(finite)} round is" if len(finite) == 1 else f"{len(finite)} rounds are"
-        return Verdict(False, f"{few} too few to say whether the return rose; run at least 8.")
+        return f"{few} too few to say whether the return rose; run at least 8."
     change, half = trend(finite)
     first, last = float(np.mean(finite[:quarter])), float(np.mean(finite[-quarter:]))
     course = (
@@ -66,10 +57,10 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> Verd
         f"by a trend of {change:+.3f} ± {half:.3f} over all of them"
     )
     if change > half:
-        return Verdict(True, f"{what} rose {course}.")
+        return f"{what} rose {course}."
     if change < -half:
-        return Verdict(False, f"{what} fell {course}.")
-    return Verdict(False, f"{what} did not clearly rise: it went {course}.")
+        return f"{what} fell {course}."
+    return f"{what} did not clearly rise: it went {course}."
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 _SLOT_ID = re.compile(r"r(\d+)c(\d+)")
@@ -32,21 +31,7 @@ class SlotConfig:
             raise ValueError(f"a grid of {rows} x {cols} has no slots; rows and cols must be at least 1")
         return cls(tuple(f"r{r}c{c}" for r in range(rows) for c in range(cols)))
 
-    @classmethod
-    def of(cls, slot_ids: Iterable[str]) -> SlotConfig:
-        """The given ids, in the given order."""
-        return cls(tuple(slot_ids))
-
     @property
     def num_slots(self) -> int:
         """How many slots the host has."""
         return len(self.slot_ids)
-
-    def index(self, slot_id: str) -> int:
-        """The position of a slot in every [N, S] tensor."""
-        try:
-            return self.slot_ids.index(slot_id)
-        except ValueError:
-            raise ValueError(
-                f"slot {slot_id!r} is unknown; this host has {', '.join(self.slot_ids)}"
-            ) from None

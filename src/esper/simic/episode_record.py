@@ -15,7 +15,6 @@ from esper.foundation.rows import refill, under_prefix, with_prefix
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.slot_states import SlotStates
-from esper.tamiyo.blocks import some_members
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -89,7 +88,7 @@ class EpisodeRecord:
     def some_members(self, span: slice) -> EpisodeRecord:
         """The same episode of some of its members."""
         arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
-        slots = some_members(self.final_slots, span)
+        slots = self.final_slots[span]
         return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
     @staticmethod

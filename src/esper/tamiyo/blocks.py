@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import Actions
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-
-Record = TypeVar("Record")
 
 
 class Blocks:
@@ -63,7 +59,7 @@ class Blocks:
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """As many actions as the longest list of any block; the others wait after theirs."""
         decided = [
-            controller.decide(some_members(observation, span), some_members(masks, span), step)
+            controller.decide(observation[span], masks[span], step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
         ]
         lists = [[one] if isinstance(one, Actions) else one for one in decided]
@@ -73,8 +69,3 @@ class Blocks:
             [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)
         ]
         return [Actions(torch.cat([one.choices for one in step])) for step in zip(*padded, strict=True)]
-
-
-def some_members(record: Record, span: slice) -> Record:
-    """Some members of a record of tensors.  # each [N, ...] → [n, ...]"""
-    return map_tensors(lambda tensor: tensor[span], record)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from esper.foundation.errors import UserError
-from esper.telemetry.files import disk_errors, link_atomically, write_atomically
+from esper.telemetry.files import disk_errors, write_atomically
 
 FORMAT = "esper-checkpoint"
 VERSION = "1"
@@ -50,6 +49,11 @@ class Checkpoint:
 
 def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any], schema: str) -> None:
     """Write a checkpoint atomically. `schema` is a hash of the layout it fits; loading compares it."""
+    write_atomically(Path(path), _encoded(tensors, record, schema))
+
+
+def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytearray:
+    """A checkpoint as the bytes of its file."""
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -60,7 +64,7 @@ def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any
     data = bytearray(save_safetensors(_apart(tensors), metadata=header))
     start, end = _digest_span(data)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
-    write_atomically(Path(path), data)
+    return data
 
 
 def load_checkpoint(
@@ -155,29 +159,25 @@ class CheckpointStore:
     def save(
         self, round: int, tensors: Tensors, record: Mapping[str, Any], schema: str, score: float = math.nan
     ) -> None:
-        """Write `last`; give it a second name where it is also the best so far, or due as a periodic one.
+        """Write `last`, and before it the same as the best so far, or as a periodic one that is due.
 
-        `last` is renamed into place at the end: a run that is killed before that lives the round again.
+        A run that is killed before `last` is written lives the round again.
         `score` is higher for better; NaN never becomes the best. The record gets `round` and `score`.
         """
         kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
-        newest = self.folder / "next.safetensors"
-        save_checkpoint(newest, tensors, kept, schema)
+        data = _encoded(tensors, kept, schema)
         if math.isfinite(score) and score > self._best_score():
-            link_atomically(newest, self.best)
+            write_atomically(self.best, data)
         if self.every and round % self.every == 0:
-            link_atomically(newest, self.folder / f"round-{round:06d}.safetensors")
-        with disk_errors("write", self.last):
-            os.replace(newest, self.last)
+            write_atomically(self.folder / f"round-{round:06d}.safetensors", data)
+        write_atomically(self.last, data)
+        with disk_errors("remove old checkpoints in", self.folder):
             for path in self.periodic()[: -self.keep]:
                 path.unlink()
 
     def _best_score(self) -> float:
         """The score of `best`; a missing or damaged one is there to be replaced."""
         try:
-            with open(self.best, "rb") as file:
-                header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            score = json.loads(header["__metadata__"]["record"])["score"]
-            return -math.inf if score is None else float(score)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError, MemoryError):
+            return float(load_checkpoint(self.best).record["score"])
+        except (UserError, KeyError, TypeError):
             return -math.inf

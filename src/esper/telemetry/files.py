@@ -50,20 +50,6 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
         _sync_folder(path.parent)
 
 
-def link_atomically(source: Path, path: Path) -> None:
-    """Give `source` a second name, replacing what had it: no bytes are copied where the disk knows links."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with disk_errors("write", path):
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(source, temporary)
-        except OSError:
-            write_atomically(path, source.read_bytes())
-            return
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
-
-
 def _sync_folder(folder: Path) -> None:
     """A rename is durable once its folder is on disk; systems that cannot open folders need no such step."""
     if os.name != "posix":

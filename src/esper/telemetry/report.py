@@ -289,8 +289,8 @@ def learning_in_words(rounds: Sequence[RoundSummary]) -> str:
     """Whether it learned, in a sentence: by what lies above ungrown twins, where they were played."""
     gains = [r.extra["above_twin"] for r in rounds if "above_twin" in r.extra]
     if len(gains) == len(rounds):
-        return learning_verdict(gains, "The return above that of ungrown twins").sentence
-    return learning_verdict([r.return_mean for r in rounds]).sentence
+        return learning_verdict(gains, "The return above that of ungrown twins")
+    return learning_verdict([r.return_mean for r in rounds])
 
 
 def _origins(folder: RunFolder, rounds: Sequence[RoundSummary]) -> str:

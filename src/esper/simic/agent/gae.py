@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class GaeInputs(NamedTuple):
-    """The inputs of a kernel, checked."""
+    """A rollout as the kernels take it."""
 
     rewards: Tensor  # [N, T] float32
     values: Tensor  # [N, T] float32
@@ -36,23 +36,10 @@ Advantages = tuple[Tensor, Tensor]  # advantages and returns, [N, T] float32 eac
 Kernel = Callable[[GaeInputs, float, float], Advantages]  # (rows, γ, λ)
 
 
-def compute_gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    step_counts: Tensor,
-    gamma: float,
-    lam: float,
-) -> Advantages:
-    """Advantages and returns, both [N, T] float32.
-
-    rewards, values, next_values [N, T] float32; terminated, truncated [N, T] bool; step_counts [N] int64.
-    """
-    rows = GaeInputs(rewards, values, next_values, terminated, truncated, step_counts)
+def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
+    """Advantages and returns, both [N, T] float32; raises ValueError for wrong shapes or types."""
     _check(rows)
-    return fastest_kernel(rewards.device.type)(rows, gamma, lam)
+    return fastest_kernel(rows.rewards.device.type)(rows, gamma, lam)
 
 
 @functools.cache

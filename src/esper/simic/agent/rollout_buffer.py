@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.rows import map_tensors, tensors_of
-from esper.simic.agent.gae import compute_gae, valid_steps
+from esper.simic.agent.gae import GaeInputs, compute_gae, valid_steps
 
 
 @dataclass(frozen=True)
@@ -189,16 +189,10 @@ class TamiyoRolloutBuffer:
         following = torch.cat((steps.value[:, 1:], after), dim=1)
         last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
         following = following.scatter(1, last, after)
-        self.advantages, self.returns = compute_gae(
-            steps.reward,
-            steps.value,
-            torch.where(steps.truncated, steps.bootstrap_value, following),
-            steps.terminated,
-            steps.truncated,
-            self.step_counts,
-            gamma,
-            lam,
-        )
+        following = torch.where(steps.truncated, steps.bootstrap_value, following)
+        ends = steps.terminated, steps.truncated
+        rows = GaeInputs(steps.reward, steps.value, following, *ends, self.step_counts)
+        self.advantages, self.returns = compute_gae(rows, gamma, lam)
 
     def _unfinished(self) -> Tensor:
         """Rows whose last step ends nothing.  # [N]"""

@@ -48,21 +48,6 @@ class ActionMasks(RowRecord):
         mask: Tensor = getattr(self, head.name.lower())
         return mask
 
-    def check(self) -> None:
-        """Raise if a member has a head, or a legal op, with no legal choice. Reads values back."""
-        for head in Head:
-            _refuse_empty_rows(self.head(head), f"head {head.name.lower()}")
-        for op in Op:
-            _refuse_empty_rows(self.slot_by_op[:, op] | ~self.op[:, op, None], f"slot of op {op.name}")
-
-
-def _refuse_empty_rows(mask: Tensor, what: str) -> None:
-    empty = (~mask.any(dim=1)).nonzero().flatten().tolist()
-    if empty:
-        raise ValueError(
-            f"member {empty[0]} has no legal choice for {what}; every row needs at least one True"
-        )
-
 
 @dataclass(frozen=True)
 class SlotMaskState:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from esper.foundation.rows import RowRecord
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
 
@@ -13,7 +14,7 @@ HISTORY_LENGTH = 5
 
 
 @dataclass(frozen=True)
-class Observation:
+class Observation(RowRecord):
     """One decision step of N members. NaN stands for what has not been measured."""
 
     progress: Tensor  # [N] float: share of the budget that is spent, 0..1
