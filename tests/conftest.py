@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 
 import pytest
 
@@ -12,6 +13,13 @@ ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQE
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that no worker waits for it in the end."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 @pytest.fixture

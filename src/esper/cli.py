@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Annotated, Any
 
 import typer
@@ -67,6 +68,7 @@ for _function, _example in _COMMANDS:
     _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)
     app.command(_function.__name__, help=_help, epilog=f"Example: {_example}")(_function)
 app.add_typer(config.app, name="config")
+_command = cache(get_command)  # to make it takes longer than many a command
 
 
 @app.callback(invoke_without_command=True)
@@ -100,7 +102,7 @@ def run(arguments: Sequence[str]) -> int:
     that fails says in one line which it is and where, and returns 1.
     """
     try:
-        code = get_command(app).main(args=list(arguments), prog_name="esper", standalone_mode=False)
+        code = _command(app).main(args=list(arguments), prog_name="esper", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Exception as error:
         if os.environ.get("ESPER_DEBUG") and isinstance(error, _MENDABLE):

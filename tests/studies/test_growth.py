@@ -39,6 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for module in (evaluation, world):
             patch.setattr(module, "BUDGETS", BUDGETS)
         patch.setattr(evaluation, "CHOOSING", 1)
+        patch.setattr(evaluation, "tidy", lambda: None)  # it frees the memory of a GPU
         patch.setattr(evaluation, "RATES", (1.0, 2.0))
         training.train(
             argparse.Namespace(
