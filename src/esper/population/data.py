@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from esper.foundation.replay import Captured, Studio
 from esper.foundation.streams import Stream, random_order
 
 
@@ -96,13 +97,17 @@ class Clock:
 class DataOrder:
     """The order in which each member sees its samples: its own stream, whoever else is there."""
 
-    def __init__(self, seed: int, members: Tensor, num_samples: int, batch_size: int):
+    def __init__(
+        self, seed: int, members: Tensor, num_samples: int, batch_size: int, studio: Studio | None = None
+    ):
+        """studio: where the drawing of an order is captured, so that it is replayed."""
         if num_samples < batch_size:
             raise ValueError(
                 f"the training split has {num_samples} samples, fewer than one minibatch of {batch_size}; "
                 "lower population.batch_size or bring more data"
             )
         self.seed, self.members, self.num_samples, self.batch_size = seed, members, num_samples, batch_size
+        self._drawn = Captured(self._draw, studio)
         self._pass: tuple[int, int] | None = None
         self._order = torch.empty(0)
 
@@ -112,7 +117,11 @@ class DataOrder:
         which = (episode, index // per_pass)
         if which != self._pass:
             counter = (episode << 20) + which[1]
-            self._order = random_order(self.seed, self.members, Stream.DATA_ORDER, counter, self.num_samples)
+            self._order = self._drawn(torch.full((), counter, device=self.members.device))
             self._pass = which
         start = (index % per_pass) * self.batch_size
         return self._order[:, start : start + self.batch_size]
+
+    def _draw(self, counter: Tensor) -> Tensor:
+        """counter [] int64: which pass of which episode.  # → [N, samples]"""
+        return random_order(self.seed, self.members, Stream.DATA_ORDER, counter, self.num_samples)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import copy_all
+from esper.foundation.replay import Captured, Studio, copy_all
 from esper.foundation.rows import flags_of_rows, map_tensors, put_rows, tensors_of
 from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
@@ -38,6 +38,8 @@ from esper.population.replays import EpochProgram, Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, Surgeon
+
+LARGEST_ORDER = 1 << 22  # samples of all members: a larger order is not captured, which would keep its memory
 
 
 class Population:
@@ -97,6 +99,8 @@ class Population:
             self.bodies, self.objective, config, seed, self.members, self.hosts, self.parts, self.buffers
         )
         self._replays = Replays(crew)
+        self._studio = Studio() if self._replays.possible else None  # of what is drawn
+        self._picked = Captured(self._pick, self._studio)
         self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
         self.begin_episode(0)
 
@@ -209,7 +213,7 @@ class Population:
         """Carry out births and folds; forms and blends of the view are changed in place by folds."""
         surgeon = Surgeon(self.parts, self.bodies, self.config, view.form, view.blend[:, :, 1:])
         if len(births.member):
-            picks = random_bits(self.seed, self.members, Stream.SEED_INIT, self.births, self.num_slots)
+            picks = self._picked(self.births)
             surgeon.bear(births, born[births.member, births.slot], self._seed_bank, picks)
             self.births.add_((self._born != NO_FORM).any(dim=1))
             self._born.fill_(NO_FORM)
@@ -218,6 +222,10 @@ class Population:
             self._folding.fill_(NO_BLEND)
             self.forms.copy_(ship(view.form, self.device))
             self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
+
+    def _pick(self, births: Tensor) -> Tensor:
+        """Random words for the next seeds of all slots.  # births [N] → [N, S]"""
+        return random_bits(self.seed, self.members, Stream.SEED_INIT, births, self.num_slots)
 
     # ---- training and validation -----------------------------------------------------------------------
 
@@ -368,7 +376,9 @@ class Population:
 
     def _data_order(self, num_samples: int) -> DataOrder:
         if self._order is None or self._order.num_samples != num_samples:
-            self._order = DataOrder(self.seed, self.members, num_samples, self.config.batch_size)
+            small = self.num_members * num_samples <= LARGEST_ORDER
+            batch, studio = self.config.batch_size, self._studio if small else None
+            self._order = DataOrder(self.seed, self.members, num_samples, batch, studio)
         return self._order
 
 

@@ -195,7 +195,12 @@ class Learner(LearnedController):
         step = self._decided.led_to(reward, terminated)
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
-                self._scene.num_members, self.steps, step, self._memory, self.agent.device
+                self._scene.num_members,
+                self.steps,
+                step,
+                self._memory,
+                self.agent.device,
+                self._decision.studio,
             )
         self._buffer.add(step, active)
         self._decided = None

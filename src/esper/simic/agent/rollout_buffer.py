@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from esper.foundation.replay import Captured, Studio
 from esper.foundation.rows import map_tensors, tensors_of
 from esper.simic.agent.gae import GaeInputs, compute_gae, valid_steps
 
@@ -79,8 +80,12 @@ class TamiyoRolloutBuffer:
         example: Transition,
         initial_state: Tensor,
         device: torch.device | str = "cpu",
+        studio: Studio | None = None,
     ) -> None:
-        """`example` and `initial_state` fix names, shapes and types; their first axis is the members."""
+        """`example` and `initial_state` fix names, shapes and types; their first axis is the members.
+
+        studio: where the writing of a step is captured, so that it is replayed
+        """
         if num_members < 1 or horizon < 1:
             raise ValueError(f"{num_members} members with {horizon} steps; both must be at least 1")
         self.num_members = num_members
@@ -102,6 +107,7 @@ class TamiyoRolloutBuffer:
         self.returns = torch.zeros(num_members, horizon, device=self.device)
         self.initial_state = torch.zeros_like(initial_state[:1]).repeat(num_members, 1).to(self.device)
         self._fault = torch.zeros(num_members, dtype=torch.long, device=self.device)
+        self._scattered = Captured(self._scatter, studio)
         self._columns = 0  # no row is longer than this
         self._even = True  # every row has exactly that many steps
 
@@ -140,19 +146,20 @@ class TamiyoRolloutBuffer:
                 stored[:-1, self._columns] = fields[name]
             self.step_counts += 1
         else:
-            self._scatter(fields, self._everyone if active is None else active)
+            self._scattered(transition, self._everyone if active is None else active)
             self._even = False
         self._columns = min(self._columns + 1, self.horizon)
 
-    def _scatter(self, fields: dict[str, Tensor], active: Tensor) -> None:
+    def _scatter(self, transition: Transition, active: Tensor) -> tuple[()]:
         """Write each active row's own next column; whoever sits out writes into the spare row."""
-        full = self.step_counts == self.horizon
+        fields, full = tensors_of(transition), self.step_counts == self.horizon
         row = torch.where(active & ~full, self._rows, self.num_members)
         place = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
         for name, places in self._places.items():
             places[place] = fields[name]
-        self._fault = torch.where(active & full, BufferFault.OVERFLOW, self._fault)
+        self._fault.masked_fill_(active & full, BufferFault.OVERFLOW)
         self.step_counts += active & ~full
+        return ()
 
     def _check(self, fields: dict[str, Tensor]) -> None:
         """Shapes and types; no value is read."""
