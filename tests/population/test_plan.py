@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, SEED_STAGES, Stage
-from esper.population.forms import NO_FORM, FormCodes
+from esper.population.forms import HALVES, NO_FORM, FormCodes
 from esper.population.plan import (
     NO_BLEND,
     NO_ROW,
@@ -198,8 +198,29 @@ def met_by(
     return Met(seed.blueprint, index, alpha, blend) if alpha > 0 else None
 
 
+def check_readings(plan: Plan, crowd: list[list[SlotRecord]], folded: Chains) -> None:
+    """Every widening reads what the last block of its slot was given; one that forks there, a constant."""
+    for s, stations in enumerate(plan.stations):
+        seeds = next((work for work in stations if work.place == 0), None)
+        wide = [] if seeds is None else range(len(seeds.rows))[seeds.span(min(HALVES), max(HALVES) + 1)]
+        for work in (work for work in stations if work.place > 0):
+            blocks = any(group.form >= NUM_BLUEPRINTS for group in work.groups)
+            beside, read_by = [], [NO_ROW] * work.before
+            for k, entry in enumerate(wide):
+                assert seeds is not None
+                row, source = int(seeds.rows[entry]), int(seeds.source[entry])
+                chain = folded[int(plan.members[row])][s]
+                last = max((p for p, form in enumerate(chain, 1) if form >= NUM_BLUEPRINTS), default=0)
+                beside.append(source if last == work.place else NO_ROW)
+                if last == work.place and row == source:
+                    read_by[row] = k
+            assert work.beside.tolist() == (beside if blocks else [])
+            assert work.read_by.tolist() == read_by
+
+
 def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Chains) -> None:
     check_forks(plan, rows)
+    check_readings(plan, crowd, folded)
     learns = iter(plan.learns.tolist())
     live_members, live_slots = iter(plan.live_member.tolist()), iter(plan.live_slot.tolist())
     met_parts = enumerate(plan.live[plan.seed].tolist())

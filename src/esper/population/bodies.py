@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from esper.population.config import PopulationConfig
 from esper.population.forms import HALVES, NO_FORM, FormCodes, SlotForms
 from esper.population.hosts import Entered, GlobalMean, Host, block_of
 from esper.population.layout import flatten
+from esper.population.optimiser import has_triton
 from esper.population.plan import Ints, Plan, SlotView, Station
 from esper.population.row_module import Buffers, RowModule
 
@@ -29,7 +29,7 @@ def convolution_method(chosen: str, device: torch.device, compiled: bool = False
     number of rows: what is compiled for a CPU runs as products.
     """
     if chosen == "auto":
-        on_gpu = "fused" if find_spec("triton") else "product"
+        on_gpu = "fused" if has_triton() else "product"
         on_cpu = "product" if compiled else "grouped"
         return on_gpu if device.type == "cuda" else on_cpu
     if chosen == "fused" and device.type != "cuda":
@@ -202,31 +202,34 @@ class Bodies:
         x = self._lowered(x)
         for k, stations in enumerate(plan.stations):
             x = self._segment(k, trunk[k], x, buffers[k], training, keys)
-            ahead = x  # what the last block that a row met was given
+            beside = None  # what the blocks were given that widenings of this slot run beside
             for work in stations:
-                x, ahead = self._meet(work, next(met), x, ahead, training)
+                x, beside = self._read(work, x, beside)
+                x = self._meet(work, next(met), x, beside, training)
         return self._segment(-1, head, self._pooled(x), buffers[-1], training, keys)
 
-    def _meet(
-        self, work: Station, rows: Tensor, x: Tensor, ahead: Tensor, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        """The rows behind a station, and what the last block of each was given.  # rows [E, P]"""
+    def _read(self, work: Station, x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The rows as they were, and with what a block here is given for those who read it.  # [W, B, ...]"""
+        if not work.beside.shape[0]:
+            return x, beside
+        stored = self._as_stored(x)
+        before = stored.new_zeros(work.beside.shape[0], *stored.shape[1:]) if beside is None else beside
+        kept, read = _ReadRows.apply(stored, before, work.beside, work.read_by)  # type: ignore[no-untyped-call]
+        return self._as_seen(kept), read
+
+    def _meet(self, work: Station, rows: Tensor, x: Tensor, beside: Tensor | None, training: bool) -> Tensor:
+        """The rows behind a station.  # rows [E, P], beside [W, B, ...] as stored"""
         forms = self.slots[work.slot]
         if work.whole:
             (group,) = work.groups
-            is_block = group.form >= self.codes.block
-            return x + forms.body(group.form)(rows, x, training), x if is_block else ahead
+            return x + forms.body(group.form)(rows, x, training)
         x, taken = self._take(x, work)
         wider = work.span(min(HALVES), max(HALVES) + 1)
-        if work.place == 0 and wider.stop > wider.start:  # these run beside the block ahead of their slot
-            beside = self._joined(ahead, work).index_select(0, work.rows[wider])
-            taken = torch.cat([taken[: wider.start], beside, taken[wider.stop :]])
-        blocks = work.span(self.codes.block, self.codes.total)
-        if work.place > 0 and blocks.stop > blocks.start:
-            met = (work.entry >= blocks.start) & (work.entry < blocks.stop)
-            ahead = torch.where(met.view(-1, *[1] * (x.ndim - 1)), x, ahead)
-        delta = self._delta(forms, work, rows, taken, training)
-        return self._blend(x, delta, work), ahead
+        if work.place == 0 and beside is not None and wider.stop > wider.start:
+            sizes = [wider.start, beside.shape[0], taken.shape[0] - wider.stop]
+            first, _, last = self._as_stored(taken).split(sizes)
+            taken = self._as_seen(torch.cat([first, beside, last]))
+        return self._blend(x, self._delta(forms, work, rows, taken, training), work)
 
     def _lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
@@ -264,8 +267,8 @@ class Bodies:
         Forms run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
         """
         sizes = [group.size for group in work.groups]
-        groups = zip(work.groups, rows.split(sizes), h.split(sizes), strict=True)
-        said = [forms.body(group.form)(own, met, training) for group, own, met in groups]
+        groups = zip(work.groups, rows.split(sizes), self._as_stored(h).split(sizes), strict=True)
+        said = [forms.body(group.form)(own, self._as_seen(met), training) for group, own, met in groups]
         delta = s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
         per_row = (-1, *[1] * (h.ndim - 1))
         if Blend.GATE in work.blends:
@@ -311,6 +314,32 @@ class Bodies:
 
     def _as_seen(self, x: Tensor) -> Tensor:
         return x.movedim(-1, 2) if self.channels_last else x
+
+
+class _ReadRows(torch.autograd.Function):
+    """x, and x[index] added to what was read before; an index of -1 reads nothing.
+
+    read_by: which reading each row of x gets a gradient from, -1 for none; other readings are constants.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, before: Tensor, index: Tensor, read_by: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(read_by)
+        return x, _picked(x, index, before)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return _picked(read, ctx.saved_tensors[0], grad), read, None, None
+
+
+def _picked(source: Tensor, index: Tensor, base: Tensor) -> Tensor:
+    """base[r] + source[index[r]], where an index of -1 picks nothing.  # source [E, ...], base [R, ...]"""
+    if source.is_cuda and has_triton():
+        from esper.population.kernels import pick_rows
+
+        return pick_rows(source, index, base)
+    rows = source.index_select(0, index.clamp(min=0))
+    return base + torch.where((index >= 0).view(-1, *[1] * (base.ndim - 1)), rows, 0.0)
 
 
 class _TakeRows(torch.autograd.Function):

@@ -14,7 +14,8 @@ from esper.population.config import PopulationConfig
 
 
 @cache
-def _has_triton() -> bool:
+def has_triton() -> bool:
+    """Whether the kernels of our own can be built here."""
     return find_spec("triton") is not None
 
 
@@ -78,7 +79,7 @@ def learn_rows(
 
     gradient [M, P]; norms, lr [M]; active [M] bool
     """
-    if rows.weights.is_cuda and _has_triton():
+    if rows.weights.is_cuda and has_triton():
         from esper.population import kernels
 
         kernels.learn_rows(rows, gradient, norms, lr, active, config)

@@ -12,6 +12,7 @@ then the seed. Every part adds something to the rows that meet it; a seed does s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -112,6 +113,12 @@ class Group:
     live: int  # how many learn here, the first ones; the rest are met with their weights held fixed
 
 
+def span_of(groups: Sequence[Group], low: int, high: int) -> slice:
+    """The entries of a station whose form is low <= form < high; forms ascend from group to group."""
+    start = sum(group.size for group in groups if group.form < low)
+    return slice(start, start + sum(g.size for g in groups if low <= g.form < high))
+
+
 @dataclass(frozen=True)
 class Station:
     """The parts that are met at one place of a slot, group by group, and the rows that fork there.
@@ -131,12 +138,13 @@ class Station:
     blend: Tensor  # [E]
     blends: frozenset[Blend]  # those that occur
     entry: Tensor  # [after] the entry of each outgoing row, or -1
+    beside: Tensor  # [W] the incoming row that each widening of the slot reads here, or -1
+    read_by: Tensor  # [before] the widening that reads each incoming row as a variable, or -1
     whole: bool  # every row meets the same form, in order, at full strength
 
     def span(self, low: int, high: int) -> slice:
-        """The entries whose form is low <= form < high; forms ascend from group to group."""
-        start = sum(group.size for group in self.groups if group.form < low)
-        return slice(start, start + sum(g.size for g in self.groups if low <= g.form < high))
+        """The entries whose form is low <= form < high."""
+        return span_of(self.groups, low, high)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -18,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Blend
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend
+from esper.population.forms import HALVES
 from esper.population.plan import (
     NO_ROW,
     Floats,
@@ -29,11 +30,14 @@ from esper.population.plan import (
     SlotView,
     Station,
     ship,
+    span_of,
 )
 from esper.population.stations import Entries, Stations
 
 GroupKey = tuple[int, int]  # station, form
 _TABLE = "table "
+_BY_ENTRY = ("rows", "source", "blend")  # fields of stations that have a line for each entry,
+_BY_ROW = {"entry": "after", "base": "after", "read_by": "before", "beside": "widened"}  # or a number of rows
 LAUNCHES = 40  # launching the kernels of a group takes as long as this many light rows
 
 
@@ -111,7 +115,7 @@ class Draft:
             name: part.view(shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
         tables = tuple(fields.pop(name) for name in list(fields) if name.startswith(_TABLE))
-        at_stations = {name: fields.pop(name) for name in ("rows", "source", "blend", "entry", "base")}
+        at_stations = {name: fields.pop(name) for name in (*_BY_ENTRY, *_BY_ROW)}
         stations: list[list[Station]] = [[] for _ in range(self.slots)]
         for u, at in enumerate(self.stations):
             stations[at.slot].append(at.station(u, alphas, at_stations))
@@ -131,12 +135,13 @@ class _Outline:
     span: slice  # of the entries
     blends: frozenset[Blend]
     whole: bool
+    widened: int  # how many entries of the slot's seeds read beside a block of an earlier station
 
     def station(self, number: int, alphas: Tensor, fields: Mapping[str, Tensor]) -> Station:
         """With its tensors: those of all entries, and a line for each station of what is told row by row."""
-        tensors: dict[str, Any] = {name: fields[name][self.span] for name in ("rows", "source", "blend")}
-        tensors |= {name: fields[name][number, : self.after] for name in ("entry", "base")}
-        outline = {name: value for name, value in vars(self).items() if name != "span"}
+        tensors: dict[str, Any] = {name: fields[name][self.span] for name in _BY_ENTRY}
+        tensors |= {name: fields[name][number, : getattr(self, size)] for name, size in _BY_ROW.items()}
+        outline = {name: value for name, value in vars(self).items() if name not in ("span", "widened")}
         return Station(**outline, **tensors, alpha=alphas[self.span])
 
 
@@ -325,7 +330,28 @@ class _Layout:
             "blend": spread(e.blend, int(Blend.ADD)),
             "entry": entry,
             "base": np.where(self.fork == here, self.member, np.arange(len(self.member))),
+            **self._readings(stations, numbers, within),
         }
+
+    def _readings(self, stations: list[_Outline], numbers: list[int], within: Ints) -> dict[str, Ints]:
+        """Where each widening reads: beside the last block that its row has met in the slot."""
+        sketch, e, places = self.sketch, self.sketch.entries, self.sketch.met.places
+        most = max((at.widened for at in stations), default=0)
+        beside = np.full((len(stations), most), NO_ROW)
+        read_by = np.full((len(stations), len(self.member)), NO_ROW)
+        real = np.flatnonzero(self.entry != NO_ROW)
+        asked = self.entry[real]
+        slot = e.at[asked] // places
+        last = sketch.met.last_block[e.member[asked], slot]
+        wide = np.isin(e.form[asked], list(HALVES)) & np.isin(e.at[asked], sketch.met.seeds) & (last > 0)
+        real, asked, slot, last = real[wide], asked[wide], slot[wide], last[wide]
+        number, source = np.searchsorted(numbers, slot * places + last - 1), self.place[e.source[asked]]
+        first = {at.slot: _widenings(at.groups).start for at in stations if at.place == 0}
+        k = within[real] - np.array([first[s] for s in slot.tolist()], dtype=np.int64)
+        beside[number, k] = source
+        goes_on = e.fork[e.row[asked]] != e.at[asked]  # a row that forks there reads a constant
+        read_by[number[goes_on], source[goes_on]] = k[goes_on]
+        return {"beside": beside, "read_by": read_by}
 
     def _stations(self) -> tuple[list[_Outline], list[int]]:
         """The stations where anything is met, and their numbers."""
@@ -345,9 +371,22 @@ class _Layout:
                     span=slice(start, stop),
                     blends=frozenset(Blend(blend) for at, blend in self.room.blends if at == v),
                     whole=any(at == v for at, _ in self.room.whole),
+                    widened=0,
                 )
             )
+        spans = {at.slot: _widenings(at.groups) for at in found if at.place == 0}
+        readers = {slot: span.stop - span.start for slot, span in spans.items()}
+        found = [replace(at, widened=readers.get(at.slot, 0) * _has_block(at)) for at in found]
         return found, numbers
+
+
+def _widenings(groups: Sequence[Group]) -> slice:
+    """The entries of a seed's station that run beside the block ahead."""
+    return span_of(groups, min(HALVES), max(HALVES) + 1)
+
+
+def _has_block(at: _Outline) -> bool:
+    return at.place > 0 and any(group.form >= NUM_BLUEPRINTS for group in at.groups)
 
 
 def _padded(values: Ints, size: int) -> Ints:

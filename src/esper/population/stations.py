@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from esper.lifecycle.actions import NUM_BLUEPRINTS
 from esper.population.forms import NO_FORM
 from esper.population.plan import NO_ROW, Bools, Floats, Ints, Rows, SlotView
 
@@ -65,6 +66,7 @@ class Stations:
     part: Ints  # [N, V]
     seeds: Ints  # [S] the stations of the seeds
     places: int  # of a slot
+    last_block: Ints  # [N, S] the place of the last residual block that was folded in, 0 for none
 
     @staticmethod
     def of(view: SlotView) -> Stations:
@@ -76,7 +78,9 @@ class Stations:
         seeds = np.arange(1, num_slots + 1) * places - 1
         alpha = (form != NO_FORM).astype(np.float64)
         alpha[:, seeds] = 0.0
-        return Stations(alpha, form, blend, part, seeds, places)
+        is_block = view.form[:, :, 1:] >= NUM_BLUEPRINTS
+        last_block = (is_block * np.arange(1, places)).max(axis=2, initial=0)
+        return Stations(alpha, form, blend, part, seeds, places, last_block)
 
     @property
     def count(self) -> int:

@@ -4,7 +4,7 @@ from esper.population.kernels.attention import RowAttention, attention_fits
 from esper.population.kernels.convolution import Geometry, RowConvolution, RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
 from esper.population.kernels.optimiser import learn_rows
-from esper.population.kernels.rows import BlendRows, TakeRows
+from esper.population.kernels.rows import BlendRows, TakeRows, pick_rows
 
 __all__ = [
     "ACTIVATIONS",
@@ -17,4 +17,5 @@ __all__ = [
     "TakeRows",
     "attention_fits",
     "learn_rows",
+    "pick_rows",
 ]

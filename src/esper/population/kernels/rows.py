@@ -41,7 +41,7 @@ def _pick(  # type: ignore[no-untyped-def]
     tl.store(out + row * L + place, value.to(out.dtype.element_ty), mask=inside)
 
 
-def _pick_rows(
+def pick_rows(
     source: Tensor,
     index: Tensor,
     base: Tensor | None = None,
@@ -71,11 +71,11 @@ class TakeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, entry: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(entry)
-        return x, _pick_rows(x, source)
+        return x, pick_rows(x, source)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None, None]:
-        return _pick_rows(taken, ctx.saved_tensors[0], base=grad), None, None
+        return pick_rows(taken, ctx.saved_tensors[0], base=grad), None, None
 
 
 class BlendRows(torch.autograd.Function):
@@ -87,9 +87,9 @@ class BlendRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, delta: Tensor, work: Station) -> Tensor:
         ctx.work = work
-        return _pick_rows(delta, work.entry, x, work.base, work.alpha, scale_by_index=True)
+        return pick_rows(delta, work.entry, x, work.base, work.alpha, scale_by_index=True)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         work: Station = ctx.work
-        return grad[: work.before], _pick_rows(grad, work.rows, scale=work.alpha), None
+        return grad[: work.before], pick_rows(grad, work.rows, scale=work.alpha), None
