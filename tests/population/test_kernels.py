@@ -11,7 +11,7 @@ from torch import nn
 from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.blocks import attention
+from esper.population.blocks import attention, convolutions
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
@@ -99,6 +99,15 @@ def test_fused_attention_is_the_attention(time: int, width: int, heads: int) -> 
     if width < 64:  # random weights make the scores of wide heads too large for bfloat16
         assert worst_error(plain, time, (width,), torch.bfloat16) < 3e-2
     assert worst_error(attention(width, heads).branch, time, (width,)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("spatial", [(32,), (7, 7)])
+def test_fused_convolutions_with_bias_and_relu_are_the_branch(
+    spatial: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    conv = nn.Conv1d if len(spatial) == 1 else nn.Conv2d
+    assert worst_error(convolutions(conv, 8, 12, 5).branch, 8, spatial, dtype) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", [b.name for b in sorted(selectable_blueprints("transformer"))])

@@ -101,14 +101,19 @@ class FusedConv(nn.Module):
         from esper.population import kernels
 
         self.weight, self.bias = conv.weight, conv.bias
+        self.depthwise, self.relu = conv.groups > 1, False  # a ReLU behind it may become part of it
         flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
         image = (lambda pair, blank: (blank, *pair)) if flat else (lambda pair, blank: pair)
         padding = cast(tuple[int, ...], conv.padding)
         self.shape = kernels.Geometry(image(conv.kernel_size, 1), image(conv.stride, 1), image(padding, 0))
-        self.run = kernels.RowDepthwise.apply if conv.groups > 1 else kernels.RowConvolution.apply
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.run(x, self.weight, self.shape)  # type: ignore[no-untyped-call]
+        from esper.population import kernels
+
+        if not self.depthwise:
+            out: Tensor = kernels.RowConvolution.apply(x, self.weight, self.bias, self.shape, self.relu)  # type: ignore[no-untyped-call]
+            return out
+        out = kernels.RowDepthwise.apply(x, self.weight, self.shape)  # type: ignore[no-untyped-call]
         if self.bias is None:
             return out
         return out + self.bias.view(self.bias.shape[0], 1, -1, *[1] * (x.ndim - 3))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.population.row_convolutions import rows_first
+from esper.population.row_convolutions import FusedConv, rows_first
 
 FOLDED: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
@@ -62,7 +64,7 @@ class FusedGroupNorm(RowGroupNorm):
 
 
 def fold_activations(parts: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Activations beside a fused norm become part of it."""
+    """Activations beside a fused norm become part of it, and a ReLU behind a fused convolution of that."""
     names = list(parts)
     folded = dict(parts)
     for k, name in enumerate(names):
@@ -76,6 +78,10 @@ def fold_activations(parts: dict[str, nn.Module]) -> dict[str, nn.Module]:
             if type(folded[neighbour]) in FOLDED:
                 setattr(norm, side, FOLDED[type(folded[neighbour])])
                 folded[neighbour] = nn.Identity()
+    for name, neighbour in pairwise(names):
+        conv = folded[name]
+        if isinstance(conv, FusedConv) and not conv.depthwise and type(folded[neighbour]) is nn.ReLU:
+            conv.relu, folded[neighbour] = True, nn.Identity()
     return folded
 
 

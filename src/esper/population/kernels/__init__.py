@@ -1,7 +1,8 @@
 """GPU kernels for rows of small networks. They need Triton: this package is imported on a GPU."""
 
 from esper.population.kernels.attention import RowAttention, attention_fits
-from esper.population.kernels.convolution import Geometry, RowConvolution, RowDepthwise
+from esper.population.kernels.convolution import Geometry, RowConvolution
+from esper.population.kernels.depthwise import RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
 from esper.population.kernels.optimiser import learn_rows
 from esper.population.kernels.rows import BlendRows, TakeRows, pick_rows
