@@ -11,7 +11,7 @@ from torch import nn
 from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.blocks import attention, convolutions
+from esper.population.blocks import attention, convolutions, perceptron
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
@@ -99,6 +99,14 @@ def test_fused_attention_is_the_attention(time: int, width: int, heads: int) -> 
     if width < 64:  # random weights make the scores of wide heads too large for bfloat16
         assert worst_error(plain, time, (width,), torch.bfloat16) < 3e-2
     assert worst_error(attention(width, heads).branch, time, (width,)) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("width", "hidden"), [(32, 8), (32, 192), (6, 100), (64, 128), (64, 200)])
+def test_fused_perceptron_is_the_branch(width: int, hidden: int, dtype: torch.dtype) -> None:
+    branch = perceptron(width, hidden).branch
+    assert worst_error(branch, 33, (width,), dtype) < TOLERANCE[dtype]
+    assert worst_error(branch, width, (), dtype) < TOLERANCE[dtype]  # vectors without an axis of time
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -15,7 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from esper.population.blocks import AttendToPast
+from esper.population.blocks import AttendToPast, Branch
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
 from esper.population.dropout import StreamDropout
 from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
@@ -107,6 +107,36 @@ class RowGate(nn.Module):
         return gate.view(*gate.shape, *[1] * (h.ndim - 3)) if self.spatial else gate
 
 
+class FusedPerceptron(nn.Module):
+    """A residual branch of two Linear layers with GELU between them, as one GPU kernel."""
+
+    def __init__(self, norm: nn.LayerNorm, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.eps = first, second, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        from esper.population import kernels
+
+        weights = (self.first.weight, self.first.bias, self.second.weight)
+        out: Tensor = kernels.RowPerceptron.apply(x, *weights, self.eps)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _fused_branch(module: nn.Module, parts: dict[str, nn.Module]) -> nn.Module | None:
+    """A residual branch as one kernel, where there is one for its layers and their sizes."""
+    if type(module) is not Branch or not isinstance(module.norm, nn.LayerNorm):
+        return None
+    first, middle = module.first, module.middle
+    plain = type(middle) is nn.GELU and middle.approximate == "none" and first.bias is not None
+    if not plain or not isinstance(first, nn.Linear) or len(module.norm.normalized_shape) > 1:
+        return None
+    from esper.population import kernels
+
+    if not kernels.perceptron_fits(first.in_features, first.out_features):
+        return None
+    return FusedPerceptron(module.norm, parts["first"], parts["second"])
+
+
 def _leaf(module: nn.Module, method: str) -> nn.Module | None:
     """The row form of a layer that has no parts, or None.
 
@@ -162,6 +192,9 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     composite = next((build for kind, build in _COMPOSITES.items() if forward is kind.forward), None)
     if composite is not None:
         return composite(module, cast(dict[str, nn.Module], parts))
+    fused = _fused_branch(module, cast(dict[str, nn.Module], parts)) if method == "fused" else None
+    if fused is not None:
+        return fused
     rows = copy.copy(module)
     if forward is nn.Sequential.forward:
         rows._modules = dict(fold_activations(cast(dict[str, nn.Module], parts)))

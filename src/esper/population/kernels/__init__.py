@@ -5,6 +5,7 @@ from esper.population.kernels.convolution import Geometry, RowConvolution
 from esper.population.kernels.depthwise import RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
 from esper.population.kernels.optimiser import learn_rows
+from esper.population.kernels.perceptron import RowPerceptron, perceptron_fits
 from esper.population.kernels.rows import BlendRows, TakeRows, pick_rows
 
 __all__ = [
@@ -15,8 +16,10 @@ __all__ = [
     "RowConvolution",
     "RowDepthwise",
     "RowNorm",
+    "RowPerceptron",
     "TakeRows",
     "attention_fits",
     "learn_rows",
+    "perceptron_fits",
     "pick_rows",
 ]
