@@ -16,6 +16,8 @@ import torch
 
 from esper.foundation.replay import Studio
 
+TWOFOLD, TRIES = 2.0, 8
+
 
 @contextmanager
 def captures() -> Iterator[list[int]]:
@@ -73,10 +75,11 @@ def gpu_seconds(call: Callable[[], object]) -> tuple[float, int]:
     return total / 1e6, len(spans)
 
 
-# Takes a core for as long as it was just away from it: half of it, in slices shorter than a step of the loop.
+# Takes a core for a multiple of the time that it was just away, in slices shorter than a step of the loop.
 # The scheduler's own slices are milliseconds long; going ahead of all others is what a superuser may.
 _TURNS = """
-import os, time
+import os, sys, time
+multiple = float(sys.argv[1])
 try:
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     pause = 5e-5
@@ -87,30 +90,43 @@ while True:
     if pause:
         time.sleep(pause)
     now = time.perf_counter()
-    until = now + (now - begun)
+    until = now + multiple * (now - begun)
     while time.perf_counter() < until:
         pass
 """
 
 
 @contextmanager
-def slowed(wanted: bool) -> Iterator[None]:
-    """Meanwhile this process has one core, and another one takes half of it; see `python_seconds`."""
+def slowed(wanted: bool) -> Iterator[float]:
+    """Meanwhile this process has one core, of which another takes as much as makes the host half as fast.
+
+    How much that is differs between machines, so it is tried. Yields how many times as long a loop of plain
+    Python takes, 1 if nothing is wanted.
+    """
     if not wanted:
-        yield
+        yield 1.0
         return
-    cores = os.sched_getaffinity(0)
-    core = max(cores)
+    usual, cores = python_seconds(), os.sched_getaffinity(0)
     threads = [int(name) for name in os.listdir("/proc/self/task")]
     for thread in threads:
-        os.sched_setaffinity(thread, {core})
-    other = subprocess.Popen([sys.executable, "-c", _TURNS])  # inherits the core
+        os.sched_setaffinity(thread, {max(cores)})
+    other, multiple, slower = None, 1.0, 1.0
     try:
-        time.sleep(0.2)  # until it has begun
-        yield
+        for _ in range(TRIES):
+            if other is not None:
+                other.kill()
+                other.wait()
+            other = subprocess.Popen([sys.executable, "-c", _TURNS, str(multiple)])  # inherits the core
+            time.sleep(0.2)  # until it has begun
+            slower = python_seconds() / usual
+            if abs(slower - TWOFOLD) < 0.1:
+                break
+            multiple *= min(max((TWOFOLD - 1.0) / max(slower - 1.0, 0.1), 0.3), 3.0)
+        yield slower
     finally:
-        other.kill()
-        other.wait()
+        if other is not None:
+            other.kill()
+            other.wait()
         for thread in threads:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, cores)

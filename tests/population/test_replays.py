@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from esper.foundation.replay import Replayed
 from esper.foundation.rows import tensors_of
 from esper.lifecycle.stages import Stage
-from esper.population.data import Clock
+from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS
 from esper.population.planning import LAUNCHES, Room
-from esper.population.replays import MOST, Replays
+from esper.population.replays import LIGHT, MOST, Replays
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
 from tests.population.worlds import make_data, make_population, plant
@@ -105,4 +105,19 @@ def test_a_room_holds_what_is_no_larger_in_anything() -> None:
     assert both.cost == 4 + 3 + 5 + 2 * LAUNCHES
     for light in (True, False):
         assert small.roomier(light).holds(small)
+    assert small.roomier(True).holds(small.roomier(False))
     assert small.joined(Room(5, (), (1, 0), {}, frozenset())) is None
+
+
+@pytest.mark.parametrize(
+    ("world", "shape", "light"),
+    [("images", (1, 8, 8), True), ("images", (1, 64, 64), False), ("vectors", (12,), True)],
+)
+def test_rows_are_heavy_where_their_activations_are_large(
+    world: str, shape: tuple[int, ...], light: bool
+) -> None:
+    """A host of few parameters over large images takes long for a spare row."""
+    replays = make_population(world, members=2, batch_size=64)._replays
+    data = MemberData.shared(torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long), 2)
+    assert replays.crew.bodies.host_parameters < LIGHT
+    assert replays._rows_are_light(data) is light

@@ -216,18 +216,17 @@ class Measurement:
 
 def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -> Measurement:
     """Own rows, leave-one-out rows, shadow rows and, where asked, leave-two-out rows."""
-    num_members, num_slots = view.shape
+    num_slots = view.shape[1]
     bit = 1 << np.arange(num_slots, dtype=np.int64)
     heard = (view.alpha > 0) & ablate
     subset = ((view.alpha > 0) * bit).sum(1)  # [N]
     both = heard[:, :, None] & heard[:, None, :] & (bit[:, None] != bit) & pairs
     wanted = [
-        (subset, np.ones(num_members, dtype=bool)),
         (subset[:, None] & ~bit, heard),
         (subset[:, None] | bit, view.training & ablate),
         (subset[:, None, None] & ~(bit[:, None] | bit), both),
     ]
-    keys, position = _distinct(wanted, num_slots)
+    keys, position = _distinct(subset, wanted, num_slots)
     member = keys >> num_slots
     active = (keys[:, None] & bit) > 0
     alpha = np.where(active, np.where(view.training[member], 1.0, view.alpha[member]), 0.0)
@@ -237,7 +236,7 @@ def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -
         shadow_slot=np.full(len(member), NO_ROW),
         fork=_lowest_bit(keys ^ keys[member]),
     )
-    return Measurement(rows, *position[1:])
+    return Measurement(rows, *position)
 
 
 def _lowest_bit(numbers: Ints) -> Ints:
@@ -246,23 +245,30 @@ def _lowest_bit(numbers: Ints) -> Ints:
     return np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
 
 
-def _distinct(wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
-    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, or -1."""
-    keyed = []
-    for subset, asked in wanted:
-        member = np.arange(len(subset)).reshape(-1, *[1] * (subset.ndim - 1))
-        key = np.broadcast_to((member << num_slots) | subset, asked.shape)
-        keyed.append((key, asked))
-    own = keyed[0][0]
-    others = np.setdiff1d(np.concatenate([key[asked] for key, asked in keyed[1:]]), own)
-    forks = _lowest_bit(others ^ own[others >> num_slots])
-    keys = np.concatenate([own, others[np.argsort(forks, kind="stable")]])
-    order = np.argsort(keys)
-    position = [
-        np.where(asked, order[np.searchsorted(keys, key, sorter=order).clip(max=len(keys) - 1)], NO_ROW)
-        for key, asked in keyed
+def _distinct(own: Ints, wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
+    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, or -1.
+
+    own [N]: the subset of each member's own row
+    """
+    own = (np.arange(len(own)) << num_slots) | own
+    places = [np.nonzero(asked) for _, asked in wanted]
+    asked_keys = [
+        (place[0] << num_slots) | np.broadcast_to(subset, asked.shape)[place]
+        for (subset, asked), place in zip(wanted, places, strict=True)
     ]
-    return keys, position
+    every = np.concatenate(asked_keys)
+    row = every >> num_slots  # right where the own row is asked for
+    new = every != own[row]
+    others, which = np.unique(every[new], return_inverse=True)
+    order = np.argsort(_lowest_bit(others ^ own[others >> num_slots]), kind="stable")
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    row[new] = len(own) + rank[which]
+    position = [np.full(asked.shape, NO_ROW) for _, asked in wanted]
+    ends = np.cumsum([len(keys) for keys in asked_keys])[:-1]
+    for table, place, found in zip(position, places, np.split(row, ends), strict=True):
+        table[place] = found
+    return np.concatenate([own, others[order]]), position
 
 
 def ship(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

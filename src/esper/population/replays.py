@@ -8,6 +8,7 @@ the largest of them needs; they are dropped when this process holds more of the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,9 +24,10 @@ from esper.population.planning import Draft, Room, Sketch
 from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
 
 MOST = 24  # programs that are kept
-WASTE = 1.25  # a room may cost this many times what a roomy new one would,
-FREE = 1024  # and where rows are light this many more: a new one costs a capture
-LIGHT = 1 << 16  # parameters of a host: below it, spare rows cost less than a capture
+WASTE = 1.08  # a room may cost this many times what a roomy new one would,
+LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times and so many rows more: a capture costs more
+LIGHT = 1 << 16  # parameters of a host and values of an activation: with fewer of both, rows are light
+_PLACES_FROM = {"cnn": 3, "transformer": 2}  # the first axis of space or time of inputs [tasks, samples, ...]
 
 Run = TypeVar("Run")
 Task = tuple[str, Hashable]  # what a program computes, and over which data
@@ -93,7 +95,6 @@ class Replays:
         bodies, config = crew.bodies, crew.config
         self.crew, self.device = crew, bodies.device
         self.possible = config.graphs and self.device.type == "cuda" and bodies.in_row_form
-        self._light = bodies.host_parameters < LIGHT
         self._programs: list[Program[Any]] = []  # the latest used comes last
         self._known: frozenset[Kind] = frozenset()
         self._seen: dict[Task, Room] = {}  # all that was ever needed
@@ -109,7 +110,7 @@ class Replays:
         def make(plan: Plan, studio: Studio, known: bool) -> ReplayedEpoch:
             return ReplayedEpoch(TrainEpoch(self.crew, plan, data, self._scratch), studio, known)
 
-        return self._fitting(("train", data.places), sketch, make)
+        return self._fitting(("train", data.places), sketch, make, self._rows_are_light(data))
 
     def validation(self, sketch: Sketch, data: MemberData) -> MeasureProgram:
         """What measures the members of a sketch; captured from the second look at the same data on."""
@@ -120,13 +121,21 @@ class Replays:
         def make(plan: Plan, studio: Studio, known: bool) -> ReplayedValidation:
             return ReplayedValidation(Validation(self.crew, plan, data), studio, known)
 
-        return self._fitting(("validate", data.places), sketch, make)
+        return self._fitting(("validate", data.places), sketch, make, self._rows_are_light(data))
 
-    def _fitting(self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run]) -> Run:
+    def _rows_are_light(self, data: MemberData) -> bool:
+        """Whether a few spare rows in every step cost less than a capture now and then."""
+        host, batch = self.crew.bodies.host, self.crew.config.batch_size
+        places = math.prod(data.inputs.shape[_PLACES_FROM.get(host.topology, data.inputs.ndim) :])
+        return max(host.num_parameters, batch * places * max(host.widths)) < LIGHT
+
+    def _fitting(
+        self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run], light: bool
+    ) -> Run:
         """The program that a sketch goes into, with the sketch in it."""
         self._seen[kind] = sketch.need.joined(self._seen.get(kind, sketch.need)) or sketch.need
-        roomy = sketch.need.roomier(self._light)
-        limit = self._limit(roomy)
+        roomy = sketch.need.roomier(light)
+        limit = _limit(roomy, light)
         same = [program for program in self._programs if program.kind == kind]
         held = [p for p in same if p.room.cost <= limit and p.room.holds(sketch.need)]
         program: Program[Run]
@@ -135,32 +144,28 @@ class Replays:
             program.load(sketch.draft(program.room))
             self._programs.remove(program)
         else:
-            room = self._room_beside(roomy, same, self._seen[kind].roomier(self._light))
+            room = self._room_beside(roomy, same, self._seen[kind].roomier(light), light)
             program = self._new(kind, room, sketch.draft(room), make)
         self._programs = [*self._programs[1 - MOST :], program]
         return program.run
 
-    def _room_beside(self, roomy: Room, same: list[Program[Any]], all_seen: Room) -> Room:
+    def _room_beside(self, roomy: Room, same: list[Program[Any]], all_seen: Room, light: bool) -> Room:
         """A new room: for all that was ever needed, or joined with that of the program that need grow least.
 
         The program goes whose room is joined or held by it. Neither is done where it would waste much.
         """
-        limit = self._limit(roomy)
+        limit = _limit(roomy, light)
         if all_seen.cost <= limit:
-            near = [p for p in same if all_seen.holds(p.room) and all_seen.cost <= self._limit(p.room)]
+            near = [p for p in same if all_seen.holds(p.room) and all_seen.cost <= _limit(p.room, light)]
             self._programs = [p for p in self._programs if p not in near]
             return all_seen
         joined = [(room, p) for p in same if (room := p.room.joined(roomy)) and room.cost <= limit]
-        joined = [(room, p) for room, p in joined if room.cost <= self._limit(p.room)]
+        joined = [(room, p) for room, p in joined if room.cost <= _limit(p.room, light)]
         if not joined:
             return roomy
         room, nearest = min(joined, key=lambda pair: pair[0].cost - pair[1].room.cost)
         self._programs.remove(nearest)
         return room
-
-    def _limit(self, room: Room) -> float:
-        """What a room may cost that is used instead of this one."""
-        return WASTE * room.cost + FREE * self._light
 
     def _new(
         self, kind: Task, room: Room, draft: Draft, make: Callable[[Plan, Studio, bool], Run]
@@ -182,3 +187,9 @@ class Replays:
         if torch.cuda.memory_reserved(self.device) > self.crew.config.graph_memory * total:
             self._programs, self._studio, self._scratch = [], None, Scratch()
             torch.cuda.empty_cache()
+
+
+def _limit(room: Room, light: bool) -> float:
+    """What a room may cost that is used instead of this one."""
+    times, more = LIGHT_WASTE if light else (WASTE, 0)
+    return times * room.cost + more
