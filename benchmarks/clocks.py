@@ -100,41 +100,51 @@ while True:
 def slowed(wanted: bool) -> Iterator[float]:
     """Meanwhile this process has one core, of which another takes as much as makes the host half as fast.
 
-    How much that is differs between machines, so it is tried. Yields how many times as long a loop of plain
-    Python takes, 1 if nothing is wanted.
+    How much that is differs between machines, so it is searched for. Yields how many times as long a loop of
+    plain Python takes, 1 if nothing is wanted.
     """
     if not wanted:
         yield 1.0
         return
-    usual, cores = python_seconds(), os.sched_getaffinity(0)
+    cores = os.sched_getaffinity(0)
     threads = [int(name) for name in os.listdir("/proc/self/task")]
     for thread in threads:
         os.sched_setaffinity(thread, {max(cores)})
-    other, multiple, slower = None, 1.0, 1.0
     try:
+        usual, found = python_seconds(), []
+        low, high = 0.05, 5.0  # times as long as it is away that the other one stays
         for _ in range(TRIES):
-            if other is not None:
-                other.kill()
-                other.wait()
-            other = subprocess.Popen([sys.executable, "-c", _TURNS, str(multiple)])  # inherits the core
-            time.sleep(0.2)  # until it has begun
-            slower = python_seconds() / usual
-            if abs(slower - TWOFOLD) < 0.1:
-                break
-            multiple *= min(max((TWOFOLD - 1.0) / max(slower - 1.0, 0.1), 0.3), 3.0)
-        yield slower
+            multiple = math.sqrt(low * high)
+            with _other_process(multiple):
+                slower = python_seconds() / usual
+            found.append((abs(slower - TWOFOLD), multiple))
+            low, high = (low, multiple) if slower > TWOFOLD else (multiple, high)
+        with _other_process(min(found)[1]):
+            yield python_seconds() / usual
     finally:
-        if other is not None:
-            other.kill()
-            other.wait()
         for thread in threads:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, cores)
 
 
-def python_seconds(turns: int = 4_000_000) -> float:
-    """Wall seconds of a loop of plain Python: how fast the host is at this moment."""
-    begun = time.perf_counter()
-    for _ in range(turns):
-        pass
-    return time.perf_counter() - begun
+@contextmanager
+def _other_process(multiple: float) -> Iterator[None]:
+    """Another process on the cores of this one; see `_TURNS`."""
+    other = subprocess.Popen([sys.executable, "-c", _TURNS, str(multiple)])
+    try:
+        time.sleep(0.2)  # until it has begun
+        yield
+    finally:
+        other.kill()
+        other.wait()
+
+
+def python_seconds(turns: int = 1_000_000, repeats: int = 9) -> float:
+    """Wall seconds of a loop of plain Python, the median of some: how fast the host is at this moment."""
+    found = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        for _ in range(turns):
+            pass
+        found.append(time.perf_counter() - begun)
+    return sorted(found)[repeats // 2]

@@ -118,7 +118,7 @@ def stacked_step(
     def step() -> None:
         found = gradients({name: value.detach() for name, value in weights.items()}, buffers)
         for name, value in weights.items():
-            value.grad = found[name]
+            value.grad = found[name].contiguous()  # as a fused optimiser wants it
         optimiser.step()
 
     return step

@@ -114,8 +114,9 @@ def test_fused_perceptron_is_the_branch(width: int, hidden: int, dtype: torch.dt
 def test_fused_convolutions_with_bias_and_relu_are_the_branch(
     spatial: tuple[int, ...], dtype: torch.dtype
 ) -> None:
+    """Within four times what one convolution may be off: there are two, and units near 0 may flip."""
     conv = nn.Conv1d if len(spatial) == 1 else nn.Conv2d
-    assert worst_error(convolutions(conv, 8, 12, 5).branch, 8, spatial, dtype) < TOLERANCE[dtype]
+    assert worst_error(convolutions(conv, 8, 12, 5).branch, 8, spatial, dtype) < 4 * TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", [b.name for b in sorted(selectable_blueprints("transformer"))])

@@ -110,14 +110,20 @@ def test_a_room_holds_what_is_no_larger_in_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world", "shape", "light"),
-    [("images", (1, 8, 8), True), ("images", (1, 64, 64), False), ("vectors", (12,), True)],
+    ("world", "shape", "batch", "light"),
+    [
+        ("images", (1, 8, 8), 64, True),
+        ("images", (1, 64, 64), 64, True),
+        ("images", (1, 64, 64), 1 << 15, False),
+        ("vectors", (12,), 1 << 15, True),
+        ("text", (8,), 1 << 25, False),
+    ],
 )
-def test_rows_are_heavy_where_their_activations_are_large(
-    world: str, shape: tuple[int, ...], light: bool
+def test_rows_are_heavy_where_the_activations_of_an_epoch_are_large(
+    world: str, shape: tuple[int, ...], batch: int, light: bool
 ) -> None:
-    """A host of few parameters over large images takes long for a spare row."""
-    replays = make_population(world, members=2, batch_size=64)._replays
+    """A host of few parameters takes long for spare rows where images and minibatches are large."""
+    replays = make_population(world, members=2, batch_size=batch)._replays
     data = MemberData.shared(torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long), 2)
     assert replays.crew.bodies.host_parameters < LIGHT
     assert replays._rows_are_light(data) is light

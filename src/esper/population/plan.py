@@ -83,7 +83,8 @@ class SlotView:
 
     def of(self, members: Ints) -> SlotView:
         """Some of the members; the finished among them show no seed.  # members [n]"""
-        some = SlotView(**{name: value[members] for name, value in vars(self).items()})
+        everyone = np.array_equal(members, np.arange(len(self.member)))
+        some = self if everyone else SlotView(**{name: value[members] for name, value in vars(self).items()})
         seen = some.active[:, None]
         return replace(some, alpha=np.where(seen, some.alpha, 0.0), training=some.training & seen)
 

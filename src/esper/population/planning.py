@@ -77,7 +77,7 @@ class Room:
         """With room to spare: as much as chance moves the numbers, and more where rows are light."""
 
         def more(n: int) -> int:
-            return n + math.ceil((3 if light else 2) * math.sqrt(n)) + (2 + n // 8) * light if n else 0
+            return n + math.ceil(3 * math.sqrt(n)) + (2 + n // 8) * light if n else 0
 
         groups = {key: (more(size), more(live)) for key, (size, live) in self.groups.items()}
         return Room(self.own, self.whole, tuple(map(more, self.forks)), groups, self.blends)

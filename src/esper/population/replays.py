@@ -25,8 +25,9 @@ from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
 
 MOST = 24  # programs that are kept
 WASTE = 1.08  # a room may cost this many times what a roomy new one would,
-LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times and so many rows more: a capture costs more
-LIGHT = 1 << 16  # parameters of a host and values of an activation: with fewer of both, rows are light
+LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times, and so many rows more
+LIGHT = 1 << 16  # parameters of a host: with fewer, and less work than
+LITTLE = 1 << 30  # values of activations in an epoch of all members, rows are light
 _PLACES_FROM = {"cnn": 3, "transformer": 2}  # the first axis of space or time of inputs [tasks, samples, ...]
 
 Run = TypeVar("Run")
@@ -124,10 +125,11 @@ class Replays:
         return self._fitting(("validate", data.places), sketch, make, self._rows_are_light(data))
 
     def _rows_are_light(self, data: MemberData) -> bool:
-        """Whether a few spare rows in every step cost less than a capture now and then."""
-        host, batch = self.crew.bodies.host, self.crew.config.batch_size
+        """Whether spare rows in every epoch cost less than a capture now and then."""
+        host, config = self.crew.bodies.host, self.crew.config
         places = math.prod(data.inputs.shape[_PLACES_FROM.get(host.topology, data.inputs.ndim) :])
-        return max(host.num_parameters, batch * places * max(host.widths)) < LIGHT
+        samples = len(data.task_of) * config.batch_size * config.batches_per_epoch
+        return host.num_parameters < LIGHT and samples * places * max(host.widths) < LITTLE
 
     def _fitting(
         self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run], light: bool
