@@ -85,6 +85,7 @@ try:
     pause = 5e-5
 except PermissionError:
     pause = 0.0  # spin on, and leave the turns to the scheduler
+print("begun", flush=True)
 while True:
     begun = time.perf_counter()
     if pause:
@@ -130,13 +131,13 @@ def slowed(wanted: bool) -> Iterator[float]:
 @contextmanager
 def _other_process(multiple: float) -> Iterator[None]:
     """Another process on the cores of this one; see `_TURNS`."""
-    other = subprocess.Popen([sys.executable, "-c", _TURNS, str(multiple)])
-    try:
-        time.sleep(0.2)  # until it has begun
-        yield
-    finally:
-        other.kill()
-        other.wait()
+    with subprocess.Popen([sys.executable, "-c", _TURNS, str(multiple)], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()  # it has begun
+        try:
+            yield
+        finally:
+            other.kill()
 
 
 def python_seconds(turns: int = 1_000_000, repeats: int = 9) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from esper.population.forms import HALVES, NO_FORM, FormCodes, SlotForms
 from esper.population.hosts import Entered, GlobalMean, Host, block_of
 from esper.population.layout import flatten
 from esper.population.optimiser import has_triton
-from esper.population.plan import Ints, Plan, SlotView, Station
+from esper.population.plan import Bools, Ints, Plan, SlotView, Station
 from esper.population.row_module import Buffers, RowModule
 
 
@@ -129,19 +129,31 @@ class Bodies:
 
         born [N, S]: the blueprints of seeds that wait for weights, NO_FORM elsewhere
         """
+        slot = np.arange(len(self.slots))
+        forms, blueprints = self._known
         met = (born != NO_FORM) | view.training | (view.alpha > 0)
+        strange = ~blueprints[slot, born]
+        unknown = strange | (met & ~forms[slot, view.form[:, :, 0]])
+        if not unknown.any():
+            return
+        member, s = (int(axis[0]) for axis in np.nonzero(unknown))
+        name = int(np.where(strange, born, view.form[:, :, 0])[member, s])
+        allowed = ", ".join(b.name for b in self.slots[s].blueprints)
+        given = Blueprint(name).name if name in tuple(Blueprint) else "no seed that fits"
+        raise ValueError(
+            f"member {member} has {given} in slot {s}; the blueprints of this {self.host.topology} "
+            f"host there are {allowed}: germinate one of them"
+        )
+
+    @cached_property
+    def _known(self) -> tuple[Bools, Bools]:
+        """The forms that can stand at each slot, and what can be born there.  # [S, forms, then NO_FORM]"""
+        forms, blueprints = np.zeros((2, len(self.slots), self.codes.total + 1), dtype=bool)
+        blueprints[:, NO_FORM] = True
         for s, slot in enumerate(self.slots):
-            strange = (born[:, s] != NO_FORM) & ~np.isin(born[:, s], slot.blueprints)
-            unknown = strange | (met[:, s] & ~np.isin(view.form[:, s, 0], slot.forms))
-            if unknown.any():
-                member = int(unknown.argmax())
-                name = int(np.where(strange, born[:, s], view.form[:, s, 0])[member])
-                allowed = ", ".join(b.name for b in slot.blueprints)
-                given = Blueprint(name).name if name in tuple(Blueprint) else "no seed that fits"
-                raise ValueError(
-                    f"member {member} has {given} in slot {s}; the blueprints of this {self.host.topology} "
-                    f"host there are {allowed}: germinate one of them"
-                )
+            forms[s, list(slot.forms)] = True
+            blueprints[s, list(slot.blueprints)] = True
+        return forms, blueprints
 
     def _membership(self, slot: int, form: int) -> tuple[Tensor, Tensor]:
         """Which of its tensors each element of a part's row belongs to, and how many tensors and parameters

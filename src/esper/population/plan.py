@@ -60,14 +60,11 @@ class SlotView:
         places = form.shape[2]
         slots = torch.stack([states.stage, states.style, states.alpha_mode, states.alpha], dim=2)
         packed = torch.cat([slots.double(), flags, form, folded_blend], dim=2).cpu().numpy()
-        stage, style, mode, alpha, folds, births, finished = np.moveaxis(packed[..., :7], 2, 0)
-        forms, blends = (
-            packed[..., 7 : 7 + places].astype(np.int64),
-            packed[..., 7 + places :].astype(np.int64),
-        )
-        stage = stage.astype(np.int64)
+        alpha, numbers = packed[..., 3].copy(), packed.astype(np.int64)
+        stage, style, mode, _, folds, births, finished = np.moveaxis(numbers[..., :7], 2, 0)
+        forms, blends = numbers[..., 7 : 7 + places], numbers[..., 7 + places :]
         grows = forms[..., :1] > LAST_PLAIN  # these are added, whatever the style
-        own = np.where(grows, int(Blend.ADD), _BLEND[style.astype(np.int64)][..., None])
+        own = np.where(grows, int(Blend.ADD), _BLEND[style][..., None])
         view = SlotView(
             alpha=np.where(_HEARD[stage], alpha, 0.0),
             training=stage == Stage.TRAINING,
@@ -75,11 +72,11 @@ class SlotView:
             form=forms,
             blend=np.concatenate([own, blends], axis=2),
             part=np.moveaxis(np.arange(forms.size).reshape(places, *stage.shape), 0, 2),
-            fold=folds.astype(np.int64),
+            fold=folds,
             active=finished[:, 0] == 0,
             member=np.arange(len(stage)),
         )
-        return view, births.astype(np.int64)
+        return view, births
 
     def of(self, members: Ints) -> SlotView:
         """Some of the members; the finished among them show no seed.  # members [n]"""

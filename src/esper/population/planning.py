@@ -195,16 +195,10 @@ class Sketch:
         """The plan laid out in a room that holds it, by default in one of just its size."""
         return _Layout(self, room or self.need, spare=room is not None).draft()
 
-    def real_entries(self, key: GroupKey) -> Ints:
-        """The entries of a group."""
-        first, size, _ = self._groups.get(key, (0, 0, 0))
-        return np.arange(first, first + size)
-
-    def real_lives(self, key: GroupKey) -> Ints:
-        """The live parts of a group, counted over all groups."""
-        first, _, live = self._groups.get(key, (0, 0, 0))
-        start = int(np.searchsorted(self.live_entries, first))
-        return np.arange(start, start + live)
+    def span(self, key: GroupKey) -> tuple[int, int, int, int]:
+        """The first entry of a group and how many it has, and the same of its parts that learn."""
+        first, size, live = self._groups.get(key, (0, 0, 0))
+        return first, size, int(np.searchsorted(self.live_entries, first)), live
 
 
 class _Layout:
@@ -213,23 +207,20 @@ class _Layout:
     def __init__(self, sketch: Sketch, room: Room, spare: bool) -> None:
         self.sketch, self.room = sketch, room
         self._lay_rows()
-        whole = dict.fromkeys(room.whole, True)
         keys = sorted({*room.groups, *room.whole})
-        entries, lives = [], []
-        for key in keys:
-            real, live = sketch.real_entries(key), sketch.real_lives(key)
-            if key in whole:
-                spread = np.full(self.joined[key[0]], NO_ROW)
-                spread[self.place[sketch.entries.row[real]]] = real
-                entries.append(spread)
-                lives.append(_padded(live, room.own))
-            else:
-                size, learning = room.groups[key]
-                entries.append(_padded(real, size))
-                lives.append(_padded(live, learning))
-        self.sizes = {key: (len(a), len(b)) for key, a, b in zip(keys, entries, lives, strict=True)}
-        nobody = [np.array([NO_ROW])] if spare and keys else []  # what spare entries meet
-        self.entry, self.live = _joined(entries), _joined([*lives, *nobody])
+        full = {key: (int(self.joined[key[0]]), room.own) for key in room.whole}
+        self.sizes = {key: full[key] if key in full else room.groups[key] for key in keys}
+        real = np.array([sketch.span(key) for key in keys], dtype=np.int64).reshape(-1, 4)
+        size = np.array(list(self.sizes.values()), dtype=np.int64).reshape(-1, 2)
+        self.entry, self.live = (_spread(real[:, 2 * k], real[:, 2 * k + 1], size[:, k]) for k in range(2))
+        for key, end in zip(keys, size[:, 0].cumsum().tolist(), strict=True):
+            if key in full:  # a row of a whole station is the entry of the same number
+                own = self.entry[end - full[key][0] : end]
+                entries = own[own != NO_ROW]
+                own[:] = NO_ROW
+                own[self.place[sketch.entries.row[entries]]] = entries
+        if spare and keys:  # what spare entries meet
+            self.live = np.append(self.live, NO_ROW)
 
     def _lay_rows(self) -> None:
         """Spare rows behind the real ones that join at the same slot."""
@@ -339,6 +330,8 @@ class _Layout:
         most = max((at.widened for at in stations), default=0)
         beside = np.full((len(stations), most), NO_ROW)
         read_by = np.full((len(stations), len(self.member)), NO_ROW)
+        if most == 0:
+            return {"beside": beside, "read_by": read_by}
         real = np.flatnonzero(self.entry != NO_ROW)
         asked = self.entry[real]
         slot = e.at[asked] // places
@@ -389,9 +382,15 @@ def _has_block(at: _Outline) -> bool:
     return at.place > 0 and any(group.form >= NUM_BLUEPRINTS for group in at.groups)
 
 
-def _padded(values: Ints, size: int) -> Ints:
-    """The values, then -1 up to a size."""
-    return np.concatenate([values, np.full(size - len(values), NO_ROW)])
+def _spread(first: Ints, count: Ints, size: Ints) -> Ints:
+    """Group by group the numbers from `first` on, as many as `count`, then -1 up to `size`.
+
+    # [groups] each → [sum of sizes]
+    """
+    found = np.full(int(size.sum()), NO_ROW)
+    within = np.arange(int(count.sum())) - np.repeat(count.cumsum() - count, count)
+    found[within + np.repeat(size.cumsum() - size, count)] = within + np.repeat(first, count)
+    return found
 
 
 def _joined(arrays: Sequence[Ints]) -> Ints:
