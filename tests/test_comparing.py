@@ -249,7 +249,7 @@ def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
     config = load_config(overrides=[*TINY, *settings])
 
     def work(gather: Gather | None) -> object:
-        arms = arms_of("random,static,final:random,best-of:2", config)
+        arms = arms_of("random,final:random,best-of:2", config)
         contest = Contest(config, arms, gather=gather)
         comparison, reel = contest.run()
         return (

@@ -13,7 +13,7 @@ from torch import Tensor
 from esper import GrowingClassifier, GrowingRegressor
 
 
-@pytest.mark.parametrize("estimator", [GrowingClassifier(epochs=4), GrowingRegressor(epochs=8)])
+@pytest.mark.parametrize("estimator", [GrowingClassifier(epochs=2), GrowingRegressor(epochs=5)])
 def test_check_estimator(estimator: GrowingClassifier | GrowingRegressor) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -38,6 +38,7 @@ from tests.lifecycle.strategies import random_evidence
 
 GATES = GateConfig(training_epochs=2)
 RULES = LifecycleConfig(gates=GATES, embargo_ticks=2)
+TOPOLOGIES = st.sampled_from(["cnn", "mlp", "transformer"])
 MAKE = {
     "static": Static,
     "random": lambda: RandomLegal(0.5),
@@ -108,10 +109,9 @@ def assert_legal(turn: Turn) -> None:
     assert (turn.actions.choices[~read] == 0).all()
 
 
-@pytest.mark.parametrize("topology", ["cnn", "mlp", "transformer"])
 @pytest.mark.parametrize("name", MAKE)
-@settings(deadline=None, max_examples=5)
-@given(seed=st.integers(0, 10_000), slots=st.integers(1, 5))
+@settings(deadline=None, max_examples=8)
+@given(topology=TOPOLOGIES, seed=st.integers(0, 10_000), slots=st.integers(1, 5))
 def test_every_controller_says_only_what_is_legal(name: str, topology: str, seed: int, slots: int) -> None:
     for turn in turns(MAKE[name](), 8, slots, 25, topology, seed):
         assert_legal(turn)
@@ -265,9 +265,8 @@ class SlowHeuristic:
         return bool(slots.alpha[n, s] == 1 and slots.alpha_target[n, s] == 1 and slots.alpha_mode[n, s] == 0)
 
 
-@pytest.mark.parametrize("topology", ["cnn", "mlp", "transformer"])
-@settings(deadline=None, max_examples=6)
-@given(seed=st.integers(0, 10_000))
+@settings(deadline=None, max_examples=9)
+@given(topology=TOPOLOGIES, seed=st.integers(0, 10_000))
 def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
     config = HeuristicConfig(first_epoch=2, rest_epochs=4)
     slow = [SlowHeuristic(config, topology) for _ in range(6)]
