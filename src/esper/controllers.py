@@ -12,6 +12,7 @@ import torch
 from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import RunConfig, saved_config
 from esper.foundation.errors import UserError
+from esper.foundation.rows import under_prefix
 from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
 from esper.tamiyo.controller import Controller
@@ -152,7 +153,13 @@ def find_checkpoint(name_or_path: str) -> Path:
     """Where a trained controller lies: in the package, in a run folder, or in the file itself."""
     path = Path(name_or_path)
     if name_or_path == PRETRAINED:
-        return pretrained_path()
+        shipped = SHIPPED / f"{PRETRAINED}.safetensors"
+        if not shipped.is_file():
+            raise UserError(
+                f"this installation of esper ships no pretrained controller (looked for {shipped}); "
+                "train one with 'esper train' and give the folder of that run instead of 'tamiyo'"
+            )
+        return shipped
     if path.is_dir():
         return CheckpointStore(RunFolder.read(path).checkpoints_path).last
     if path.is_file():
@@ -163,17 +170,6 @@ def find_checkpoint(name_or_path: str) -> Path:
         f"controller is {name_or_path!r}; {hint}allowed are {', '.join(CONTROLLER_NAMES)}, "
         "the folder of a run, or a checkpoint"
     )
-
-
-def pretrained_path() -> Path:
-    """The checkpoint that ships with esper."""
-    path = SHIPPED / f"{PRETRAINED}.safetensors"
-    if not path.is_file():
-        raise UserError(
-            f"this installation of esper ships no pretrained controller (looked for {path}); "
-            "train one with 'esper train' and give the folder of that run instead of 'tamiyo'"
-        )
-    return path
 
 
 def load_learned(
@@ -188,10 +184,8 @@ def load_learned(
     checkpoint = load_checkpoint(path, agent_schema())
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
-    prefix = f"{LEARNER}."
-    tensors = {n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
     try:
-        agent.load_state_dict(tensors)
+        agent.load_state_dict(under_prefix(LEARNER, checkpoint.tensors))
     except (ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
     return LearnedController(agent, config.learner, deterministic)

@@ -24,6 +24,12 @@ from esper.simic.environment import GrowthEnvironment
 from esper.telemetry.files import disk_errors
 from esper.telemetry.schema import SavedNetwork, SavedSlot
 
+_LOADING = (
+    "    import torch",
+    '    model = torch.export.load("network.pt2").module()   # needs torch alone',
+    "    logits = model(inputs)                              # [batch, ...]",
+)
+
 
 @dataclass(frozen=True)
 class GrownMember:
@@ -85,23 +91,12 @@ class GrownMember:
     def describe(self) -> str:
         """The network in words, as Markdown."""
         task = self.environment.spec.task
-        return "\n".join(
-            [
-                *_summary(self.record()),
-                "",
-                f"Input: {list(task.input_shape)} per sample, as the data set has it: network.pt2 "
-                f"standardises it, the tensors alone do not. Output: {task.num_classes} logits.",
-                "",
-                "    import torch",
-                '    model = torch.export.load("network.pt2").module()   # needs torch alone',
-                "    logits = model(inputs)                              # [batch, ...]",
-                "",
-                "```",
-                str(self.network),
-                "```",
-                "",
-            ]
+        about = (
+            f"Input: {list(task.input_shape)} per sample, as the data set has it: network.pt2 standardises "
+            f"it, the tensors alone do not. Output: {task.num_classes} logits."
         )
+        network = f"```\n{self.network}\n```\n"
+        return "\n".join([*_summary(self.record()), "", about, "", *_LOADING, "", network])
 
     def save(self, path: Path) -> None:
         """Write the four files into a folder."""

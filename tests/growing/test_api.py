@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
-from esper.lifecycle.actions import Blueprint
+from esper.lifecycle.actions import Actions, Blueprint
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
@@ -217,6 +217,22 @@ def test_import_is_quick_and_late() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'shrink'; it has"):
         esper.shrink  # noqa: B018
+
+
+class Waits:
+    """Begins and decides, and says nothing of whether it looks."""
+
+    def begin(self, scene: Any) -> None:
+        self.actions = Actions.wait(scene.num_members, scene.device)
+
+    def decide(self, observation: Any, masks: Any, step: int) -> Actions:
+        return self.actions
+
+
+def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
+    for engine in ("rows", "live"):
+        grown = grow(models.small_mlp(), models.table(), controller=Waits(), epochs=1, engine=engine)
+        assert grown.diff().endswith("nothing was added")
 
 
 def test_without_a_controller_hidden_units_are_doubled_where_they_can_be() -> None:

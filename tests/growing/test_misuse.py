@@ -67,6 +67,12 @@ def test_a_grower_asks_for_an_optimiser(optimiser: Any) -> None:
         esper.Grower(models.small_mlp(), optimiser, train=LOADER, val=LOADER)
 
 
+def test_a_grower_asks_for_a_module() -> None:
+    rule = torch.optim.SGD(models.small_mlp().parameters(), 0.1)
+    with pytest.raises(UserError, match=r"model is a function; give an nn\.Module"):
+        esper.Grower(models.small_mlp, rule, train=LOADER, val=LOADER)
+
+
 class Breaking(nn.Sequential):
     """Gives NaN whenever it is trained."""
 

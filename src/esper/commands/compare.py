@@ -141,10 +141,10 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
 
 def run_contest(contest: Contest, quiet: bool = False) -> tuple[Comparison, FilmReel]:
     """Run a contest and show how far it is."""
-    from esper.commands.progress import StepProgress
+    from esper.commands.progress import step_progress
 
-    with StepProgress(contest.steps, "comparing", quiet) as progress:
-        return contest.run(lambda environment: progress.advance())
+    with step_progress(contest.steps, "comparing", quiet) as advance:
+        return contest.run(lambda _: advance())
 
 
 def print_comparison(comparison: Comparison, worth: bool = True) -> None:

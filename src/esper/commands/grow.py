@@ -93,7 +93,7 @@ def _prepare(settings: RunConfig, controller: str) -> _Growth:
 
 def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> None:
     """Grow the networks, and leave the best and the story of it in a folder."""
-    from esper.commands.progress import StepProgress
+    from esper.commands.progress import step_progress
     from esper.comparing import as_comparison, compare
     from esper.foundation.devices import cpu_threads
     from esper.grown_network import GrownMember
@@ -109,9 +109,9 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     with (
         interruption_told(folder),
         cpu_threads(settings.threads),
-        StepProgress(steps, "growing", quiet) as progress,
+        step_progress(steps, "growing", quiet) as advance,
     ):
-        runs = compare(environment, growth.arms, on_step=lambda _: progress.advance(), decided=True)
+        runs = compare(environment, growth.arms, on_step=lambda _: advance(), decided=True)
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
@@ -16,47 +15,27 @@ from esper.telemetry.numbers import duration
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 
 
-class StepProgress:
-    """Counts equal steps of one piece of work towards a total, on stderr."""
+@contextmanager
+def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[], None]]:
+    """While inside, counts equal steps of one piece of work towards a total, on stderr.
 
-    def __init__(self, total: int, what: str, quiet: bool = False) -> None:
-        self._total, self._what = total, what
-        self._done = 0
-        self._open = ExitStack()
-        self._console = console("stderr")
-        self._begun = time.monotonic()
-        self._next_line = self._begun + FIRST_LINE
-        self._quiet = quiet
-        self._bar: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            columns = (
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TimeRemainingColumn(),
-            )
-            self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task(what, total=total)
+    What comes back is to be called after every step.
+    """
+    screen, begun, done = console("stderr"), time.monotonic(), 0
+    next_line = begun + FIRST_LINE
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    hidden = quiet or not screen.is_terminal
+    with interruptible(), Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=total)
 
-    def advance(self) -> None:
-        """One more step is done."""
-        self._done += 1
-        if self._bar is not None:
-            self._bar.update(self._task, advance=1)
-            return
-        now = time.monotonic()
-        if not self._quiet and now >= self._next_line:
-            self._next_line = now + LINE_EVERY
-            left = (now - self._begun) / self._done * (self._total - self._done)
-            self._console.print(f"{self._what}  {self._done / self._total:.0%}  about {duration(left)} left")
+        def advance() -> None:
+            nonlocal done, next_line
+            done += 1
+            bar.update(task, advance=1)
+            now = time.monotonic()
+            if now >= next_line and not quiet and not screen.is_terminal:
+                next_line = now + LINE_EVERY
+                left = (now - begun) / done * (total - done)
+                screen.print(f"{what}  {done / total:.0%}  about {duration(left)} left")
 
-    def __enter__(self) -> Self:
-        self._open.enter_context(interruptible())
-        if self._bar is not None:
-            self._open.enter_context(self._bar)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._open.close()
+        yield advance

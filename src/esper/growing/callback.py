@@ -65,6 +65,8 @@ class Grower:
         step: UserStep | None = None,
         **settings: Any,
     ):
+        if not isinstance(model, nn.Module):
+            raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
         checked_optimiser("optimiser is", optimiser)
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS))
         device = next((p.device for p in model.parameters()), torch.device("cpu"))

@@ -12,7 +12,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -52,8 +52,6 @@ def cut(
 
     sample [B, *input_shape], B at least 2. A slot's name is that of the submodule after which it lies.
     """
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model is a {type(model).__name__}; give an nn.Module, or a function that makes one")
     names = None if slots is None else expanded(model, slots)
     own = _without_fast_paths(_freeze(copy.deepcopy(model).to("cpu")))
     samples = (sample[:2], torch.cat([sample[:2], sample[:1]]))
@@ -63,6 +61,13 @@ def cut(
     if not joints:
         raise UserError(
             f"{type(model).__name__} has no joint of topology {topology!r}; leave topology out, or name slots"
+        )
+    result = traced.first[traced.nodes[-1]]
+    if not isinstance(result, Tensor) or result.shape[:1] != sample[:2].shape[:1]:
+        given = f"shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
+        raise UserError(
+            f"{type(model).__name__} returns {given}; it must return one tensor whose first axis is the "
+            "batch: wrap it in a module that returns the logits alone"
         )
     segments = _segments(traced, joints)
     keys = tuple(_keys(segment, own) for segment in segments)
@@ -75,13 +80,6 @@ def cut(
         joints[0].spatial_dims,
     )
     host.joint_shapes = tuple(joint.shape for joint in joints)
-    result = traced.first[traced.nodes[-1]]
-    if not isinstance(result, Tensor) or result.shape[:1] != sample[:2].shape[:1]:
-        given = f"shape {list(result.shape)}" if isinstance(result, Tensor) else f"a {type(result).__name__}"
-        raise UserError(
-            f"{type(model).__name__} gives {given} for a batch of 2; it must return one tensor whose first "
-            "axis is the batch: wrap it in a module that returns the logits alone"
-        )
     causal = host.topology == "transformer" and hears_the_past_alone(host, sample)
     return Cut(copy.deepcopy(model).to("cpu"), traced.module, tuple(joints), host, keys, causal)
 
@@ -127,13 +125,7 @@ def _segments(traced: Traced, joints: Sequence[Joint]) -> list[nn.Module]:
     """One module for each stretch of the graph: up to each joint, and the head."""
     nodes = [node for node in traced.nodes if node.op not in ("placeholder", "output")]
     start: fx.Node = next(node for node in traced.nodes if node.op == "placeholder")
-    (result,) = traced.nodes[-1].args
-    if not isinstance(result, fx.Node):
-        raise UserError(
-            f"{type(traced.module).__name__} returns a {type(result).__name__}; it must return one tensor: "
-            "wrap it in a module that returns the logits alone"
-        )
-    ends = [joint.node for joint in joints] + [result]
+    ends = [joint.node for joint in joints] + [cast(fx.Node, traced.nodes[-1].args[0])]
     places = [nodes.index(end) for end in ends]
     if len(set(places)) != len(places):
         raise UserError(f"two slots of {type(traced.module).__name__} are the same place; name each once")

@@ -301,21 +301,17 @@ class LivePopulation:
             self._known = {heard: self.evaluate()}
         own = self._known[heard]
         reported, self.reported = self.reported, {}
-        contribution, shadow = (torch.full((1, self.num_slots), math.nan) for _ in range(2))
+        found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
+        found.loss[0] = reported.get("val_loss", own.loss)
+        found.accuracy[0] = reported.get("val_accuracy", own.score)
         for k, slot in enumerate(self.slots if ablate else []):
             if slot.strength > 0:
                 with slot.at_strength(0.0):
-                    contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
+                    found.contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
             elif slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING:
                 with slot.at_strength(1.0):
-                    shadow[0, k] = 100.0 * (self.evaluate().score - own.score)
-        return ValidationMetrics(
-            loss=torch.tensor([reported.get("val_loss", own.loss)]),
-            accuracy=torch.tensor([reported.get("val_accuracy", own.score)]),
-            contribution=contribution,
-            shadow_gain=shadow,
-            interaction=torch.full_like(shadow, math.nan),
-        )
+                    found.shadow_gain[0, k] = 100.0 * (self.evaluate().score - own.score)
+        return found
 
     def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
         """The score on each part of the validation data, and what it loses there without each heard seed."""

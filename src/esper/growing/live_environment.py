@@ -47,8 +47,6 @@ class LiveModel:
         grows: bool = True,
     ):
         """grows: whether its own blocks and layers are looked at, for a controller that may grow them."""
-        if not isinstance(model, nn.Module):
-            raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
         self.model, self.loaders, self.settings, self.device = model, loaders, settings, device
         self.judge = Judge(settings, step)
         trained_on = first_batch("train", loaders[0])

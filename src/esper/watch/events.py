@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,15 +75,12 @@ def _lines_of_round(path: Path, round: int) -> list[bytes]:
 
 def _first_offset(file: BinaryIO, round: int) -> int:
     """The offset of the first line whose round is `round` or later, or the end of the file."""
-    low, high = 0, file.seek(0, 2)
-    while low < high:
-        middle = (low + high) // 2
-        _, found = _line_behind(file, middle)
-        if found is None or found >= round:
-            high = middle
-        else:
-            low = middle + 1
-    return _line_behind(file, low)[0]
+
+    def at(offset: int) -> float:
+        found = _line_behind(file, offset)[1]
+        return math.inf if found is None else found
+
+    return _line_behind(file, bisect_left(range(file.seek(0, 2)), float(round), key=at))[0]
 
 
 def _line_behind(file: BinaryIO, offset: int) -> tuple[int, int | None]:
