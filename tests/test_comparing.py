@@ -24,11 +24,10 @@ from esper.comparing import (
     schedule_for,
 )
 from esper.config import load_config
-from esper.controllers import CONTROLLER_NAMES, describe, load_controller
+from esper.controllers import CONTROLLER_NAMES, Arm, Fixed, arms_of, describe, load_controller
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
 from esper.lifecycle.stages import Stage
-from esper.line_up import Arm, Fixed, arms_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play

@@ -23,12 +23,12 @@ import torch
 
 from esper.builders import shaped_host
 from esper.config import RunConfig
+from esper.controllers import Arm, Fixed
 from esper.foundation.devices import cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.line_up import Arm, Fixed
 from esper.population.shapes import shapes_of
 from esper.shards import Shards
 from esper.simic.costs import Prices

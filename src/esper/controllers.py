@@ -1,16 +1,18 @@
-"""Controllers by name, and trained ones by the run or the checkpoint that holds them."""
+"""Controllers by name, trained ones by the run or the checkpoint that holds them, and who is compared."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 import torch
 
 from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import RunConfig, saved_config
+from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.foundation.rows import under_prefix
 from esper.lifecycle.config import GateConfig
@@ -20,6 +22,7 @@ from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from esper.telemetry.differences import FINAL_OF
 from esper.telemetry.run_folder import RunFolder
 
 PRETRAINED = "tamiyo"
@@ -109,26 +112,6 @@ def describe() -> list[tuple[str, str]]:
     ]
 
 
-def host_options(name: str) -> dict[str, int]:
-    """The options in 'fixed:hidden=16+depth=2'; raises UserError where it has none or one is no number."""
-    pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
-    if any(not option or not value.isdecimal() for option, _, value in pairs):
-        raise UserError(
-            f"controller is {name!r}; after the colon: options of the host, as in {FIXED}hidden=16+depth=2"
-        )
-    return {option: int(value) for option, _, value in pairs}
-
-
-def restarts_of(name: str) -> int:
-    """The number in 'best-of:8', 0 in 'best-of'; raises UserError where it is none of 1 to 1000."""
-    _, colon, text = name.partition(":")
-    if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
-        raise UserError(
-            f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
-        )
-    return int(text or 0)
-
-
 def load_controller(
     name_or_path: str, gates: GateConfig | None = None, device: torch.device | str = "cpu"
 ) -> Controller:
@@ -147,6 +130,20 @@ def load_controller(
         return _scripted(name, text, gates or GateConfig())
     plain = name_or_path.removesuffix(GREEDY)
     return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
+
+
+def make_controller(given: str | Controller, gates: GateConfig, device: torch.device) -> Controller:
+    """A controller by name, by the run or checkpoint that holds it, or the given object itself."""
+    if isinstance(given, str):
+        return load_controller(given, gates, device)
+    missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
+    if missing:
+        raise UserError(
+            f"controller is a {type(given).__name__} without {' and '.join(missing)}; give one of "
+            f"{', '.join(CONTROLLER_NAMES)}, or an object with begin(scene) and decide(observation, masks, "
+            "step)"
+        )
+    return given
 
 
 def find_checkpoint(name_or_path: str) -> Path:
@@ -214,3 +211,81 @@ def _scripted(name: str, text: str, gates: GateConfig) -> Controller:
         return script.from_text(text, gates)
     except (ValueError, OverflowError) as error:
         raise UserError(f"controller is '{name}:{text}'; after the colon: {script.takes} ({error})") from None
+
+
+# ---- the arms of a comparison, from their names ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """An arm of networks that never change."""
+
+    of: str = ""  # the controller whose final networks they are; by default the task's own host
+    host: Mapping[str, int] = field(default_factory=dict)  # options of the host that are other than its own
+    restarts: int = 1  # hosts that share the compute of a member, 0 for as many as it pays for
+
+
+Arm = Controller | Fixed
+
+
+def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
+    """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms by the names that they are shown
+    under, in the order of the table; the first one is the baseline.
+
+    A controller whose final networks are asked for takes part too. Raises UserError where nothing is named,
+    something is named twice, or a controller cannot be loaded.
+    """
+    asked = [part.strip() for part in text.split(",") if part.strip()]
+    if not asked:
+        raise UserError(
+            f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
+            f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
+        )
+    twice = sorted({part for part in asked if asked.count(part) > 1})
+    if twice:
+        raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
+    named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
+    shown = {name: _shown(name) for name in named if not name.startswith((FINAL, BEST_OF, FIXED))}
+    if len(set(shown.values())) < len(shown):
+        shown = {name: name for name in shown}
+    arms: dict[str, Arm] = {}
+    for name in named:
+        if name.startswith(FINAL):
+            of = shown[name.removeprefix(FINAL)]
+            arms[f"{FINAL_OF}{of}"] = Fixed(of=of)
+        elif name.startswith(BEST_OF):
+            arms[name] = Fixed(restarts=restarts_of(name))
+        elif name.startswith(FIXED):
+            arms[name] = Fixed(host=host_options(name))
+        else:
+            loaded = load_controller(name, config.lifecycle.gates, own_device(config.device))
+            arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
+    return arms
+
+
+def _shown(name: str) -> str:
+    """A path is shown by its last part; a checkpoint inside a run by the run's."""
+    if name.partition(":")[0] in CONTROLLER_NAMES:
+        return name
+    parts = Path(name).parts
+    return parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else Path(name).name
+
+
+def host_options(name: str) -> dict[str, int]:
+    """The options in 'fixed:hidden=16+depth=2'; raises UserError where it has none or one is no number."""
+    pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
+    if any(not option or not value.isdecimal() for option, _, value in pairs):
+        raise UserError(
+            f"controller is {name!r}; after the colon: options of the host, as in {FIXED}hidden=16+depth=2"
+        )
+    return {option: int(value) for option, _, value in pairs}
+
+
+def restarts_of(name: str) -> int:
+    """The number in 'best-of:8', 0 in 'best-of'; raises UserError where it is none of 1 to 1000."""
+    _, colon, text = name.partition(":")
+    if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
+        raise UserError(
+            f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
+        )
+    return int(text or 0)

@@ -200,7 +200,7 @@ def test_a_layer_that_cannot_run_for_many_members_is_named() -> None:
 
 
 def test_the_shipped_controller_grows_a_model_of_ones_own() -> None:
-    from esper.growing.controllers import make_controller
+    from esper.controllers import make_controller
     from esper.simic.learner import LearnedController
 
     controller = make_controller("tamiyo", GateConfig(), torch.device("cpu"))
@@ -236,7 +236,7 @@ def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
 
 
 def test_without_a_controller_hidden_units_are_doubled_where_they_can_be() -> None:
-    from esper.growing.controllers import HEURISTIC, WIDENING, default_controller
+    from esper.growing.live_engine import HEURISTIC, WIDENING, default_controller
     from tests.growing.test_live_hooks import grounded
 
     grown = esper.grow(models.small_mlp(), models.table(), epochs=3, progress=False)

@@ -14,8 +14,7 @@ from typing import Any
 import uvicorn
 
 from esper.watch.library import Library
-from esper.watch.server import make_app
-from esper.watch.serving import ADDRESS, open_socket
+from esper.watch.server import ADDRESS, make_app, open_socket
 
 
 @dataclass(frozen=True)

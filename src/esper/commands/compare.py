@@ -111,7 +111,7 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
 
 def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather) -> Contest:
     from esper.comparing import Contest
-    from esper.line_up import arms_of
+    from esper.controllers import arms_of
 
     return Contest(settings, arms_of(controllers, settings), seeds, gather)
 

@@ -62,7 +62,7 @@ def _contest(run: TrainingRun, members: int) -> Contest:
     """Three fixed sizes, growth by a schedule and by Tamiyo, and by what was just trained: fresh networks."""
     from esper.builders import LEARNER
     from esper.comparing import Contest
-    from esper.line_up import arms_of
+    from esper.controllers import arms_of
     from esper.simic.learner import LearnedController
 
     arms = arms_of(",".join((*SIZES, SCHEDULE, TAMIYO)), run.config)

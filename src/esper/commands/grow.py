@@ -24,7 +24,7 @@ from esper.commands.running import begin_folder, interruption_told, requested, r
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
-    from esper.line_up import Arm
+    from esper.controllers import Arm
     from esper.simic.environment import GrowthEnvironment
     from esper.telemetry.run_folder import RunFolder
 
@@ -83,9 +83,8 @@ class _Growth:
 
 def _prepare(settings: RunConfig, controller: str) -> _Growth:
     from esper.builders import make_environment
-    from esper.controllers import load_controller
+    from esper.controllers import Fixed, load_controller
     from esper.foundation.devices import choose_device
-    from esper.line_up import Fixed
 
     loaded = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
     return _Growth(settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings))

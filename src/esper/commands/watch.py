@@ -31,7 +31,7 @@ def watch(
 
     library = Library(runs or [Path("runs")])
     try:
-        from esper.watch.serving import open_socket, serve
+        from esper.watch.server import open_socket, serve
     except ImportError as error:
         raise UserError(
             f"the page needs the package {error.name}; install its extra: pip install 'esper-lite[watch]'"

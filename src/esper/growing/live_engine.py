@@ -3,28 +3,40 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from esper.controllers import make_controller
 from esper.growing.batches import first_batch, loaders_of
 from esper.growing.budget import Limited, SeedPrices
-from esper.growing.controllers import default_controller, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
+from esper.growing.live_hooks import Hooks
 from esper.growing.live_slots import installed_name
 from esper.growing.places import Place
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
+from esper.growing.settings import HEURISTIC, LIVE_SETTINGS, GrowSettings, settings_of
+from esper.lifecycle.actions import Blueprint
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
 from esper.telemetry.lanes import HostPart
 
+WIDENING = "schedule:widen_full@0.1"  # twice the hidden units, from a tenth of the epochs on
 _SAMPLES = 4  # of an example
+
+
+def default_controller(hooks: Hooks, budget: int | None, blueprints: Collection[str] | None) -> str:
+    """Who decides where nobody is named: of `benchmarks.when_to_grow` the one that does best against a wider
+    model at equal FLOPs, where it can grow anything; else the heuristic."""
+    wide = Blueprint.WIDEN_FULL
+    prices = [offer.parameters[wide] for offer in hooks.offers if wide in offer.parameters]
+    fits = prices and (budget is None or min(prices) <= budget)
+    return WIDENING if fits and (blueprints is None or wide.name in blueprints) else HEURISTIC
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,8 @@ class LiveGrowth:
             decider = make_controller(given, gates, cpu)
         environment = LiveEnvironment(live, request.epochs, optimiser)
         controller = Limited(decider, SeedPrices(environment.bodies, settings.blueprints), request.budget)
-        return LiveGrowth(live, environment, controller, name_of(given), Randomness(device, loaders))
+        name = given if isinstance(given, str) else type(given).__qualname__
+        return LiveGrowth(live, environment, controller, name, Randomness(device, loaders))
 
 
 def prepare_live(request: Request, reason: str) -> Prepared:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from esper.controllers import make_controller
 from esper.foundation.errors import UserError, one_line
 from esper.growing.budget import Limited, SeedPrices, not_taken
-from esper.growing.controllers import HEURISTIC, make_controller, name_of
 from esper.growing.course import Prepared
 from esper.growing.cutting import Cut, cut
 from esper.growing.data import Data, read_data
@@ -15,6 +15,7 @@ from esper.growing.objectives import Goal, choose_goal
 from esper.growing.plain import grown_name, plain_member
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
+from esper.growing.settings import HEURISTIC
 from esper.growing.undoing import at_rest
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
@@ -58,7 +59,7 @@ def prepare_rows(request: Request) -> Prepared:
         engine="rows",
         reason="a small model with data in memory",
         controller=Limited(decider, prices, request.budget),
-        decides=name_of(given),
+        decides=given if isinstance(given, str) else type(given).__qualname__,
         randomness=Randomness(device),
         models=lambda: tuple(
             plain_member(pieces, environment.population, environment.slots, m)

@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -33,6 +36,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.foundation.errors import UserError
+from esper.foundation.interrupts import interruptible
 from esper.telemetry import palette
 from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import json_values
@@ -42,10 +46,12 @@ from esper.watch.finals import differences, final_of
 from esper.watch.library import Library, file_of
 from esper.watch.tail import Position, read_on
 
+ADDRESS = "127.0.0.1"
+USUAL_PORT = 8642
 POLL = 0.2  # seconds between two looks at the files
 _LISTING = 2.0  # seconds between two looks for new runs
 _ALIVE = 15.0  # seconds of silence after which a word is sent, so that a dead connection is noticed
-_HOSTS = ["127.0.0.1", "localhost"]
+_HOSTS = [ADDRESS, "localhost"]
 _POLICY = b"default-src 'self'; style-src 'self' 'unsafe-inline'; frame-ancestors 'none'"
 _HEADERS = (
     (b"content-security-policy", _POLICY),
@@ -214,3 +220,35 @@ class _Headers:
             await send(message)
 
         await self.app(scope, receive, with_headers)
+
+
+def open_socket(port: int | None) -> socket.socket:
+    """A socket on loopback: at `port`, or at the usual one or any free one where None is given."""
+    wanted = [USUAL_PORT, 0] if port is None else [port]
+    for number in wanted:
+        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            door.bind((ADDRESS, number))
+            door.listen()
+        except OSError:
+            door.close()
+            continue
+        return door
+    raise UserError(f"port {port} is in use; give another with --port, or none for any that is free")
+
+
+def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -> None:
+    """Answer until Ctrl-C. `ready` is told the address once, before the first answer."""
+    server: uvicorn.Server
+
+    def stopping() -> bool:
+        return server.should_exit
+
+    config = uvicorn.Config(
+        make_app(library, stopping), log_level="error", lifespan="off", timeout_graceful_shutdown=2
+    )
+    server = uvicorn.Server(config)
+    ready(f"http://{ADDRESS}:{door.getsockname()[1]}/")
+    with suppress(KeyboardInterrupt), interruptible():  # uvicorn repeats a signal once it has stopped
+        server.run(sockets=[door])
