@@ -11,7 +11,7 @@ from esper.watch.events import MOST_TOLD, round_events
 from tests.telemetry.made_up_run import made_up_run
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     counts=st.lists(st.integers(0, 7), min_size=1, max_size=12),
     wanted=st.integers(0, 13),

@@ -50,16 +50,6 @@ def makers_of(layers: Iterable[nn.Module], units: int) -> list[Part]:
     return [Part(layer, Role.MAKER, _axis(layer), units) for layer in layers]
 
 
-@contextmanager
-def counting(part: Part) -> Iterator[None]:
-    """While inside, what a counter says is that of the wider model."""
-    count_on(part, 1)
-    try:
-        yield
-    finally:
-        count_on(part, -1)
-
-
 def count_on(part: Part, times: int) -> None:
     """Let the attributes of a counter rise so many times; below 0 they fall."""
     for name, more in part.counts:
@@ -95,8 +85,9 @@ def find_parts(model: nn.Module, given: Sequence[Part], run: Run) -> list[Part]:
         return spread(output, output.new_full(shape, torch.nan), part.axis, part.where)
 
     with ExitStack() as stack:
-        for part in given:
-            stack.enter_context(counting(part))
+        for part in given:  # meanwhile what a counter says is that of the wider model
+            count_on(part, 1)
+            stack.callback(count_on, part, -1)
         stack.enter_context(_watched(model, enters, leaves))
         _attempt(run)
     order = [Role.READER, Role.PASSER]

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from esper.growing.coupling import Part, makers_of
 from esper.growing.units import Role, units_out
@@ -41,16 +41,13 @@ class Heads:
         fused = len(makers) == 1
         found = makers_of(makers, units * (KINDS if fused else 1))
         if fused and self.apart:
-            where = self._where(units).to(next(makers[0].parameters()).device)
-            found = [replace(part, where=where) for part in found]
+            old = self.count * self.size  # new units stand behind the old ones of each kind
+            starts = [kind * (old + units) + old for kind in range(KINDS)]
+            where = torch.cat([start + torch.arange(units) for start in starts])  # [3 units]
+            found = [replace(part, where=where.to(next(makers[0].parameters()).device)) for part in found]
         named = [(name, more) for name in COUNTS if vars(self.module).get(name) == self.count]
         counts = (*named, *((name, units) for name in self.widths))
         return [*found, Part(self.module, Role.COUNTER, -1, more, counts=counts)]
-
-    def _where(self, units: int) -> Tensor:
-        """Positions of new units behind the old ones of each kind.  # → [3 units]"""
-        old = self.count * self.size
-        return torch.cat([kind * (old + units) + old + torch.arange(units) for kind in range(KINDS)])
 
 
 @dataclass(frozen=True)

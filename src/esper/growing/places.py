@@ -60,15 +60,6 @@ class _Call:
     floats: bool  # whether the activation is of decimals
     times: int  # it ran in one forward pass
 
-    @staticmethod
-    def of(name: str, module: nn.Module, output: Any, times: int) -> _Call:
-        """A call that ended with this output."""
-        value = tensor_of(output)
-        shape = None if value is None else tuple(value.shape)
-        return _Call(
-            name, module, type(output).__name__, shape, value is not None and value.is_floating_point(), times
-        )
-
 
 def tensor_of(output: Any) -> Tensor | None:
     """The activation that a module hands on: a tensor, or the first of a tuple."""
@@ -144,8 +135,10 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def ends(module: nn.Module, inputs: Any, output: Any) -> None:
-            before = ended.pop(name, None)
-            ended[name] = _Call.of(name, module, output, 1 if before is None else before.times + 1)
+            before, value = ended.pop(name, None), tensor_of(output)
+            shape = None if value is None else tuple(value.shape)
+            floats, times = value is not None and value.is_floating_point(), before.times if before else 0
+            ended[name] = _Call(name, module, type(output).__name__, shape, floats, times + 1)
 
         return ends
 

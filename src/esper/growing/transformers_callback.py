@@ -125,9 +125,7 @@ def _read(args: Any, step: int) -> dict[str, Any]:
 
 def _in_batches(data: Any, size: int, collate: Any, seed: int | None = None) -> Any:
     """A data set in batches as the Trainer makes them, shuffled where a seed is given; a loader as it is."""
-    if not isinstance(data, Dataset) and not (
-        hasattr(data, "__getitem__") and not isinstance(data, DataLoader)
-    ):
+    if not isinstance(data, Dataset) and not hasattr(data, "__getitem__"):
         return data
     if seed is None or isinstance(data, IterableDataset):
         return DataLoader(data, size, collate_fn=collate)
