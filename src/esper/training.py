@@ -34,12 +34,8 @@ from esper.telemetry.live import QuietView
 from esper.telemetry.run_folder import Kind, RunFolder
 from esper.telemetry.sinks import Sink, open_sinks
 
-MAY_CHANGE = (
-    "rounds",
-    "device",
-    "patience",
-    "telemetry",
-)  # settings of a run that has begun; the others decide its bits
+# Settings of a run that has begun; the others decide its bits.
+MAY_CHANGE = ("rounds", "device", "patience", "telemetry")
 
 
 class TrainingRun:
@@ -77,7 +73,6 @@ class TrainingRun:
         cls,
         config: RunConfig,
         out: Path,
-        command: Sequence[str] | None = None,
         kind: Kind = "train",
         request: Mapping[str, Any] | None = None,
         gather: Gather | None = None,
@@ -94,9 +89,8 @@ class TrainingRun:
             trainer = make_trainer(config, own_device(config.device), gather)
             if gather.rank > 0:
                 return cls(config, None, trainer)
-            folder = RunFolder.create(
-                out, config=dump(config), seed=config.seed, kind=kind, request=request, command=command
-            )
+            text, seed = dump(config), config.seed
+            folder = RunFolder.create(out, config=text, seed=seed, kind=kind, request=request)
             return cls(config, folder, trainer)
 
         return all_or_none(gather, prepare)
