@@ -96,6 +96,7 @@ def readme_commands() -> list[str]:
     return [*blocks, *asides]
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_every_command_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)

@@ -26,7 +26,7 @@ REQUESTS: dict[Kind, dict[str, object]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_pictures(monkeypatch: pytest.MonkeyPatch, blank_pictures: None) -> None:
     """Reports take longer than the runs, and have tests of their own."""
 
     def write(folder: RunFolder) -> Path:

@@ -66,7 +66,7 @@ def test_neither_the_number_of_members_nor_the_chunks_change_a_member(world: str
     """To 1e-5 after two epochs: products of other sizes may add in another order."""
     crowd_of_seven = mixed_states(world, 7)
     whole, seen = course(world, list(range(7)), crowd_of_seven)
-    for ids, chunk in (([4], 10), ([6, 5, 1, 2], 3), (list(range(7)), 1)):
+    for ids, chunk in (([4], 1), ([6, 5, 1, 2], 3)):
         part, found = course(world, ids, crowd_of_seven, rows_per_chunk=chunk)
         for here, there in zip(found, seen, strict=True):
             torch.testing.assert_close(here, there[ids], atol=1e-5, rtol=1e-5, equal_nan=True)

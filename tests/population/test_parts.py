@@ -337,7 +337,7 @@ def test_what_the_others_grow_changes_no_member(world: str) -> None:
         whole = grown_course(world, list(range(6)), 10)
         assert len({tuple(forms.flatten().tolist()) for forms in whole.forms}) > 1
         everyone = whole.tensors()
-        for ids, chunk in (([4], 10), ([5, 1, 2], 2), (list(range(6)), 1)):
+        for ids, chunk in (([4], 10), ([5, 1, 2], 1)):
             for name, mine in grown_course(world, ids, chunk).tensors().items():
                 rows = everyone[name].unflatten(0, (6, -1))[ids].flatten(0, 1)
                 torch.testing.assert_close(mine, rows, atol=TOLERANCE, rtol=TOLERANCE)

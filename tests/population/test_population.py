@@ -33,7 +33,7 @@ from tests.population.worlds import (
     used_columns,
 )
 
-# Ten steps of float32 in another order of summation; in float64 the same arithmetic agrees to 1e-9.
+# A few steps of float32 in another order of summation; in float64 the same arithmetic agrees to 1e-9.
 FLOAT32_TOLERANCE = 1e-4
 FLOAT64_TOLERANCE = 1e-9
 # One forward pass in float32.
@@ -68,9 +68,9 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("world", WORLDS)
-def test_ten_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
+def test_six_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
     states = crowd(world)
-    population = make_population(world, states.num_members, EXACT, batches_per_epoch=5, clip_norm=0.5)
+    population = make_population(world, states.num_members, EXACT, batches_per_epoch=3, clip_norm=0.5)
     plant(population, states)
     before = population.snapshot()
     plain = OneAfterAnother(population, states)
@@ -106,7 +106,7 @@ def test_ten_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) ->
         ("text", "auto"),
     ],
 )
-def test_outputs_gradients_and_ten_steps_equal_plain_sgd_in_float32(world: str, way: str) -> None:
+def test_outputs_gradients_and_five_steps_equal_plain_sgd_in_float32(world: str, way: str) -> None:
     states = crowd(world, stride=3)
     settings = {"optimiser": "sgd", "convolution": way, "batches_per_epoch": 1, "clip_norm": 1e9}
     population = make_population(world, states.num_members, **settings)
@@ -133,7 +133,7 @@ def test_outputs_gradients_and_ten_steps_equal_plain_sgd_in_float32(world: str, 
                 wanted = flat_part(population, part, s, gradient_of)
                 torch.testing.assert_close(found, wanted, atol=OUTPUT_TOLERANCE, rtol=1e-4)
 
-    for epoch in range(1, 10):
+    for epoch in range(1, 5):
         population.train_epoch(states, data, Clock(0, epoch, 10))
         plain.epoch(data, Clock(0, epoch, 10))
     plain.assert_equal(FLOAT32_TOLERANCE)

@@ -53,10 +53,18 @@ def grown(preset: str, seed: int) -> tuple[Life, ForwardCosts]:
 LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0, 2**20)}
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(**LIVES, ablate=st.booleans(), pairs=st.booleans())
-def test_an_epoch_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool, pairs: bool) -> None:
+def test_work_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool, pairs: bool) -> None:
+    """An epoch, what each network itself does, and births and folds that wait."""
     life, found = grown(preset, seed)
+    assert_rows_are_counted(life, found, ablate, pairs)
+    assert_own_rows_cost_what_the_extracted_network_costs(life, found)
+    assert_what_waits_is_charged_as_if_it_were_done(life, found)
+
+
+def assert_rows_are_counted(life: Life, found: ForwardCosts, ablate: bool, pairs: bool) -> None:
+    """Forks, seeds, gates and folded parts of every row, added up one by one."""
     population, states = life.population, life.states
     view = population.look(states)
     expected = 3 * 32 * slow_rows(found, population, states, training_rows(view))
@@ -67,11 +75,8 @@ def test_an_epoch_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool,
     assert counted.dtype == torch.float64
 
 
-@settings(max_examples=8, deadline=None)
-@given(**LIVES)
-def test_own_rows_cost_what_the_extracted_network_costs(preset: str, seed: int) -> None:
+def assert_own_rows_cost_what_the_extracted_network_costs(life: Life, found: ForwardCosts) -> None:
     """Counted by torch on a plain module, for mixtures of every blueprint, folded in or alive."""
-    life, found = grown(preset, seed)
     work = Work(training=0, validation=1, ablate=False)
     counted = found.epoch(life.states, life.population, work)
     for i in range(life.population.num_members):
@@ -81,11 +86,8 @@ def test_own_rows_cost_what_the_extracted_network_costs(preset: str, seed: int) 
         assert float(counted[i]) == counter.get_total_flops()
 
 
-@settings(max_examples=8, deadline=None)
-@given(**LIVES)
-def test_what_waits_is_charged_as_if_it_were_done(preset: str, seed: int) -> None:
+def assert_what_waits_is_charged_as_if_it_were_done(life: Life, found: ForwardCosts) -> None:
     """Births and folds that the next look carries out cost the same before and after it."""
-    life, found = grown(preset, seed)
     work, population = Work(training=8, validation=4), life.population
     life.fold_some()
     before = found.epoch(life.states, population, work)
