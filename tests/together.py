@@ -25,7 +25,7 @@ from esper.foundation.errors import LostProcessError
 from esper.foundation.interrupts import StopRequest
 from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
-from esper.simic.agent.gae import compute_gae
+from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.telemetry import report
 from esper.telemetry.checkpoints import load_checkpoint
 from esper.telemetry.live import QuietView
@@ -82,7 +82,7 @@ def go_on(folder: Path, checkpoint: Path) -> None:
 def compile_kernel() -> None:
     """The advantages of one step, so that no process has to load the compiler for them."""
     one, no = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.bool)
-    compute_gae(one, one, one, no, ~no, torch.ones(1, dtype=torch.long), 1.0, 1.0)
+    compute_gae(GaeInputs(one, one, one, no, ~no, torch.ones(1, dtype=torch.long)), 1.0, 1.0)
 
 
 def write_no_report(folder: RunFolder) -> Path:
