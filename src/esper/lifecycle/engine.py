@@ -306,23 +306,10 @@ def _begin_ramps(states: SlotStates, orders: _Orders, heard: Tensor, prune_later
 
 
 _BLANK = SlotRecord()
-_SEED_FIELDS = (
-    "blueprint",
-    "style",
-    "tempo",
-    "alpha",
-    "alpha_start",
-    "alpha_target",
-    "alpha_mode",
-    "alpha_curve",
-    "alpha_steps_total",
-    "alpha_steps_done",
-    "age",
-    "prune_pending",
-)
+_OF_THE_SLOT = ("stage", "epochs_in_stage", "room", "enabled")  # what is not its seed's
 
 
 def _without_seed(states: SlotStates, where: Tensor) -> SlotStates:
     """Everything that a seed leaves behind is wiped where True; the stage and its clock are not."""
-    fields = states.tensors()
-    return states.replace(**{n: fields[n].masked_fill(where, getattr(_BLANK, n)) for n in _SEED_FIELDS})
+    seed = {name: value for name, value in states.tensors().items() if name not in _OF_THE_SLOT}
+    return states.replace(**{n: value.masked_fill(where, getattr(_BLANK, n)) for n, value in seed.items()})

@@ -134,11 +134,7 @@ class SlotStates(RowRecord):
         rows: Sequence[Sequence[SlotRecord | None]], device: torch.device | str = "cpu"
     ) -> SlotStates:
         """One row of records per member; None is an empty slot."""
-        widths = {len(row) for row in rows}
-        if len(widths) != 1 or 0 in widths:
-            raise ValueError(
-                f"members have {sorted(widths)} slots; every member needs the same number, at least 1"
-            )
+        check_widths(rows)
         blank = SlotRecord()
         filled = [[record or blank for record in row] for row in rows]
         values = {name: [[getattr(r, name) for r in row] for row in filled] for name in _FIELD_DTYPE}
@@ -179,6 +175,17 @@ class SlotStates(RowRecord):
         shut = (~self.enabled.any(dim=1)).nonzero().flatten().tolist()
         if shut:
             raise ValueError(f"member {shut[0]} has no enabled slot; every member needs at least one")
+
+
+def check_widths(rows: Sequence[Sequence[object]]) -> tuple[int, int]:
+    """How many members and slots there are; raises ValueError unless every member has as many slots."""
+    widths = {len(row) for row in rows}
+    if len(widths) != 1 or 0 in widths:
+        raise ValueError(
+            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, with None "
+            "for an empty slot"
+        )
+    return len(rows), widths.pop()
 
 
 def check_stages(stage: Tensor) -> None:

@@ -86,17 +86,15 @@ def train(
 ) -> Trained:
     """PPO from the first step to the last. `env` is a gymnasium.vector.VectorEnv."""
     config = config or GymConfig()
-    world = GymWorld(env, config.seed, device)
+    world = GymWorld(env, config.seed, device, config.window)
     agent = make_agent(world, config, device)
-    episodes = _Episodes(world.num_envs, config.window)
     curve: list[Point] = []
     state, buffer, started = agent.initial_state(world.num_envs), None, time.perf_counter()
-    while not (_finished(curve, config) or episodes.are_enough(config.enough)):
+    while world.steps < config.total_steps and not world.has_earned(config.enough):
         for _ in range(config.rollout_steps):
             seen, masks, fresh = world.observation, world.masks, world.fresh
             decided, state = agent.act(seen, masks, state, fresh, world.uniforms())
             outcome = world.step(decided.actions)
-            episodes.add(outcome)
             cut = _value_at_cuts(agent, outcome, state)
             step = decided.led_to(outcome.reward, outcome.terminated, outcome.truncated, cut)
             if buffer is None:
@@ -106,10 +104,10 @@ def train(
         update = agent.update(buffer, bootstrap_values=agent.value(world.observation, state, world.fresh))
         buffer.reset(state)
         seconds = time.perf_counter() - started
-        curve.append(Point(episodes.steps, episodes.finished, episodes.mean_return, seconds, update))
+        curve.append(Point(world.steps, world.episodes, _mean(world.returns), seconds, update))
         if on_update is not None:
             on_update(curve[-1])
-    return Trained(agent, tuple(curve), tuple(episodes.returns))
+    return Trained(agent, tuple(curve), tuple(world.returns))
 
 
 def make_agent(world: GymWorld, config: GymConfig, device: torch.device | str = "cpu") -> PPOAgent:
@@ -129,8 +127,6 @@ class Outcome:
     truncated: Tensor  # [N] bool
     led_to: FlatObservation  # [N, F] where the step itself ended: at an end the final observation
     real: Tensor | None  # [N] bool: False where an environment only reset itself; None: all are real
-    cut: bool  # some environment was truncated
-    arrays: tuple[Array, Array, Array]  # reward, ended and real on the host  # [N] each
 
 
 class GymWorld:
@@ -141,7 +137,10 @@ class GymWorld:
     final one lies in the infos.
     """
 
-    def __init__(self, env: Any, seed: int = 0, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, env: Any, seed: int = 0, device: torch.device | str = "cpu", window: int = 100
+    ) -> None:
+        """window: how many of the latest returns are kept."""
         self.env = env
         self.num_envs: int = env.num_envs
         self.device = torch.device(device)
@@ -153,6 +152,10 @@ class GymWorld:
         self._all_legal = FlatMasks(self._tensor(np.tile(self._choices, (self.num_envs, 1, 1))))
         self._members = torch.arange(self.num_envs, device=self.device)
         self._draws = 0
+        self.steps = 0  # of all environments together; a step that only resets does not count
+        self.episodes = 0  # that have ended
+        self.returns: deque[float] = deque(maxlen=window)  # of the latest of these
+        self._earned = np.zeros(self.num_envs)  # in the episodes that are under way
 
         observation, infos = env.reset(seed=seed)
         self._resting = np.zeros(self.num_envs, dtype=bool)  # the next step only resets these
@@ -173,6 +176,7 @@ class GymWorld:
             choices[:, 0] if single else choices
         )
         ended, real = terminated | truncated, ~self._resting
+        self._count(reward, ended, real)
         self.observation = self._observe(observation)
         if self.resets_later:
             led_to, opens, self._resting = self.observation, self._resting, ended
@@ -186,9 +190,19 @@ class GymWorld:
             truncated=self._tensor(truncated),
             led_to=led_to,
             real=None if real.all() else self._tensor(real),
-            cut=bool(truncated.any()),
-            arrays=(reward, ended, real),
         )
+
+    def has_earned(self, enough: float | None) -> bool:
+        """Whether the latest episodes, as many as are kept, reach a mean return; never where it is None."""
+        full = len(self.returns) == self.returns.maxlen
+        return enough is not None and full and _mean(self.returns) >= enough
+
+    def _count(self, reward: Array, ended: Array, real: Array) -> None:
+        self._earned += np.where(real, reward, 0.0)
+        self.returns.extend(self._earned[ended].tolist())
+        self._earned[ended] = 0.0
+        self.episodes += int(ended.sum())
+        self.steps += int(real.sum())
 
     def _observe(self, observation: Array) -> FlatObservation:
         return FlatObservation(self._tensor(observation.reshape(self.num_envs, -1).astype(np.float32)))
@@ -215,32 +229,6 @@ class GymWorld:
         return torch.from_numpy(np.array(array)).to(self.device)
 
 
-class _Episodes:
-    """The returns of the episodes that have ended."""
-
-    def __init__(self, num_envs: int, window: int) -> None:
-        self.returns: deque[float] = deque(maxlen=window)
-        self.finished = 0
-        self.steps = 0
-        self._running = np.zeros(num_envs)
-
-    def add(self, outcome: Outcome) -> None:
-        reward, ended, real = outcome.arrays
-        self._running += np.where(real, reward, 0.0)
-        self.returns.extend(self._running[ended].tolist())
-        self._running[ended] = 0.0
-        self.finished += int(ended.sum())
-        self.steps += int(real.sum())
-
-    @property
-    def mean_return(self) -> float:
-        return _mean(self.returns)
-
-    def are_enough(self, wanted: float | None) -> bool:
-        full = len(self.returns) == self.returns.maxlen
-        return wanted is not None and full and self.mean_return >= wanted
-
-
 def progress_line(point: Point) -> None:
     """One line that rewrites itself in a terminal; a line for each update elsewhere."""
     speed = point.steps / max(point.seconds, 1e-9)
@@ -254,13 +242,9 @@ def progress_line(point: Point) -> None:
 
 def _value_at_cuts(agent: PPOAgent, outcome: Outcome, state: Tensor) -> Tensor:
     """V of where the step led, for the truncated; nobody reads it elsewhere.  # [N]"""
-    if not outcome.cut:
+    if not outcome.truncated.any():
         return torch.zeros_like(outcome.reward)
     return agent.value(outcome.led_to, state, torch.zeros_like(outcome.truncated))
-
-
-def _finished(curve: Sequence[Point], config: GymConfig) -> bool:
-    return bool(curve) and curve[-1].steps >= config.total_steps
 
 
 def _mean(returns: Sequence[float] | deque[float]) -> float:

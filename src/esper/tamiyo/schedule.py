@@ -40,10 +40,7 @@ class ScheduleLine:
     blueprint: Blueprint
     slots: tuple[int, ...] | Literal["all"] = ALL
     times: int = 1  # seeds in each of the slots, one after the other
-    updates: tuple[float, float] = (
-        0,
-        math.inf,
-    )  # for budgets that pay the first host so many: from, below
+    updates: tuple[float, float] = (0, math.inf)  # for budgets that pay the first host so many: from, below
 
     @staticmethod
     def of(line: ScheduleLine | Sequence[object]) -> ScheduleLine:

@@ -23,6 +23,11 @@ from esper.telemetry.schema import ControllerResult, Curve, PairedDifference, Ro
 _MARKERS = "osD^vPX*"
 _WIDE = 6.0  # the ratio from which on sizes need a logarithmic axis
 REFUSED = "refused_"  # what names of refusal rates begin with
+_CURVES = (  # what of a round, its title, and the stage whose colour it has
+    ("return", "return", "HOLDING"),
+    ("accuracy", "validation accuracy", "FOSSILIZED"),
+    ("parameter_ratio", "parameters / host parameters", "TRAINING"),
+)
 _LEARNER = {  # metric → (title, whether it is best read on a logarithmic axis)
     "kl": ("KL from the old policy", False),
     "clip_fraction": ("share of clipped ratios", False),
@@ -39,24 +44,15 @@ def learning_curves(rounds: Sequence[RoundSummary]) -> Figure:
     picture = figure(3.2)
     panels = picture.subplots(1, 3)
     twins = all("above_twin" in r.extra for r in rounds)
-    gains = [(r.extra.get("above_twin", np.nan), r.extra.get("above_twin_ci", np.nan)) for r in rounds]
-    columns = (
-        ("return above ungrown twins", "HOLDING", gains)
-        if twins
-        else ("return", "HOLDING", [(r.return_mean, r.return_ci) for r in rounds]),
-        ("validation accuracy", "FOSSILIZED", [(r.accuracy_mean, r.accuracy_ci) for r in rounds]),
-        (
-            "parameters / host parameters",
-            "TRAINING",
-            [(r.parameter_ratio_mean, r.parameter_ratio_ci) for r in rounds],
-        ),
-    )
-    for axes, (label, stage, values) in zip(panels, columns, strict=True):
+    for axes, (name, label, stage) in zip(panels, _CURVES, strict=True):
+        mean, half = ([getattr(r, f"{name}_{part}") for r in rounds] for part in ("mean", "ci"))
+        if twins and name == "return":
+            label += " above ungrown twins"
+            mean = [r.extra["above_twin"] for r in rounds]
+            half = [r.extra.get("above_twin_ci", np.nan) for r in rounds]
+            axes.axhline(0, color=INK, linewidth=1)
         style_axes(axes, label, x="round")
-        mean, half = zip(*values, strict=True)
         _band(axes, [r.round for r in rounds], mean, half, STAGE_COLOURS[stage])
-    if twins:
-        panels[0].axhline(0, color=INK, linewidth=1)
     panels[1].yaxis.set_major_formatter(percent())
     return picture
 

@@ -6,6 +6,8 @@ Figures are made without pyplot, so that nothing process-wide is touched and no 
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -135,17 +137,16 @@ def _lanes(axes: Axes, film: Film, reel: FilmReel) -> None:
     axes.spines["left"].set_visible(False)
 
 
-def _runs(film: Film, reel: FilmReel, slot: int) -> list[tuple[int, int, str, float]]:
+def _runs(film: Film, reel: FilmReel, slot: int) -> Iterator[tuple[int, int, str, float]]:
     """(first, step after the last, stage, alpha) of the pieces of a lane that look alike."""
-    runs: list[tuple[int, int, str, float]] = []
-    for step in range(film.steps):
+
+    def look(step: int) -> tuple[str, float]:
         stage = reel.stage_names[film.stage[step][slot]]
-        alpha = film.alpha[step][slot] if stage == "BLENDING" else 1.0
-        if runs and runs[-1][2:] == (stage, alpha):
-            runs[-1] = (runs[-1][0], step + 1, stage, alpha)
-        else:
-            runs.append((step, step + 1, stage, alpha))
-    return runs
+        return stage, film.alpha[step][slot] if stage == "BLENDING" else 1.0
+
+    for (stage, alpha), steps in groupby(range(film.steps), look):
+        first, *rest = steps
+        yield first, first + len(rest) + 1, stage, alpha
 
 
 def _alpha_line(axes: Axes, film: Film, reel: FilmReel, slot: int) -> None:

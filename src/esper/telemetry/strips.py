@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.style import Style
@@ -98,14 +99,10 @@ class FilmStrip:
 def _quiet_runs(film: Film, reel: FilmReel, slot: int) -> Iterator[tuple[int, int, int]]:
     """(first step, step after the last, blueprint) of every seed's time before it is heard."""
     quiet = [reel.stage_names[row[slot]] in ("GERMINATED", "TRAINING") for row in film.stage]
-    step = 0
-    while step < film.steps:
-        first = step
-        while step < film.steps and quiet[step]:
-            step += 1
-        if step > first:
-            yield first, step, film.blueprint[first][slot]
-        step += 1
+    for is_quiet, steps in groupby(range(film.steps), quiet.__getitem__):
+        first, *rest = steps
+        if is_quiet:
+            yield first, first + len(rest) + 1, film.blueprint[first][slot]
 
 
 def _colour_cell(line: Text, stage: str, alpha: float, cell: int, letters: str) -> None:

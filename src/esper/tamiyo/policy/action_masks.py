@@ -22,7 +22,7 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.gates import blueprint_table
 from esper.lifecycle.legality import fitting_in_time, legal_slots_by_op
 from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
+from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates, check_widths
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
 
 DEFAULT_RULES = LifecycleConfig()
@@ -74,14 +74,8 @@ def states_from_mask_states(
     batch_slot_states: Sequence[Sequence[SlotMaskState | None]], device: torch.device | str = "cpu"
 ) -> SlotStates:
     """Per-slot Python objects, a list per member, as one struct of arrays."""
-    widths = {len(slots) for slots in batch_slot_states}
-    if len(widths) != 1 or 0 in widths:
-        raise ValueError(
-            f"members have {sorted(widths)} slots; every member needs the same number, at least 1, "
-            "with None for an empty slot"
-        )
+    shape = check_widths(batch_slot_states)
     flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
-    shape = (len(batch_slot_states), widths.pop())
 
     def array(values: Iterable[int], dtype: type) -> Tensor:
         return torch.from_numpy(np.fromiter(values, dtype, len(flat))).view(shape)
