@@ -34,14 +34,12 @@ from esper.lifecycle.stages import (
     TRANSITIONS,
     Stage,
     check_stage,
-    stage_index_table,
 )
 from esper.tamiyo.policy.action_masks import SlotMaskState
 
 
-def test_stage_values_and_one_hot_ranks() -> None:
+def test_stage_values() -> None:
     assert [int(s) for s in Stage] == [0, 1, 2, 3, 4, 6, 7, 8, 9, 10]
-    assert stage_index_table().tolist() == [0, 1, 2, 3, 4, -1, 5, 6, 7, 8, 9]
 
 
 def test_sets_of_stages_follow_from_the_table_of_moves() -> None:

@@ -8,6 +8,7 @@ from typing import Concatenate, ParamSpec
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 P = ParamSpec("P")
 
@@ -28,11 +29,15 @@ def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.devic
     return table  # type: ignore[return-value]
 
 
-def lookup(values: Sequence[float]) -> Callable[[Tensor], Tensor]:
-    """A function from any tensor of positions to the values there, on the device of the positions."""
+def lookup(values: Sequence[float] | Sequence[Sequence[float]]) -> Callable[[Tensor], Tensor]:
+    """A function from any tensor of positions to the values, or the rows, there, on that tensor's device."""
 
     @device_table
     def table() -> Tensor:
         return torch.tensor(values)
 
-    return lambda index: table(index.device).take(index)
+    def look_up(index: Tensor) -> Tensor:
+        found = table(index.device)
+        return found.take(index) if found.ndim == 1 else embedding(index, found)
+
+    return look_up

@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table, lookup
+from esper.foundation.device_tables import lookup
 
 
 class Head(IntEnum):
@@ -199,23 +199,9 @@ def head_sizes(num_slots: int) -> tuple[int, ...]:
 # Functions over tensors of choices, of any shape.
 tempo_ticks = lookup(list(TEMPO_TICKS.values()))  # the length of the first ramp
 blend_of = lookup([int(STYLE_BLEND[style]) for style in Style])  # how seeds join the host's activation
-has_gate = lookup(
-    [STYLE_BLEND[style] is Blend.GATE for style in Style]
-)  # whether a seed has a gate of its own
-
-
-def relevance(op: Tensor) -> Tensor:
-    """Which heads each op reads; the op head always.  # op [...] int64 → [..., heads] bool"""
-    return _relevance_table(op.device)[op]
-
-
-@device_table
-def _relevance_table() -> Tensor:
-    """# [ops, heads] bool"""
-    table = torch.zeros(NUM_OPS, NUM_HEADS, dtype=torch.bool)
-    for op, heads in HEADS_READ.items():
-        table[op, [int(h) for h in heads | {Head.OP}]] = True
-    return table
+has_gate = lookup([STYLE_BLEND[style] is Blend.GATE for style in Style])  # whether it has one of its own
+# Which heads each op reads; the op head always.  # op [...] int64 → [..., heads] bool
+relevance = lookup([[head in HEADS_READ[op] | {Head.OP} for head in Head] for op in Op])
 
 
 @dataclass(frozen=True)

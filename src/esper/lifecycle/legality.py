@@ -95,11 +95,10 @@ def legal_slots_by_op(
     by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:
-        left = steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left
-        in_time = steps_to_finish(states, config.gates) <= left
+        in_time = _in_time(steps_to_finish(states, config.gates), steps_left, looks)
         if fits is not None:
             in_time[..., Op.GERMINATE] = True
-        legal = legal & (in_time if looks is None else in_time | ~looks.view(-1, 1, 1))
+        legal = legal & in_time
     if fits is not None:
         legal[..., Op.GERMINATE] &= fits.any(dim=2)
     return legal.movedim(2, 1)
@@ -114,9 +113,13 @@ def fitting_in_time(
     """
     if steps_left is None or config.allow_unfinished:
         return fits
-    left = steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left
-    in_time = _raising_table(fits.device, *_dwells(config.gates)) <= left
-    return fits & (in_time if looks is None else in_time | ~looks.view(-1, 1, 1))
+    return fits & _in_time(_raising_table(fits.device, *_dwells(config.gates)), steps_left, looks)
+
+
+def _in_time(needed: Tensor, steps_left: int | Tensor, looks: Tensor | None) -> Tensor:
+    """Where as many decisions are left; everywhere for those who do not look.  # needed [..., choices]"""
+    in_time = needed <= (steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left)
+    return in_time if looks is None else in_time | ~looks.view(-1, 1, 1)
 
 
 def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:

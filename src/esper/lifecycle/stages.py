@@ -67,14 +67,6 @@ def stage_table(stages: frozenset[Stage]) -> Tensor:
     return table
 
 
-def stage_index_table() -> Tensor:
-    """The one-hot index of each stage value: its rank among the ten.  # [11], -1 where retired"""
-    table = torch.full((STAGE_TABLE_SIZE,), -1, dtype=torch.long)
-    for rank, stage in enumerate(sorted(Stage)):
-        table[int(stage)] = rank
-    return table
-
-
 def check_stage(value: int, where: str = "stage") -> Stage:
     """Turn an integer into a Stage, or say what is wrong with it."""
     try:

@@ -11,20 +11,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
-from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage, stage_index_table
+from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
@@ -112,23 +111,14 @@ def _symlog(x: Tensor) -> Tensor:
     return x.sign() * x.abs().log1p()
 
 
-@device_table
-def _stage_one_hot() -> Tensor:
-    """A row per stage value: 1 at its rank among the stages.  # [11, 10]"""
-    ranks = stage_index_table()
-    return torch.eye(len(Stage))[ranks] * (ranks >= 0).unsqueeze(1)
+def _one_hot(choices: Sequence[int], size: int) -> Callable[[Tensor], Tensor]:
+    """Of each number below `size`: 1 at its place among the choices, nothing if it is none of them."""
+    return lookup([[float(number == choice) for choice in choices] for number in range(size)])
 
 
-@device_table
-def _style_one_hot() -> Tensor:
-    """A row per style, and a last one of zeros for a slot with no seed.  # [5, 4]"""
-    return torch.eye(len(Style) + 1, len(Style))
-
-
-@device_table
-def _shared_one_hot() -> Tensor:
-    """A row per stage value: 1 at its rank among the shared stages, if it is one.  # [11, 4]"""
-    return torch.tensor([[float(row == stage) for stage in SHARED_STAGES] for row in range(STAGE_TABLE_SIZE)])
+_stage_one_hot = _one_hot(sorted(Stage), STAGE_TABLE_SIZE)  # [...] → [..., 10]
+_shared_one_hot = _one_hot(SHARED_STAGES, STAGE_TABLE_SIZE)  # [...] → [..., 4]
+_style_one_hot = _one_hot(tuple(Style), len(Style) + 1)  # [...] → [..., 4]; the last row: a slot with no seed
 
 
 @device_table
@@ -143,7 +133,7 @@ def _stage_shares(seen: Seen) -> Tensor:
     """# [N, 4]"""
     slots = seen.slots
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
-    counts = embedding(stage, _shared_one_hot(slots.device)).sum(dim=1)
+    counts = _shared_one_hot(stage).sum(dim=1)
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -153,15 +143,9 @@ def _alpha_velocity(seen: Seen) -> Tensor:
     return way * (seen.ticks_left > 0)
 
 
-def _stage(seen: Seen) -> Tensor:
-    """# [N, S, 10]"""
-    return embedding(seen.slots.stage, _stage_one_hot(seen.slots.device))
-
-
 def _algorithm(seen: Seen) -> Tensor:
     """# [N, S, 4]"""
-    style = torch.where(seen.occupied, seen.slots.style, len(Style))
-    return embedding(style, _style_one_hot(style.device))
+    return _style_one_hot(torch.where(seen.occupied, seen.slots.style, len(Style)))
 
 
 def _last_op(seen: Seen) -> Tensor:
@@ -217,7 +201,7 @@ BASE_COLUMNS = _laid_out(
 SLOT_COLUMNS = _laid_out(
     Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
     Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
-           _stage, unknown=None, width=len(Stage)),
+           lambda s: _stage_one_hot(s.slots.stage), unknown=None, width=len(Stage)),
     Column("alpha", "slot", "alpha", lambda s: s.slots.alpha),
     _signed("contribution", "slot", "symlog(contribution in points)",
             lambda s: _symlog(s.evidence.contribution), divisor=POINTS_SCALE),
