@@ -89,11 +89,11 @@ SERVING = ("watch",)  # goes on until Ctrl-C: tests/watch has it
 
 
 def readme_commands() -> list[str]:
-    """In the order of the page: a run is trained before it is resumed."""
+    """Each once, in the order of the page: a run is trained before it is resumed."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^    \.venv/bin/esper (.+?)(?:\s+#.*)?$", text, re.M)
     asides = [c for c in re.findall(r"`esper ([a-z][^`]*)`", text) if c.split()[0] not in (*LONG, *SERVING)]
-    return [*blocks, *asides]
+    return list(dict.fromkeys((*blocks, *asides)))
 
 
 @pytest.mark.usefixtures("blank_pictures")
