@@ -154,13 +154,13 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
         read_yaml(tmp_path / "d.yaml")
 
 
-def test_a_thousand_random_files_never_surprise() -> None:
+def test_hundreds_of_random_files_never_surprise() -> None:
     """Noise, and valid configurations with a few characters changed: a config, or our one sentence."""
     draw = random.Random(0)
     whole = dump(RunConfig())
     letters = string.printable + "é\x00:-[]{}&*!|>'\"%@`"
     accepted = 0
-    for _ in range(1000):
+    for _ in range(300):
         text = list(whole) if draw.random() < 0.3 else draw.choices(letters, k=draw.randrange(80))
         for _ in range(draw.randrange(1, 5)):
             at = draw.randrange(len(text) + 1)
@@ -172,7 +172,7 @@ def test_a_thousand_random_files_never_surprise() -> None:
             )
         except UserError as error:
             accepted += "\n" in str(error)  # never: it would spoil the count below
-    assert accepted < 500
+    assert accepted < 150
 
 
 def test_deep_nesting_and_alias_bombs_are_refused() -> None:

@@ -75,6 +75,7 @@ def test_a_baseline_reads_the_data_in_the_same_order() -> None:
     assert read[: 48 * 12] == first
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, out = models.small_mlp(), tmp_path / "run"
