@@ -105,7 +105,8 @@ class Hooks:
         for role in Role:
             for slot in self.slots:
                 if isinstance(slot.seed, Widening):
-                    self._handles += slot.seed.attach(role, slot.now, slot.is_alone)
+                    now, alone = partial(getattr, slot, "strength"), partial(getattr, slot, "alone")
+                    self._handles += slot.seed.attach(role, now, alone)
         for module, slot in zip(self.modules, self.slots, strict=True):
             self._handles.append(module.register_forward_hook(slot.hook, with_kwargs=True))
 

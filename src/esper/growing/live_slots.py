@@ -51,14 +51,6 @@ class LiveSlot(nn.Module):
         self.seed = self.gate = None
         self.blueprint, self.strength, self.touched = -1, 0.0, frozenset()
 
-    def now(self) -> float:
-        """The strength at this moment."""
-        return self.strength
-
-    def is_alone(self) -> bool:
-        """Whether the seed learns while the model does not, at this moment."""
-        return self.alone
-
     def graft(self) -> Grafted:
         """What the slot does to an activation now."""
         assert self.seed is not None, "an empty slot has nothing to graft"
@@ -66,13 +58,6 @@ class LiveSlot(nn.Module):
             assert self.gate is not None, "a seed comes with its gate"
             return GateGraft(self.seed, self.strength, self.gate)
         return (MultiplyGraft if self.blend is Blend.MULTIPLY else AddGraft)(self.seed, self.strength)
-
-    def forward(self, h: Tensor) -> Tensor:
-        """The activation with as much of the seed as is heard."""
-        if self.seed is None or self.strength == 0.0:
-            return h
-        result: Tensor = self.graft()(h)
-        return result
 
     def hook(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
         """The forward hook: another output where the seed is heard, else None, which changes nothing."""
@@ -83,7 +68,7 @@ class LiveSlot(nn.Module):
             self.seed.train(module.training or self.alone)
             result = h + self.strength * self.seed.output(h, inputs, named)
         else:
-            result = self(h)
+            result = self.graft()(h)
         return (result, *output[1:]) if self.place.in_tuple else result
 
     @contextmanager

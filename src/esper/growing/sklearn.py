@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_regressor
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, column_or_1d, validate_data
@@ -84,8 +84,12 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
     # ---- what an estimator of a kind says --------------------------------------------------------------
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[Array, Array]:
-        """Inputs [n, features] and targets as they were given, checked."""
-        raise NotImplementedError
+        """Inputs [n, features] and targets as they were given, checked; one column of targets as [n]."""
+        least, numeric = 2 if reset else 1, is_regressor(self)
+        checks = {"dtype": np.float64, "multi_output": True, "y_numeric": numeric}
+        x, targets = validate_data(self, X, y, reset=reset, ensure_min_samples=least, **checks)
+        flat = targets.ndim == 2 and targets.shape[1] == 1
+        return x, column_or_1d(targets, warn=True) if flat else targets
 
     def _learn_targets(self, y: Array, classes: ArrayLike | None, weights: Array) -> None:
         """Look at the targets for the first time; sets `_kind` and `n_outputs_`."""
@@ -257,14 +261,9 @@ class GrowingClassifier(ClassifierMixin, _Growing):  # type: ignore[misc]
         return tags
 
     def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[Array, Array]:
-        least = 2 if reset else 1
-        x, targets = validate_data(
-            self, X, y, dtype=np.float64, multi_output=True, ensure_min_samples=least, reset=reset
-        )
+        x, targets = super()._checked(X, y, reset)
         check_classification_targets(targets)
-        if targets.ndim == 1 or targets.shape[1] == 1:
-            return x, column_or_1d(targets, warn=True)
-        if not np.isin(targets, (0, 1)).all():
+        if targets.ndim == 2 and not np.isin(targets, (0, 1)).all():
             kind = type_of_target(targets)
             raise ValueError(f"y is {kind}, not 0 and 1; give classes [n], or 0 and 1 for labels [n, labels]")
         return x, targets
@@ -307,13 +306,6 @@ class GrowingRegressor(RegressorMixin, _Growing):  # type: ignore[misc]
         """The numbers [n], or [n, targets] where y had two axes."""
         numbers: Array = self._outputs(X) * self.target_scale_ + self.target_mean_
         return numbers[:, 0] if self._flat else numbers
-
-    def _checked(self, X: ArrayLike, y: ArrayLike, reset: bool) -> tuple[Array, Array]:
-        least = 2 if reset else 1
-        checks = {"dtype": np.float64, "multi_output": True, "y_numeric": True, "ensure_min_samples": least}
-        x, targets = validate_data(self, X, y, reset=reset, **checks)
-        flat = targets.ndim == 2 and targets.shape[1] == 1
-        return x, column_or_1d(targets, warn=True) if flat else targets
 
     def _learn_targets(self, y: Array, classes: ArrayLike | None, weights: Array) -> None:
         self._kind, self._flat = NUMBERS, y.ndim == 1
