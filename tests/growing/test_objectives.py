@@ -40,10 +40,10 @@ def test_a_metric_that_does_not_average_is_measured_over_all_samples() -> None:
 def test_float_targets_with_a_loss_of_ones_own_are_scored_by_that_loss() -> None:
     several = F.one_hot(Y, 3).float()  # several yes-or-no questions at once
     grown = static(
-        models.small_mlp(), (X, several), loss=F.binary_cross_entropy_with_logits, epochs=60, batch_size=8
+        models.small_mlp(), (X, several), loss=F.binary_cross_entropy_with_logits, epochs=20, batch_size=8
     )
     assert grown.score_name == "share of the first loss gone"
-    assert grown.record.accuracy[-1, 0] > grown.record.accuracy[0, 0] + 0.1
+    assert grown.record.accuracy[-1, 0] > grown.record.accuracy[0, 0] + 0.05
 
 
 def test_outputs_and_targets_of_any_shape_with_functions_of_ones_own() -> None:
