@@ -28,9 +28,8 @@ from esper.lifecycle.engine import ActionOutcome, apply, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controller import Controller, Scene
-from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static, any_legal, kth_legal

@@ -56,8 +56,10 @@ class Processes:
 
     def exchange(self, message: bytes) -> list[bytes]:
         """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""
+        received = [b""] * self.size
         with self._everyone():
-            return self._exchange(message)
+            dist.all_gather_object(received, message)
+        return received
 
     def share(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes, in the order of ranks; raises LostProcessError where one is gone."""
@@ -93,17 +95,6 @@ class Processes:
                     "wait longer with --set patience=SECONDS"
                 )
             raise LostProcessError(f"{what} ({_first_line(error)})") from error
-
-    def _exchange(self, message: bytes) -> list[bytes]:
-        """Lengths first, then all messages at the length of the longest."""
-        lengths = [torch.zeros(1, dtype=torch.long) for _ in range(self.size)]
-        dist.all_gather(lengths, torch.tensor([len(message)]))
-        longest = int(max(lengths))
-        mine = torch.zeros(longest, dtype=torch.uint8)
-        mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        received = [torch.empty_like(mine) for _ in range(self.size)]
-        dist.all_gather(received, mine)
-        return [text[: int(length)].numpy().tobytes() for text, length in zip(received, lengths, strict=True)]
 
 
 def gpu_of(device: torch.device) -> str:

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from esper.foundation.settings import Config
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import GateConfig
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.config import HeuristicConfig
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.scripted import Gardener, Wish
 
-__all__ = ["Heuristic", "HeuristicConfig"]
+
+class HeuristicConfig(Config):
+    """When the heuristic grows and when it gives up."""
+
+    plateau_epochs: int = Field(
+        default=1, ge=1, le=4, description="germinate after this many epochs without progress"
+    )
+    plateau_points: float = Field(
+        default=1.0, ge=0, description="an epoch that gains fewer points of accuracy made no progress"
+    )
+    first_epoch: int = Field(default=2, ge=0, description="never germinate before this many epochs")
+    fossilise_points: float = Field(
+        default=0.5, description="fossilise a seed whose contribution is above this many points"
+    )
+    prune_points: float = Field(
+        default=-2.0, le=0, description="prune any seed whose contribution is this many points or less"
+    )
+    rest_epochs: int = Field(default=5, ge=0, description="no germination for this long after a prune")
 
 
 class Heuristic(Gardener):

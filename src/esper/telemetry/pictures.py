@@ -105,7 +105,7 @@ def _accuracy(axes: Axes, film: Film) -> None:
     axes.plot(range(film.steps), film.accuracy or [np.nan] * film.steps, color=INK, linewidth=1.4)
     axes.set_xlim(-0.5, film.steps - 0.5)
     axes.tick_params(labelbottom=False, length=0)
-    axes.yaxis.set_major_locator(few_ticks())
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3))
     axes.yaxis.set_major_formatter(percent())
     axes.set_ylabel("accuracy", fontsize=8, color=MUTED)
     axes.spines["bottom"].set_visible(False)
@@ -212,11 +212,6 @@ def _legends(picture: Figure) -> None:
         labelcolor=INK,
         handlelength=1.4,
     )
-
-
-def few_ticks() -> MaxNLocator:
-    """At most three ticks."""
-    return MaxNLocator(nbins=3)
 
 
 def percent() -> PercentFormatter:

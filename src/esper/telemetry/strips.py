@@ -39,15 +39,13 @@ class FilmStrip:
 
     film: Film
     reel: FilmReel
-    caption: bool = True
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = max(options.max_width - _LABEL - 1, 10)
         cell = max(1, min(_WIDEST_CELL, room // max(self.film.steps, 1)))
         per_row = room // cell
         coloured = console.color_system is not None
-        if self.caption:
-            yield self._caption()
+        yield self._caption()
         for start in range(0, self.film.steps, per_row):
             span = range(start, min(start + per_row, self.film.steps))
             yield self._marks(span, cell)

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from esper.foundation.settings import Config
 from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
-from esper.tamiyo.policy.layers import linear
-from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput
+from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput, linear
 from esper.tamiyo.policy.recurrent import RecurrentCore
 
 

@@ -22,8 +22,7 @@ from esper.tamiyo.policy.config import MOST_CHOICES
 from esper.tamiyo.policy.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
-from esper.tamiyo.policy.layers import linear
-from esper.tamiyo.policy.protocol import Policy, PolicyOutput
+from esper.tamiyo.policy.protocol import Policy, PolicyOutput, linear
 from esper.tamiyo.policy.recurrent import RecurrentCore
 
 # The heads between slot and op, in head order: those that are drawn last.

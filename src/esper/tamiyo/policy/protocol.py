@@ -7,6 +7,7 @@ same code.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -71,3 +72,11 @@ class Policy(nn.Module, ABC):
     @abstractmethod
     def value(self, observation: Any, state: Tensor, resets: Tensor) -> Tensor:
         """V(s) alone; it draws nothing and reads no action.  # [N, T]"""
+
+
+def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
+    """A linear layer with orthogonal weights and no bias to begin with."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
