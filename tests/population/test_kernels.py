@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 import torch
 from torch import nn
 
-from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
+from esper.lifecycle.actions import Blend, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blocks import attention, convolutions, perceptron
@@ -18,6 +19,7 @@ from esper.population.data import Clock, MemberData
 from esper.population.hosts import CausalAttention, build_host
 from esper.population.layout import Layout
 from esper.population.optimiser import RowWeights, clip_rows, learn_rows, step_rows
+from esper.population.plan import Station
 from esper.population.population import Population
 from esper.population.row_module import RowModule
 from tests.population.worlds import every_pair, fading, record
@@ -117,6 +119,38 @@ def test_fused_convolutions_with_bias_and_relu_are_the_branch(
     """Within four times what one convolution may be off: there are two, and units near 0 may flip."""
     conv = nn.Conv1d if len(spatial) == 1 else nn.Conv2d
     assert worst_error(convolutions(conv, 8, 12, 5).branch, 8, spatial, dtype) < 4 * TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(9, 3, 7, 7, 8), (9, 6, 8), (9, 3, 40, 50, 8)])
+@pytest.mark.parametrize("blends", [(Blend.ADD, Blend.GATE), (Blend.ADD, Blend.MULTIPLY), tuple(Blend)])
+def test_blends_as_one_kernel_are_their_formulas(
+    blends: tuple[Blend, ...], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Outputs and all gradients, against float64."""
+    from esper.population.kernels import JoinParts
+
+    device = torch.device("cuda")
+    kinds = torch.tensor(blends, device=device).repeat(len(shape) * 3)[: shape[0]]
+    given = {name: torch.randn(shape, device=device).to(dtype) for name in ("s", "h")}
+    if Blend.GATE in blends:
+        given["gate"] = torch.rand(shape[:2], device=device).to(dtype)
+    work = cast(Station, SimpleNamespace(blend=kinds, blends=frozenset(blends)))
+    found = []
+    for fused in (True, False):
+        own = {name: (v if fused else v.double()).detach().requires_grad_() for name, v in given.items()}
+        gate, per_row = own.get("gate"), (-1, *[1] * (len(shape) - 1))
+        if fused:
+            out = JoinParts.apply(own["s"], own["h"], gate, work)  # type: ignore[no-untyped-call]
+        else:
+            opened = 1.0 if gate is None else gate.view(*gate.shape, *[1] * (len(shape) - 2))
+            out = torch.where((kinds == Blend.GATE).view(per_row), opened * own["s"], own["s"])
+            factor = own["h"] * torch.tanh(own["s"])
+            out = torch.where((kinds == Blend.MULTIPLY).view(per_row), factor, out)
+        read = [v for name, v in own.items() if name != "h" or Blend.MULTIPLY in blends]
+        probe = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
+        found.append((out.detach(), *torch.autograd.grad((out.double() * probe).sum(), read)))
+    assert max(relative_error(a, b) for a, b in zip(*found, strict=True)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("name", [b.name for b in sorted(selectable_blueprints("transformer"))])

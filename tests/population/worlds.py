@@ -16,7 +16,6 @@ from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_bl
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blocks import Block
-from esper.population.bodies import part_rows
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
@@ -25,6 +24,7 @@ from esper.population.objectives import Objective, accuracy
 from esper.population.plan import measurement_rows
 from esper.population.planning import build_plan
 from esper.population.population import Population
+from esper.population.row_gathers import part_rows
 from tests.population.reference import (
     CopiedBlocks,
     NewUnits,

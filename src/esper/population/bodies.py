@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, cached_property
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from esper.population.hosts import Entered, GlobalMean, Host, block_of
 from esper.population.layout import flatten
 from esper.population.optimiser import has_triton
 from esper.population.plan import Bools, Ints, Plan, SlotView, Station
+from esper.population.row_gathers import ReadRows, TakeWholeRows
 from esper.population.row_module import Buffers, RowModule
 
 
@@ -226,7 +226,7 @@ class Bodies:
             return x, beside
         stored = self._as_stored(x)
         before = stored.new_zeros(work.beside.shape[0], *stored.shape[1:]) if beside is None else beside
-        kept, read = _ReadRows.apply(stored, before, work.beside, work.read_by)  # type: ignore[no-untyped-call]
+        kept, read = ReadRows.apply(stored, before, work.beside, work.read_by)  # type: ignore[no-untyped-call]
         return self._as_seen(kept), read
 
     def _meet(self, work: Station, rows: Tensor, x: Tensor, beside: Tensor | None, training: bool) -> Tensor:
@@ -281,10 +281,18 @@ class Bodies:
         sizes = [group.size for group in work.groups]
         groups = zip(work.groups, rows.split(sizes), self._as_stored(h).split(sizes), strict=True)
         said = [forms.body(group.form)(own, self._as_seen(met), training) for group, own, met in groups]
-        delta = s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
-        per_row = (-1, *[1] * (h.ndim - 1))
-        if Blend.GATE in work.blends:
-            gate = forms.gate(rows[:, forms.gate_start :], h, {}, training)
+        s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
+        if work.blends <= {Blend.ADD}:
+            return s
+        gated = Blend.GATE in work.blends
+        gate = forms.gate(rows[:, forms.gate_start :], h, {}, training) if gated else None
+        if self.fused:
+            from esper.population.kernels import JoinParts
+
+            joined: Tensor = JoinParts.apply(self._as_stored(s), self._as_stored(h), gate, work)  # type: ignore[no-untyped-call]
+            return self._as_seen(joined)
+        delta, per_row = s, (-1, *[1] * (h.ndim - 1))
+        if gate is not None:
             delta = torch.where((work.blend == Blend.GATE).view(per_row), gate * s, delta)
         if Blend.MULTIPLY in work.blends:
             delta = torch.where((work.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
@@ -302,7 +310,7 @@ class Bodies:
         A row that forks here takes its member's activation as a constant: what it trains lies behind it.
         """
         if not self.fused:
-            kept, met = _TakeRows.apply(self._joined(x, work), work.rows)  # type: ignore[no-untyped-call]
+            kept, met = TakeWholeRows.apply(self._joined(x, work), work.rows)  # type: ignore[no-untyped-call]
             return kept, met
         from esper.population.kernels import TakeRows
 
@@ -328,45 +336,6 @@ class Bodies:
         return x.movedim(-1, 2) if self.channels_last else x
 
 
-class _ReadRows(torch.autograd.Function):
-    """x, and x[index] added to what was read before; an index of -1 reads nothing.
-
-    read_by: which reading each row of x gets a gradient from, -1 for none; other readings are constants.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, before: Tensor, index: Tensor, read_by: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(read_by)
-        return x, _picked(x, index, before)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _picked(read, ctx.saved_tensors[0], grad), read, None, None
-
-
-def _picked(source: Tensor, index: Tensor, base: Tensor) -> Tensor:
-    """base[r] + source[index[r]], where an index of -1 picks nothing.  # source [E, ...], base [R, ...]"""
-    if source.is_cuda and has_triton():
-        from esper.population.kernels import pick_rows
-
-        return pick_rows(source, index, base)
-    rows = source.index_select(0, index.clamp(min=0))
-    return base + torch.where((index >= 0).view(-1, *[1] * (base.ndim - 1)), rows, 0.0)
-
-
-class _TakeRows(torch.autograd.Function):
-    """x and x[rows], no row twice. Going back adds whole rows, where a plain index scatters elements."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(rows)
-        return x, x.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None]:
-        return grad.index_add(0, ctx.saved_tensors[0], taken), None
-
-
 def trunk_of(host: Host) -> list[nn.Module | None]:
     """The segments of a host without their residual blocks, None where nothing is left, and the head."""
     left = [
@@ -374,25 +343,3 @@ def trunk_of(host: Host) -> list[nn.Module | None]:
         for segment in host.segments
     ]
     return [*left, host.head]
-
-
-class _PartRows(torch.autograd.Function):
-    """live[seed]; what comes back to a live part is that of the entry where it learns alone."""
-
-    @staticmethod
-    def forward(ctx: Any, live: Tensor, seed: Tensor, learns: Tensor) -> Tensor:
-        ctx.save_for_backward(learns)
-        return live.index_select(0, seed)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
-
-
-def part_rows(plan: Plan, live: Tensor) -> Tensor:
-    """The weights that each entry of the plan meets, constants where they are only heard.
-
-    live [L, P] → [entries, P]
-    """
-    rows: Tensor = _PartRows.apply(live, plan.seed, plan.learns)  # type: ignore[no-untyped-call]
-    return rows

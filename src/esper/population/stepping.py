@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.foundation.streams import Stream, stream_keys
-from esper.population.bodies import Bodies, part_rows
+from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
 from esper.population.data import MemberData
 from esper.population.gradients import measure_seeds
@@ -21,6 +21,7 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_s
 from esper.population.objectives import Objective
 from esper.population.optimiser import RowWeights, learn_rows
 from esper.population.plan import Plan
+from esper.population.row_gathers import part_rows
 from esper.population.row_module import Buffers
 
 

@@ -1,6 +1,7 @@
 """GPU kernels for rows of small networks. They need Triton: this package is imported on a GPU."""
 
 from esper.population.kernels.attention import RowAttention, attention_fits
+from esper.population.kernels.blends import JoinParts
 from esper.population.kernels.convolution import Geometry, RowConvolution
 from esper.population.kernels.depthwise import RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
@@ -12,6 +13,7 @@ __all__ = [
     "ACTIVATIONS",
     "BlendRows",
     "Geometry",
+    "JoinParts",
     "RowAttention",
     "RowConvolution",
     "RowDepthwise",
