@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
+from operator import attrgetter
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -126,9 +127,12 @@ def copy_all(places: Any, values: Any) -> None:
 
 
 @cache
-def _names(kind: Any) -> tuple[str, ...]:
-    """The fields of a dataclass, none of anything else."""
-    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
+def _parts_of(kind: Any) -> Callable[[Any], tuple[Any, ...]] | None:
+    """What gives the fields of a dataclass of this kind, None for anything else."""
+    if not is_dataclass(kind):
+        return None
+    names = [field.name for field in fields(kind)]
+    return attrgetter(*names) if len(names) > 1 else lambda record: (getattr(record, names[0]),)
 
 
 def _flatten(record: Any, into: list[Tensor]) -> object:
@@ -137,8 +141,8 @@ def _flatten(record: Any, into: list[Tensor]) -> object:
         into.append(record)
         return Tensor
     kind = type(record)
-    if names := _names(cast(Hashable, kind)):
-        return kind, tuple([_flatten(getattr(record, name), into) for name in names])
+    if (parts := _parts_of(cast(Hashable, kind))) is not None:
+        return kind, tuple([_flatten(part, into) for part in parts(record)])
     if isinstance(record, tuple):
         return tuple, tuple([_flatten(part, into) for part in record])
     return None, record
