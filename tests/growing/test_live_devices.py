@@ -131,6 +131,8 @@ def test_what_a_large_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -
     wide = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4))
     batch = (torch.randn(64, 16), torch.randint(0, 4, (64,)))
     settings = {"controller": "static", "engine": "live", "device": "cuda", "progress": False}
+    nn.Linear(16, 16, device="cuda")(torch.ones(4, 16, device="cuda")).sum().backward()
+    others = torch.cuda.memory_allocated()  # among them what products work in, both ways
     torch.cuda.reset_peak_memory_stats()  # what else this process once took is there for snapshots too
     esper.grow(
         wide,
@@ -141,4 +143,4 @@ def test_what_a_large_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -
         **settings,
     )
     trained = 4 * sum(p.numel() * p.element_size() for p in wide.parameters())  # gradients and two moments
-    assert max(seen) < 1.1 * trained
+    assert max(seen) - others < 1.1 * trained

@@ -55,7 +55,7 @@ from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
-from esper.simic.ruling import RulingInputs, fitting_masks, price, remember, rule, sizes
+from esper.simic.ruling import RulingInputs, fitting_masks, price, rule, settle, sizes
 from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -105,8 +105,7 @@ class GrowthEnvironment:
         self._masked = Captured(partial(fitting_masks, world=world), studio)
         self._sized = Captured(partial(sizes, world=world), studio)
         self._priced = Captured(partial(price, world=world), studio)
-        self._remembered = Captured(remember, studio)
-        self._studio = studio
+        self._world, self._studio = world, studio
 
     def _make_population(self) -> Population:
         spec, task, host = self.spec, self.spec.task, self.spec.task.host
@@ -177,8 +176,9 @@ class GrowthEnvironment:
         )
         self.parameters, self.step_cost = self._sized(slots)  # [N] int64, float32
         if first:
-            watched = self.spec.governor, self.population, self.rows, self._chance_loss, self._studio
-            self._governor = Governor(*watched)
+            watched = self.spec.governor, self.population, self.rows, self._chance_loss
+            self._governor = governor = Governor(*watched, in_place=self._studio is not None)
+            self._settled = Captured(partial(settle, governor=governor, world=self._world), self._studio)
         else:
             self._governor.begin(self.rows)
         self.potential = self.start_potential = self._potential()
@@ -280,9 +280,10 @@ class GrowthEnvironment:
         """The second half, after an epoch of training: validate, governor, observe, reward."""
         outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
         validation = self._validate(ticked.states)
-        rows = self._remembered(self.rows, self.begun.evidence, ticked.states, active, training, validation)
-        self.rows, panicked, rolled_back = self._governor.review(rows, training.loss, active)
-        self.parameters, self.step_cost = self._sized(self.slots)
+        epoch = self.rows, self.begun.evidence, ticked.states, active, training, validation
+        self.rows, panicked, rolled_back, (self.parameters, self.step_cost) = self._settled(
+            *epoch, self._governor.keeps_next()
+        )
         self.clock += 1
         ends = active & ((self.spent >= 1.0 - ROUNDING) | (self.clock >= self.steps))
         self.population.finished |= ends

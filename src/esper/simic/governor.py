@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio, copy_all
-from esper.foundation.rows import choose, refill, tensors_of, under_prefix, with_prefix
+from esper.foundation.replay import copy_all
+from esper.foundation.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
@@ -159,7 +159,10 @@ def _rolled_back(
 
 
 class Governor:
-    """Keeps the last good rows of every member and puts them back where training broke."""
+    """Keeps the last good rows of every member and puts them back where training broke.
+
+    What it knows is written in place, so that `settle` can be part of something that is captured.
+    """
 
     def __init__(
         self,
@@ -167,27 +170,32 @@ class Governor:
         population: Population,
         rows: MemberRows,
         chance_loss: float,
-        studio: Studio | None = None,
-    ):
-        """studio: where a review is captured, so that it is replayed; as a function of tensors by default."""
-        self.config = config
+        in_place: bool = False,
+    ) -> None:
+        """in_place: saved bodies are written over, as something captured needs it."""
+        self.config, self._in_place = config, in_place
         self.population = population
         self.chance_loss = chance_loss
-        self._judged, self._settled = Captured(review, studio), Captured(self._settle, studio)
-        self._captures = studio is not None
-        self._bodies: dict[str, Tensor] = {}  # the last good ones; what is captured writes to their places
+        self._bodies: dict[str, Tensor] = {}  # the last good ones
+        self.vigil = map_tensors(torch.clone, self._blank(rows))
         self.begin(rows)
+
+    def _blank(self, rows: MemberRows) -> Vigil:
+        """Nothing was seen yet, and these rows are the last good ones."""
+        watch = Watch.blank(self.population.num_members, self.config, self.population.device)
+        return Vigil(watch, rows, torch.zeros_like(watch.spikes))
 
     def begin(self, rows: MemberRows) -> None:
         """A new episode: the rows and bodies of now are the last good ones of every member."""
-        population = self.population
-        watch = Watch.blank(population.num_members, self.config, population.device)
-        self.vigil = Vigil(watch, rows, torch.zeros_like(watch.spikes))
+        self._know(self._blank(rows))
         self._reviews = 0
-        if self._captures and self._bodies:
-            copy_all(self._bodies.values(), population.tensors().values())
+        if self._bodies and self._in_place:
+            copy_all(self._bodies.values(), self.population.tensors().values())
         elif self.config.enabled:
-            self._bodies = population.snapshot()
+            self._bodies = self.population.snapshot()
+
+    def _know(self, vigil: Vigil) -> None:
+        copy_all(tensors_of(self.vigil).values(), tensors_of(vigil).values())
 
     def review(
         self, rows: MemberRows, training_loss: Tensor, active: Tensor
@@ -196,17 +204,26 @@ class Governor:
 
         active [N] bool: who trained; the others are neither judged nor kept.
         """
+        return self.settle(rows, training_loss, active, self.keeps_next())
+
+    def keeps_next(self) -> bool:
+        """One more epoch: whether good rows are kept after it."""
+        self._reviews += 1
+        return self.config.enabled and self._reviews % self.config.snapshot_every == 0
+
+    def settle(
+        self, rows: MemberRows, training_loss: Tensor, active: Tensor, keeps: bool
+    ) -> tuple[MemberRows, Tensor, Tensor]:
+        """As `review`, of an epoch after which good rows are kept or not."""
         if not self.config.enabled:
             nobody = torch.zeros_like(active)
             return rows, nobody, torch.zeros_like(rows.slots.enabled)
-        self._reviews += 1
-        keeps = self._reviews % self.config.snapshot_every == 0
-        found = self._judged(self.vigil, rows, training_loss, active, keeps, self.chance_loss, self.config)
-        self.vigil = found.vigil
-        self._settled(found.panicked, found.emptied, found.kept, keeps)
+        found = review(self.vigil, rows, training_loss, active, keeps, self.chance_loss, self.config)
+        self._know(found.vigil)
+        self._take_back(found.panicked, found.emptied, found.kept, keeps)
         return found.rows, found.panicked, found.suspects
 
-    def _settle(self, panicked: Tensor, emptied: Tensor, kept: Tensor, keeps: bool) -> tuple[()]:
+    def _take_back(self, panicked: Tensor, emptied: Tensor, kept: Tensor, keeps: bool) -> None:
         """Take back the bodies of those who panicked, and keep those that are good: see `Review`."""
         population = self.population
         # Births are counted on: the next seed is another draw, not the one that just failed.
@@ -214,13 +231,12 @@ class Governor:
         population.prune(emptied)
         if keeps:
             self._bodies = population.keep(self._bodies, kept)
-        return ()
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""
         return {
-            **with_prefix("watch", tensors_of(self.vigil.watch)),
-            **with_prefix("rows", tensors_of(self.vigil.rows)),
+            **with_prefix("watch", tensors_of(map_tensors(torch.clone, self.vigil.watch))),
+            **with_prefix("rows", tensors_of(map_tensors(torch.clone, self.vigil.rows))),
             **with_prefix("bodies", self._bodies),
             "ticks": self.vigil.ticks.clone(),
             "reviews": torch.tensor(self._reviews),
@@ -232,9 +248,9 @@ class Governor:
             refill(self.vigil.watch, under_prefix("watch", tensors)),
             refill(self.vigil.rows, under_prefix("rows", tensors)),
         )
-        self.vigil = Vigil(watch, rows, tensors["ticks"].to(self.vigil.ticks.device))
+        self._know(Vigil(watch, rows, tensors["ticks"]))
         bodies = under_prefix("bodies", tensors)
-        if self._captures:
+        if self._in_place:
             copy_all(self._bodies.values(), [bodies[name] for name in self._bodies])
         else:
             self._bodies = {name: value.to(self.population.device) for name, value in bodies.items()}

@@ -17,7 +17,7 @@ from esper.population.hosts import block_of
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
-from esper.simic.governor import MemberRows
+from esper.simic.governor import Governor, MemberRows
 from esper.simic.signals import update_evidence
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 
@@ -104,6 +104,26 @@ def remember(
         signals=before.signals.update(validation.loss, validation.accuracy),
     )
     return choose(active, after, before)
+
+
+def settle(
+    before: MemberRows,
+    evidence: SlotEvidence,
+    slots: SlotStates,
+    active: Tensor,
+    training: TrainMetrics,
+    validation: ValidationMetrics,
+    keeps: bool,
+    governor: Governor,
+    world: RulingInputs,
+) -> tuple[MemberRows, Tensor, Tensor, tuple[Tensor, Tensor]]:
+    """After an epoch and its validation: the rows to go on with, who was rolled back, and the rows' sizes.
+
+    See `remember`, `Governor.settle` and `sizes`.
+    """
+    rows = remember(before, evidence, slots, active, training, validation)
+    rows, panicked, rolled_back = governor.settle(rows, training.loss, active, keeps)
+    return rows, panicked, rolled_back, sizes(rows.slots, world)
 
 
 def fitting_masks(
