@@ -28,7 +28,7 @@ demo: setup
 	rm -rf runs/demo
 	$(BIN)/esper demo --out runs/demo
 
-test: setup   # both at once: types alone take a minute of one core where nothing is known from before
+test: setup   # both at once: types take half a minute of one core where nothing is known from before
 	$(MAKE) -j 2 check tests
 
 tests: setup   # two workers, one thread each

@@ -31,7 +31,7 @@ from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
 
-ROUNDS = 5
+ROUNDS = 4
 SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.lanes=3")
 PATIENCE = 120.0  # seconds that a busy machine may take for a start
 
@@ -185,7 +185,7 @@ def test_resuming_a_finished_run_changes_nothing(
     monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
     before = (whole / "metrics.jsonl").read_bytes()
     assert cli.run(["resume", str(whole)]) == 0
-    assert "5 of 5 rounds are done, nothing is left to do" in capsys.readouterr().out
+    assert f"{ROUNDS} of {ROUNDS} rounds are done, nothing is left to do" in capsys.readouterr().out
     assert (whole / "metrics.jsonl").read_bytes() == before
 
 
@@ -222,7 +222,31 @@ def test_a_stop_is_answered_at_once_with_how_long_it_takes() -> None:
     assert stopping(float("nan")) == "finishing the round; again to stop now"
 
 
-def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(tmp_path: Path) -> None:
+def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, calls, progress = tmp_path / "run", iter(range(1000)), PlainView.progress
+
+    def interrupted(view: PlainView, rounds_done: float) -> None:
+        progress(view, rounds_done)
+        if next(calls) in (1, 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(PlainView, "progress", interrupted)
+    monkeypatch.setattr("esper.telemetry.live._ESTIMATE_AFTER", 1e-3)
+    assert cli.run(["train", "--out", str(run), *sets("task=spirals")]) == 130
+    out, err = capfd.readouterr()
+    first, second, last = out.splitlines()
+    assert "training on spirals" in first
+    assert re.fullmatch(r"about [\d:]+ left in all, if the first steps are typical", second)
+    assert last.endswith(f"go on with: esper resume {run}")
+    assert err.index("finishing the round") < err.index("stopped at once")
+    assert "Traceback" not in err
+    assert TrainingRun.resume(run).trainer.rounds_done == 0
+
+
+@pytest.mark.long
+def test_ctrl_c_ends_a_process_of_its_own(tmp_path: Path) -> None:
     run = tmp_path / "run"
     slow = sets("task=spirals", "rounds=50", "episode.steps=4000")  # a round takes longer than patience
     soon = "from esper.telemetry import live; live._ESTIMATE_AFTER = 0.1"

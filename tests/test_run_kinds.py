@@ -27,13 +27,14 @@ REQUESTS: dict[Kind, dict[str, object]] = {
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch: pytest.MonkeyPatch, blank_pictures: None) -> None:
-    """Reports take longer than the runs, and have tests of their own."""
+    """Reports and archives take longer than the runs, and have tests of their own."""
 
     def write(folder: RunFolder) -> Path:
         folder.report_path.write_text("a report")
         return folder.report_path
 
     monkeypatch.setattr("esper.telemetry.report.write_report", write)
+    monkeypatch.setattr("esper.grown_network.save_archive", lambda model, sample, path: path.touch())
 
 
 def interrupted(path: Path, kind: Kind) -> Path:

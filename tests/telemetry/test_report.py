@@ -120,6 +120,7 @@ def test_differences_are_one_wide_table_with_a_caution(page: str) -> None:
     assert "even if all 3 are to hold at once" in page
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_network_from_the_start_is_set_against_the_controller_that_grew_it(tmp_path: Path) -> None:
     def result(name: str, gain: float) -> ControllerResult:
         accuracy = [0.5 + gain + 0.001 * i for i in range(4)]
@@ -221,6 +222,7 @@ def test_a_run_of_one_round_without_any_extras_gets_its_curves(tmp_path: Path) -
     assert "too few to say" in text
 
 
+@pytest.mark.usefixtures("blank_pictures")
 @pytest.mark.parametrize(
     ("extra", "says"),
     [
