@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Blueprint
 from esper.population.bodies import Bodies
-from esper.population.plan import Ints, ship
+from esper.population.plan import Ints
 
 SEED_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
 HOST_BYTES = 1 << 30  # first hosts that take more in sum are made anew for every episode
@@ -56,22 +56,28 @@ class SeedBank:
     def __init__(self, bodies: Bodies, seed: int, draws: int) -> None:
         self.bodies, self.seed, self._most = bodies, seed, draws
         self._rows = torch.zeros(0, bodies.part_width, device=bodies.device)
-        self._first: dict[tuple[int, int], int] = {}  # kind of slot, blueprint → the first of its draws
+        kinds = len(bodies.slots), len(Blueprint)  # of slots, by the first slot of each, and blueprints
+        self._first = np.full(kinds, -1)  # the first draw of each
 
     @cached_property
     def draws(self) -> int:
         """How many there are of each blueprint at each kind of slot."""
         return max(1, min(self._most, SEED_BYTES // (4 * self.bodies.part_width)))
 
-    def rows(self, slot: Ints, blueprint: Ints, picks: Tensor) -> Tensor:
-        """The draws that `picks` fall on.  # each [k] int64 → [k, part_width]"""
+    def first(self, slot: Ints, blueprint: Ints) -> Ints:
+        """Where the draws of these seeds begin; those that nobody had before are made.  # [k] each → [k]"""
         slots = self.bodies.slots
         kinds = np.array([slots.index(forms) for forms in slots])[slot]  # the first slot of each kind
-        pairs = list(zip(kinds.tolist(), blueprint.tolist(), strict=True))
-        for kind, name in sorted(set(pairs) - set(self._first)):
-            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
-            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(name), s) for s in seeds])
+        for kind, name in np.unique(
+            np.stack([kinds, blueprint])[:, self._first[kinds, blueprint] < 0], axis=1
+        ).T:
+            seeds = [hash((self.seed, int(kind), int(name), d)) & 0x7FFFFFFF for d in range(self.draws)]
+            made = torch.stack([self.bodies.initial_seed(int(kind), Blueprint(name), s) for s in seeds])
             self._first[kind, name] = len(self._rows)
             self._rows = torch.cat([self._rows, made.to(self._rows)])
-        first = ship(np.array([self._first[pair] for pair in pairs]), picks.device)
+        found: Ints = self._first[kinds, blueprint]
+        return found
+
+    def rows(self, first: Tensor, picks: Tensor) -> Tensor:
+        """The draws that `picks` fall on, from where each begins.  # [k] int64 each → [k, part_width]"""
         return self._rows[first + picks.remainder(self.draws)]

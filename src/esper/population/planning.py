@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class Room:
     forks: tuple[int, ...]  # [S] rows that join at each slot
     groups: Mapping[GroupKey, tuple[int, int]]  # of the other stations: entries, and how many of them learn
     blends: frozenset[tuple[int, int]]  # (station, blend) that occur
+    outlines: list[Any] = field(default_factory=list, compare=False)  # of its stations, once they are known
 
     def holds(self, need: Room) -> bool:
         """Whether a plan with that need can be laid out here."""
@@ -279,9 +280,9 @@ class _Layout:
         seat[member[seeds], slot[seeds]] = np.flatnonzero(alive)[seeds]
 
         def spread(values: Ints, spare: int = 0) -> Ints:
-            field = np.full(len(alive), spare)
-            field[alive] = values
-            return field
+            found = np.full(len(alive), spare)
+            found[alive] = values
+            return found
 
         fading = sketch.view.frozen[member, slot] & seeds
         return {
@@ -301,10 +302,9 @@ class _Layout:
         whole = np.repeat(np.array([at.whole for at in stations], dtype=bool), sizes)
 
         def spread(values: Ints, spare: Ints | int) -> Ints:
-            field = np.zeros(len(real), dtype=np.int64)
-            field[:] = spare
-            field[real] = values[self.entry[real]]
-            return field
+            found = np.full(len(real), spare, dtype=np.int64)
+            found[real] = values[self.entry[real]]
+            return found
 
         alive = np.flatnonzero(self.live != NO_ROW)
         met = np.full(int(e.part.max(initial=0)) + 1, 0)  # the live part of each part
@@ -347,7 +347,9 @@ class _Layout:
         return {"beside": beside, "read_by": read_by}
 
     def _stations(self) -> tuple[list[_Outline], list[int]]:
-        """The stations where anything is met, and their numbers."""
+        """The stations where anything is met, and their numbers; they follow from the room alone."""
+        if self.room.outlines:
+            return cast(tuple[list[_Outline], list[int]], self.room.outlines[0])
         met, found = self.sketch.met, []
         numbers = sorted({station for station, _ in self.sizes})
         grouped = {v: [(f, *size) for (at, f), size in self.sizes.items() if at == v] for v in numbers}
@@ -370,6 +372,7 @@ class _Layout:
         spans = {at.slot: _widenings(at.groups) for at in found if at.place == 0}
         readers = {slot: span.stop - span.start for slot, span in spans.items()}
         found = [replace(at, widened=readers.get(at.slot, 0) * _has_block(at)) for at in found]
+        self.room.outlines.append((found, numbers))
         return found, numbers
 
 

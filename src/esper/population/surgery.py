@@ -49,31 +49,34 @@ class Surgeon:
         self.parts, self.bodies, self.config, self.form, self.blend = parts, bodies, config, form, blend
         self.folded = (form[:, :, 1:] != NO_FORM).sum(2)  # [N, S] how many parts stand behind each other
 
-    def _rows(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Tensor:
+    def _places(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Ints:
         """The rows of parts at a place of these slots, or of other slots of the same members.  # [k]"""
         num_members, num_slots = self.form.shape[:2]
-        index = (place * num_members + at.member) * num_slots + (at.slot if slot is None else slot)
-        return ship(index, self.parts.weights.device)
+        rows: Ints = (place * num_members + at.member) * num_slots + (at.slot if slot is None else slot)
+        return rows
+
+    def _rows(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Tensor:
+        """The same on the device.  # [k]"""
+        return ship(self._places(place, at, slot), self.parts.weights.device)
 
     def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
         """First weights and clean optimisers for new seeds.  # blueprint [k], picks [N, S] random words"""
         copied = blueprint == Blueprint.CLONE
         if self.config.widen_copies > 0:
             copied |= np.isin(blueprint, tuple(HALVES))
-        words = picks[ship(at.member, picks.device), ship(at.slot, picks.device)]  # [k]
         if not copied.all():
-            own = ship(np.flatnonzero(~copied), picks.device)
             fresh = at.those(~copied)
-            self.parts.rewrite_rows(
-                self._rows(0, fresh), bank.rows(fresh.slot, blueprint[~copied], words[own])
-            )
+            first = bank.first(fresh.slot, blueprint[~copied])
+            rows = self._places(0, fresh)
+            sent = ship(np.stack([fresh.member, fresh.slot, first, rows]), picks.device)
+            self.parts.rewrite_rows(sent[3], bank.rows(sent[2], picks[sent[0], sent[1]]))
         for s, name in sorted(set(zip(at.slot[copied].tolist(), blueprint[copied].tolist(), strict=True))):
             which = (at.slot == s) & (blueprint == name)
             some = at.those(which)
             clones = name == Blueprint.CLONE
             weights = self._copies(some, s) if clones else self._copied_units(some, s, Blueprint(name))
             if self.config.copy_noise > 0:
-                keys = words[ship(np.flatnonzero(which), picks.device)]
+                keys = picks[ship(some.member, picks.device), ship(some.slot, picks.device)]  # [k]
                 noise = normal_of(keys, weights.shape[1]).to(weights)
                 weights = weights * (1.0 + self.config.copy_noise * noise)
             self.parts.rewrite_rows(self._rows(0, some), weights)
