@@ -69,6 +69,7 @@ def go_on(folder: Path, checkpoint: Path) -> None:
         run = TrainingRun.resume(folder, checkpoint=checkpoint, gather=gather)
         begun = run.trainer.rounds_done
         run.run(QuietView(), StopRequest())
+        gather.exchange(b"")  # the first process has still written files when the others were done
         played, gather.patience = run.trainer.rounds_done - begun, 0.5
         if gather.rank == 3:
             time.sleep(2)
