@@ -162,7 +162,8 @@ def allowed(field: FieldInfo) -> str:
     bounds = [
         f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
         for item in field.metadata
-        for word, limit in _limits(item)
+        for name, word in _BOUNDS.items()
+        if (limit := getattr(item, name, None)) is not None
     ]
     return " ".join([_kind(field.annotation), " and ".join(bounds)]).strip()
 
@@ -187,12 +188,6 @@ def _kind(annotation: Any) -> str:
     if config is not None:
         return "the keys " + ", ".join(config.model_fields)
     return "keys and values" if origin in (dict, Mapping) else str(annotation)
-
-
-def _limits(item: Any) -> Iterator[tuple[str, float]]:
-    for name, word in _BOUNDS.items():
-        if getattr(item, name, None) is not None:
-            yield word, getattr(item, name)
 
 
 def _config_class(annotation: Any) -> type[Config] | None:

@@ -130,9 +130,7 @@ class SlotStates(RowRecord):
         )
 
     @staticmethod
-    def from_records(
-        rows: Sequence[Sequence[SlotRecord | None]], device: torch.device | str = "cpu"
-    ) -> SlotStates:
+    def from_records(rows: Sequence[Sequence[SlotRecord | None]]) -> SlotStates:
         """One row of records per member; None is an empty slot."""
         check_widths(rows)
         blank = SlotRecord()
@@ -140,7 +138,7 @@ class SlotStates(RowRecord):
         values = {name: [[getattr(r, name) for r in row] for row in filled] for name in _FIELD_DTYPE}
         states = SlotStates(**{n: torch.tensor(values[n], dtype=dtype) for n, dtype in _FIELD_DTYPE.items()})
         states.check()
-        return states.to(device)
+        return states
 
     @property
     def num_members(self) -> int:

@@ -54,9 +54,9 @@ class LossTerms:
     head_used: Tensor  # [H] bool: some step reads this head
 
 
-def masked_mean(values: Tensor, weight: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
-    """The mean where weight is True; 0 where it never is. Nothing flows back from elsewhere."""
-    return _share(values, weight, weight.sum(dim), dim)
+def masked_mean(values: Tensor, weight: Tensor) -> Tensor:
+    """The mean where weight is True; 0 where it never is. Nothing flows back from elsewhere.  # []"""
+    return _share(values, weight, weight.sum())
 
 
 def _share(values: Tensor, weight: Tensor, count: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
@@ -140,15 +140,13 @@ def value_error(value: Tensor, batch: Sequences, clip: float | None) -> Tensor:
 
 def standardise(advantages: Tensor, weight: Tensor) -> Tensor:
     """Zero mean and unit scale over the steps that count.  # [N, T]"""
-    dims = (0, 1)
-    centred = advantages - masked_mean(advantages, weight, dims)
-    scale = masked_mean(centred.square(), weight, dims).sqrt()
+    centred = advantages - masked_mean(advantages, weight)
+    scale = masked_mean(centred.square(), weight).sqrt()
     return torch.where(weight, centred / scale.clamp(min=1e-8), 0.0)
 
 
 def explained_variance(values: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
     """1 is a perfect V, 0 is as good as a constant.  # []"""
-    dims = (0, 1)
-    residual, centred = returns - values, returns - masked_mean(returns, weight, dims)
-    unexplained = masked_mean((residual - masked_mean(residual, weight, dims)).square(), weight, dims)
-    return 1 - unexplained / masked_mean(centred.square(), weight, dims).clamp(min=1e-8)
+    residual, centred = returns - values, returns - masked_mean(returns, weight)
+    unexplained = masked_mean((residual - masked_mean(residual, weight)).square(), weight)
+    return 1 - unexplained / masked_mean(centred.square(), weight).clamp(min=1e-8)

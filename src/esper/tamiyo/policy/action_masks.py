@@ -70,9 +70,7 @@ class SlotMaskState:
 EMPTY_SLOT = SlotMaskState()
 
 
-def states_from_mask_states(
-    batch_slot_states: Sequence[Sequence[SlotMaskState | None]], device: torch.device | str = "cpu"
-) -> SlotStates:
+def states_from_mask_states(batch_slot_states: Sequence[Sequence[SlotMaskState | None]]) -> SlotStates:
     """Per-slot Python objects, a list per member, as one struct of arrays."""
     shape = check_widths(batch_slot_states)
     flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
@@ -90,7 +88,7 @@ def states_from_mask_states(
         enabled=array((s.enabled for s in flat), np.bool_),
     )
     states.check()
-    return states.to(device)
+    return states
 
 
 @cache
@@ -132,7 +130,11 @@ def compute_batch_masks(
     finished in time, and the blueprints are those of these slots. Raises ValueError where the slots differ
     from those of `slot_config`, or the topology is unknown.
     """
-    states = _states(batch_slot_states, device)
+    states = batch_slot_states
+    if not isinstance(states, SlotStates):
+        states = states_from_mask_states(states)
+    if device is not None:
+        states = states.to(device)
     if slot_config is not None and slot_config.num_slots != states.num_slots:
         raise ValueError(
             f"the states have {states.num_slots} slots and slot_config has {slot_config.num_slots} "
@@ -158,12 +160,3 @@ def compute_batch_masks(
         slot_by_op=slot_by_op,
         **constant,
     )
-
-
-def _states(
-    batch_slot_states: SlotStates | Sequence[Sequence[SlotMaskState | None]],
-    device: torch.device | str | None,
-) -> SlotStates:
-    if not isinstance(batch_slot_states, SlotStates):
-        return states_from_mask_states(batch_slot_states, device=device or "cpu")
-    return batch_slot_states if device is None else batch_slot_states.to(device)
