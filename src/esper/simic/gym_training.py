@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
+from esper.foundation.errors import require
 from esper.foundation.settings import Config
 from esper.foundation.streams import Stream, random_uniform
 from esper.simic.agent.config import PPOConfig
@@ -251,17 +251,6 @@ def _mean(returns: Sequence[float] | deque[float]) -> float:
     return sum(returns) / len(returns) if returns else math.nan
 
 
-def _gymnasium() -> ModuleType:
-    try:
-        import gymnasium
-    except ImportError as missing:
-        raise ImportError(
-            "esper.simic.gym_training needs the package gymnasium; install its extra: "
-            "pip install 'esper-lite[gym]'"
-        ) from missing
-    return gymnasium
-
-
 def _resets_later(env: Any) -> bool:
     """Whether a new episode begins one step after the end (NextStep), or with it (SameStep)."""
     mode = env.metadata.get("autoreset_mode")
@@ -275,9 +264,13 @@ def _resets_later(env: Any) -> bool:
     return ways[name]
 
 
+def _spaces() -> Any:
+    return require("gymnasium", "gym", "esper.simic.gym_training").spaces
+
+
 def _heads(space: Any) -> tuple[tuple[int, ...], Array]:
     """The number of choices of each head, and the first choice of each as the environment counts.  # [H]"""
-    spaces = _gymnasium().spaces
+    spaces = _spaces()
     if isinstance(space, spaces.Discrete):
         return (int(space.n),), np.array([space.start])
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
@@ -286,7 +279,7 @@ def _heads(space: Any) -> tuple[tuple[int, ...], Array]:
 
 
 def _num_features(space: Any) -> int:
-    if not isinstance(space, _gymnasium().spaces.Box):
+    if not isinstance(space, _spaces().Box):
         raise ValueError(
             f"the observation space is {space}; it must be a Box: "
             "wrap the environment in gymnasium.wrappers.vector.FlattenObservation"

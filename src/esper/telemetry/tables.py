@@ -13,11 +13,10 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from esper.foundation.errors import UserError
+from esper.foundation.errors import require
 from esper.telemetry.files import disk_errors, write_atomically
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import json_values
@@ -97,13 +96,8 @@ def _as_csv(rows: Sequence[Row]) -> bytes:
 
 
 def _as_parquet(rows: Sequence[Row]) -> bytes:
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError:
-        raise UserError(
-            "Parquet needs the package pyarrow; install its extra: pip install 'esper-lite[parquet]', "
-            "or give --csv"
-        ) from None
+    modules = ("pyarrow", "pyarrow.parquet")
+    arrow, parquet = (require(module, "parquet", "Parquet, unlike --csv,") for module in modules)
     table = arrow.table({name: [row.get(name) for row in rows] for name in _names(rows)})
     data = io.BytesIO()
     parquet.write_table(table, data)
