@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from esper.telemetry.run_folder import RunFolder
-from tests.watch.browser import Visit, opened_browser
+from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 
 WATCHED = Path(__file__).parent / "watched"
@@ -35,12 +35,11 @@ def draw(path: Path) -> None:
         config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
         with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"], kind="demo"):
             shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
-        with serving(folder) as served, opened_browser() as browser:
-            visit = Visit(browser, served.address, f"{SHOWN[path.name]}&theme=dark", scale=1.5)
+        with serving(folder) as served, opened_tab(scale=1.5) as tab:
+            visit = Visit(tab, served.address, f"{SHOWN[path.name]}&theme=dark")
             visit.wait("() => document.querySelector('.wall .legend b') && document.querySelector('.uplot')")
             visit.settle()
             visit.page.screenshot(path=str(path))
-            visit.close()
 
 
 def take(run: Path) -> None:

@@ -12,13 +12,16 @@ import pytest
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--enable-precise-memory-info",
+    "--disable-component-update", "--disable-sync", "--enable-precise-memory-info", "--in-process-gpu",
 ]  # fmt: skip
 
 
 @contextmanager
-def opened_browser() -> Iterator[Any]:
-    """A headless browser, or a skipped test that says what is missing."""
+def opened_tab(scale: float = 1) -> Iterator[Any]:
+    """The one tab of a headless browser, or a skipped test that says what is missing.
+
+    A page keeps nothing but its address, so one tab serves all visits; a new one takes three times as long.
+    """
     found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if found is None:
         pytest.skip("no chromium on this machine: the page is tested where there is one")
@@ -26,31 +29,26 @@ def opened_browser() -> Iterator[Any]:
     with api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=found, args=FLAGS)
         try:
-            yield browser
+            yield browser.new_context(device_scale_factor=scale).new_page()
         finally:
             browser.close()
 
 
 class Visit:
-    """One page in the browser, with everything that went wrong on it."""
+    """A page in the tab, with everything that went wrong on it."""
 
     def __init__(
         self,
-        browser: Any,
+        tab: Any,
         address: str,
         hash: str = "",
         width: int = 1440,
         theme: str = "light",
-        scale: float = 1,
         ready: str = "true",
     ) -> None:
-        self.context = browser.new_context(
-            viewport={"width": width, "height": 900},
-            device_scale_factor=scale,
-            color_scheme=theme,
-            reduced_motion="reduce",
-        )
-        self.page = self.context.new_page()
+        self.page = tab
+        tab.set_viewport_size({"width": width, "height": 900})
+        tab.emulate_media(color_scheme=theme, reduced_motion="reduce")
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
@@ -81,6 +79,3 @@ class Visit:
         """The rounds of a run that the page holds."""
         script = "async (run) => (await import('/js/store.js')).runs.get(run).rounds.map((r) => r.round)"
         return list(self.page.evaluate(script, run))
-
-    def close(self) -> None:
-        self.context.close()

@@ -21,7 +21,7 @@ from esper.telemetry.run_folder import RunFolder
 from tests.growing import models
 from tests.telemetry.made_up_lanes import made_up_lanes
 from tests.telemetry.made_up_run import made_up_run
-from tests.watch.browser import Visit, opened_browser
+from tests.watch.browser import Visit, opened_tab
 from tests.watch.made_up_runs import add_round, summary, trained
 from tests.watch.served import Served, serving
 
@@ -29,17 +29,16 @@ VIEWS = ("overview", "controller", "members", "events", "compare", "settings")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with opened_browser() as found:
+def tab() -> Iterator[Any]:
+    with opened_tab() as found:
         yield found
 
 
 @pytest.fixture(autouse=True)
-def no_page_is_left_open(browser: Any) -> Iterator[None]:
+def no_page_is_left_open(tab: Any) -> Iterator[None]:
     """A page goes on asking its server for news as long as it is open."""
     yield
-    for context in browser.contexts:
-        context.close()
+    tab.goto("about:blank")
 
 
 @pytest.fixture(scope="module")
@@ -88,9 +87,9 @@ def live(tmp_path: Path) -> Iterator[RunFolder]:
     ],
 )
 def test_every_view_shows_without_an_error_and_fits(
-    browser: Any, served: Served, run: str, width: int, theme: str
+    tab: Any, served: Served, run: str, width: int, theme: str
 ) -> None:
-    visit = Visit(browser, served.address, f"runs={run}", width, theme)
+    visit = Visit(tab, served.address, f"runs={run}", width, theme)
     for view in VIEWS:
         visit.go(f"runs={run}&view={view}")
         assert visit.page.locator("main .panel:visible").count() >= 1, view
@@ -101,8 +100,8 @@ def test_every_view_shows_without_an_error_and_fits(
     assert all(url.startswith(served.address) for url in visit.requests)
 
 
-def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=mine")
+def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=mine")
     visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 5'")
     names = "() => [...document.querySelectorAll('.chart:not([hidden]) .value em')].map((e) => e.textContent)"
     assert visit.ask(names)[:2] == ["grown", "static"]
@@ -122,9 +121,9 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(browser: An
     assert visit.errors == []
 
 
-def test_a_new_round_is_seen_within_a_second(browser: Any, live: RunFolder) -> None:
+def test_a_new_round_is_seen_within_a_second(tab: Any, live: RunFolder) -> None:
     with serving(live.path) as served:
-        visit = Visit(browser, served.address)
+        visit = Visit(tab, served.address)
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 40'")
         took = []
         for number in (6, 7, 8):  # the quickest counts: the machine may be busy with something else
@@ -137,9 +136,9 @@ def test_a_new_round_is_seen_within_a_second(browser: Any, live: RunFolder) -> N
         assert visit.errors == []
 
 
-def test_the_first_run_of_an_empty_folder_is_shown_when_it_comes(browser: Any, tmp_path: Path) -> None:
+def test_the_first_run_of_an_empty_folder_is_shown_when_it_comes(tab: Any, tmp_path: Path) -> None:
     with serving(tmp_path) as served:
-        visit = Visit(browser, served.address, ready="false")
+        visit = Visit(tab, served.address, ready="false")
         trained(tmp_path / "late", rounds=2, members=4).close()
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '2 / 40'")
         assert visit.errors == []
@@ -155,12 +154,12 @@ def watch_command(folder: Path, port: int) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_page_comes_back_after_the_server_was_killed(browser: Any, live: RunFolder) -> None:
+def test_the_page_comes_back_after_the_server_was_killed(tab: Any, live: RunFolder) -> None:
     with serving(live.path) as served:  # only to learn of a port that is free
         port = served.port
     process = watch_command(live.path, port)
     try:
-        visit = Visit(browser, f"http://127.0.0.1:{port}/")
+        visit = Visit(tab, f"http://127.0.0.1:{port}/")
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 40'")
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
@@ -175,9 +174,9 @@ def test_the_page_comes_back_after_the_server_was_killed(browser: Any, live: Run
         assert process.wait(10) == 0
 
 
-def test_a_run_that_goes_back_is_shown_from_there(browser: Any, live: RunFolder) -> None:
+def test_a_run_that_goes_back_is_shown_from_there(tab: Any, live: RunFolder) -> None:
     with serving(live.path) as served:
-        visit = Visit(browser, served.address)
+        visit = Visit(tab, served.address)
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 40'")
         live.truncate_after(3)
         visit.wait("() => document.querySelector('#rounds-done').textContent === '3 / 40'", seconds=2)
@@ -185,7 +184,7 @@ def test_a_run_that_goes_back_is_shown_from_there(browser: Any, live: RunFolder)
         assert visit.errors == []
 
 
-def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(browser: Any, live: RunFolder) -> None:
+def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(tab: Any, live: RunFolder) -> None:
     with open(live.metrics_file.path, "ab") as file:
         file.write(b"\x00\xff not a line\n")
     live.append_metrics(summary(6))
@@ -196,7 +195,7 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(browser: Any
     (live.path / "results.json").write_bytes(b"[]")
     live.events_file.path.write_bytes(live.events_file.path.read_bytes()[:5000] + b"\nxx\n")
     with serving(live.path) as served:
-        visit = Visit(browser, served.address)
+        visit = Visit(tab, served.address)
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '6 / 40'")
         told = visit.page.locator("#notes").inner_text()
         assert "1 line of metrics.jsonl could not be read" in told
@@ -206,8 +205,8 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(browser: Any
         assert visit.errors == []
 
 
-def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first")
+def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first")
     hash_of = lambda: visit.ask("() => location.hash")  # noqa: E731
     visit.press("3")
     visit.wait("() => document.querySelector('.network')")
@@ -235,8 +234,8 @@ def test_what_is_shown_lives_in_the_address_and_the_keys_reach_it(browser: Any, 
     assert visit.errors == []
 
 
-def test_a_replay_runs_through_the_steps_and_on_to_the_next_round(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first&view=members&round=19&step=20")
+def test_a_replay_runs_through_the_steps_and_on_to_the_next_round(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first&view=members&round=19&step=20")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('round 19')")
     visit.ask(
         "() => { for (let i = 0; i < 2; i++) document.querySelector('[title=\"steps per second\"]').click() }"
@@ -247,8 +246,8 @@ def test_a_replay_runs_through_the_steps_and_on_to_the_next_round(browser: Any, 
     assert visit.errors == []
 
 
-def test_runs_are_laid_over_each_other_with_their_differences(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first&view=compare")
+def test_runs_are_laid_over_each_other_with_their_differences(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first&view=compare")
     visit.page.get_by_label("lay another run over these").select_option("second")
     visit.wait("() => document.querySelector('.comparing .below, .comparing .above')")
     text = visit.page.locator(".comparing").inner_text()
@@ -264,8 +263,8 @@ def test_runs_are_laid_over_each_other_with_their_differences(browser: Any, serv
     assert visit.errors == []
 
 
-def test_a_comparison_shows_its_members_under_each_controller(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=contest&view=members")
+def test_a_comparison_shows_its_members_under_each_controller(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=contest&view=members")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('8 in tamiyo')")
     visit.press(",")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('8 in static')")
@@ -275,8 +274,8 @@ def test_a_comparison_shows_its_members_under_each_controller(browser: Any, serv
     assert visit.errors == []
 
 
-def test_members_are_sorted_filtered_and_picked(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first&view=members")
+def test_members_are_sorted_filtered_and_picked(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first&view=members")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes('24 in round 20')")
     visit.page.locator("#filter").select_option("ever:NORM")
     visit.wait("() => document.querySelector('.wall .hint').textContent.includes(' of 24')")
@@ -296,9 +295,9 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_thousand_rounds_are_painted_within_a_second(browser: Any, crowd: Path) -> None:
+def test_a_thousand_rounds_are_painted_within_a_second(tab: Any, crowd: Path) -> None:
     with serving(crowd) as served:
-        visit = Visit(browser, served.address)
+        visit = Visit(tab, served.address)
         visit.wait("() => document.querySelector('#rounds-done')?.textContent === '1,000 / 1,000'")
         paint = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
         took = [visit.ask(paint)]
@@ -308,10 +307,10 @@ def test_a_thousand_rounds_are_painted_within_a_second(browser: Any, crowd: Path
         assert visit.errors == []
 
 
-def test_two_thousand_members_are_drawn_thirty_times_a_second(browser: Any, crowd: Path) -> None:
+def test_two_thousand_members_are_drawn_thirty_times_a_second(tab: Any, crowd: Path) -> None:
     """By the time that the quicker pictures take, since other work on the machine holds up the rest."""
     with serving(crowd) as served:
-        visit = Visit(browser, served.address, "runs=crowd&view=members&step=0")
+        visit = Visit(tab, served.address, "runs=crowd&view=members&step=0")
         visit.wait("() => document.querySelector('.wall .hint').textContent.includes('2,048 in round 1000')")
         took = visit.ask("""async () => {
           const { Wall } = await import("/js/wall.js");
@@ -331,8 +330,8 @@ def test_two_thousand_members_are_drawn_thirty_times_a_second(browser: Any, crow
         assert visit.errors == []
 
 
-def test_the_memory_of_the_page_is_bounded(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first")
+def test_the_memory_of_the_page_is_bounded(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first")
     held = visit.ask("""async () => {
       const { Run } = await import("/js/store.js");
       const run = new Run("long");
@@ -358,11 +357,11 @@ BLOCKS = (48, 30)
 
 
 @pytest.mark.parametrize(("view", "theme"), [("overview", "dark"), ("members", "light"), ("compare", "dark")])
-def test_the_layout_is_as_it_was_approved(browser: Any, served: Served, view: str, theme: str) -> None:
+def test_the_layout_is_as_it_was_approved(tab: Any, served: Served, view: str, theme: str) -> None:
     """Screenshots as 48 x 30 blocks of brightness, so that fonts do not matter. To approve what is drawn
     now, remove the file and run this test once."""
     image = pytest.importorskip("PIL.Image")
-    visit = Visit(browser, served.address, f"runs=first&view={view}&step=15&member=3", theme=theme)
+    visit = Visit(tab, served.address, f"runs=first&view={view}&step=15&member=3", theme=theme)
     visit.wait("() => document.querySelector('.uplot, .comparing td')")
     visit.wait("() => !document.querySelector('.wall') || document.querySelector('.wall .legend b')")
     visit.settle()
@@ -379,8 +378,8 @@ def test_the_layout_is_as_it_was_approved(browser: Any, served: Served, view: st
     assert np.quantile(gap, 0.98) < 45
 
 
-def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, served: Served) -> None:
-    visit = Visit(browser, served.address, "runs=first&view=members")
+def test_films_lie_inside_the_wall_and_a_click_finds_its_own(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first&view=members")
     wrong = visit.ask("""async () => {
       const { arrange, Wall } = await import("/js/wall.js");
       const wrong = [];
@@ -408,7 +407,7 @@ def test_films_lie_inside_the_wall_and_a_click_finds_its_own(browser: Any, serve
     assert wrong == [0]
 
 
-def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser: Any, tmp_path: Path) -> None:
+def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(tab: Any, tmp_path: Path) -> None:
     lanes = made_up_lanes(1, members=1, steps=8, slots=1)
     lanes = replace(lanes, parts=[replace(lanes.parts[0], units=8), *lanes.parts[1:]])
     names = {name: number for number, name in lanes.blueprint_names.items()}
@@ -420,7 +419,7 @@ def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser:
     with trained(tmp_path / "run", rounds=1, members=1) as folder:
         folder.lanes.write(lanes)
     with serving(tmp_path) as served:
-        visit = Visit(browser, served.address, "runs=run&view=members&member=0")
+        visit = Visit(tab, served.address, "runs=run&view=members&member=0")
         visit.wait("() => document.querySelectorAll('.network .part .copy').length === 1")
         drawn = visit.page.locator(".network .part").first.text_content()
         assert "× 2" in drawn
@@ -428,7 +427,7 @@ def test_copies_lie_behind_their_block_and_a_widened_one_says_its_width(browser:
         assert visit.errors == []
 
 
-def test_a_seed_that_was_folded_into_the_host_is_drawn_there(browser: Any, tmp_path: Path) -> None:
+def test_a_seed_that_was_folded_into_the_host_is_drawn_there(tab: Any, tmp_path: Path) -> None:
     lanes = made_up_lanes(1, members=2, steps=8, slots=1)
     lanes.columns["stage"][:, 0, 0] = [2, 4, 7, 1, 2, 4, 7, 1]  # two seeds, each kept and folded
     lanes.columns["blueprint"][:, 0, 0] = [1, 1, 1, 255, 3, 3, 3, 255]
@@ -438,7 +437,7 @@ def test_a_seed_that_was_folded_into_the_host_is_drawn_there(browser: Any, tmp_p
     with trained(tmp_path / "run", rounds=1, members=2) as folder:
         folder.lanes.write(lanes)
     with serving(tmp_path) as served:
-        visit = Visit(browser, served.address, "runs=run&view=members&member=0")
+        visit = Visit(tab, served.address, "runs=run&view=members&member=0")
         visit.wait("() => document.querySelectorAll('.network .grown').length === 2")
         assert visit.page.locator(".network .grown text").all_text_contents() == ["conv light", "norm"]
         assert "grown in, per member1.00" in visit.page.locator(".legend").text_content()
