@@ -24,7 +24,7 @@ from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 CPU = torch.device("cpu")
-EPOCHS = 8
+EPOCHS = 6
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
