@@ -16,7 +16,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.population import machine_name, synchronise
-from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig
 from esper.simic.environment import GrowthEnvironment
@@ -29,7 +29,6 @@ from esper.tasks import load_task, task_names
 from studies.command_line import existing_device, positive
 
 STEPS, BATCHES = 4, 4
-GATES = GateConfig(training_epochs=2, blending_epochs=2)
 GERMINATION_RATE = 0.6
 
 
@@ -45,7 +44,7 @@ def main() -> None:
     device = torch.device(args.device)
     thirds: dict[str, Controller] = {
         "left alone": Static(),
-        "periodic": Periodic(gates=GATES),
+        "periodic": Periodic(),
         "random": RandomLegal(GERMINATION_RATE),
     }
     blocks = Blocks(thirds)
@@ -55,7 +54,7 @@ def main() -> None:
         gamma=1.0,
         device=args.device,
         episode=EpisodeConfig(steps=STEPS, clock="steps"),
-        lifecycle=LifecycleConfig(gates=GATES),
+        lifecycle=LifecycleConfig(),
         population=PopulationConfig(batches_per_epoch=BATCHES),
     )
     world = GrowthEnvironment(spec)

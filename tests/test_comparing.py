@@ -34,7 +34,7 @@ from esper.simic.rollout import play
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.telemetry.schema import json_values
 from tests.shards import on_processes
-from tests.simic.worlds import QUICK, make_agent, make_environment
+from tests.simic.worlds import make_agent, make_environment
 from tests.tiny import TINY
 
 
@@ -47,7 +47,7 @@ def environment() -> GrowthEnvironment:
 def runs(environment: GrowthEnvironment) -> dict[str, ControllerRun]:
     arms: dict[str, Arm] = {
         "static": Fixed(),
-        "periodic": Periodic(3, QUICK.gates),
+        "periodic": Periodic(3),
         "learned": LearnedController(make_agent(), deterministic=True),
         "nobody": Static(),
         "final": Fixed(of="periodic"),

@@ -15,7 +15,6 @@ from esper.config import RunConfig, saved_config
 from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.foundation.rows import under_prefix
-from esper.lifecycle.config import GateConfig
 from esper.simic.learner import LearnedController
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
@@ -38,45 +37,45 @@ FIXED = "fixed:"  # in a comparison: a host of another size that never grows
 class Script:
     """How to make a scripted controller, plain or from the text after its colon."""
 
-    plain: Callable[[GateConfig], Controller]
+    plain: Callable[[], Controller]
     meaning: str
-    from_text: Callable[[str, GateConfig], Controller] | None = None
+    from_text: Callable[[str], Controller] | None = None
     takes: str = ""  # what comes after the colon
 
 
 SCRIPTED: dict[str, Script] = {
-    "static": Script(lambda gates: Static(), "never grows anything"),
+    "static": Script(Static, "never grows anything"),
     "random": Script(
-        lambda gates: RandomLegal(),
+        RandomLegal,
         "germinates at a rate where it may, and takes any other legal action otherwise",
-        lambda text, gates: RandomLegal(float(text)),
+        lambda text: RandomLegal(float(text)),
         "a germination rate, as in random:0.1",
     ),
     "heuristic": Script(
-        lambda gates: Heuristic(gates=gates),
+        Heuristic,
         "germinates on a plateau, keeps what helps and prunes what hurts",
     ),
     "habit": Script(
-        lambda gates: Habit(gates=gates),
+        Habit,
         "plants the strongest seed of the host's kind in every slot as soon as it may, and looks at nothing",
     ),
     "periodic": Script(
-        lambda gates: Periodic(gates=gates),
+        Periodic,
         "germinates every so many steps, blueprints in turn",
-        lambda text, gates: Periodic(int(text), gates),
+        lambda text: Periodic(int(text)),
         "steps between seeds, as in periodic:5",
     ),
     "scheduled": Script(
-        lambda gates: Scheduled(gates=gates),
+        Scheduled,
         "germinates at given steps, blueprints in turn",
-        lambda text, gates: Scheduled([int(step) for step in text.split("+")], gates),
+        lambda text: Scheduled([int(step) for step in text.split("+")]),
         "the steps of the seeds, as in scheduled:2+8+14",
     ),
     "schedule": Script(
-        lambda gates: Schedule(BY_BUDGET),
+        lambda: Schedule(BY_BUDGET),
         "grows by the share of the budget that is spent and keeps all: nothing if that pays the first host "
         "fewer than 384 minibatches, widens at 10 % below 1,536, else widens at 5 % and clones at 20 %",
-        lambda text, gates: Schedule.parse(text),
+        Schedule.parse,
         "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2, or a YAML file with a list of them",
     ),
 }
@@ -112,9 +111,7 @@ def describe() -> list[tuple[str, str]]:
     ]
 
 
-def load_controller(
-    name_or_path: str, gates: GateConfig | None = None, device: torch.device | str = "cpu"
-) -> Controller:
+def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Controller:
     """A controller by its name, by the folder of the run that trained it, or by a checkpoint.
 
     'tamiyo' is the pretrained one that ships with esper. A trained controller draws its choices as it did
@@ -127,15 +124,15 @@ def load_controller(
         )
     name, _, text = name_or_path.partition(":")
     if name in SCRIPTED:
-        return _scripted(name, text, gates or GateConfig())
+        return _scripted(name, text)
     plain = name_or_path.removesuffix(GREEDY)
     return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
 
 
-def make_controller(given: str | Controller, gates: GateConfig, device: torch.device) -> Controller:
+def make_controller(given: str | Controller, device: torch.device) -> Controller:
     """A controller by name, by the run or checkpoint that holds it, or the given object itself."""
     if isinstance(given, str):
-        return load_controller(given, gates, device)
+        return load_controller(given, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
     if missing:
         raise UserError(
@@ -201,14 +198,14 @@ def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = 
         raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
 
 
-def _scripted(name: str, text: str, gates: GateConfig) -> Controller:
+def _scripted(name: str, text: str) -> Controller:
     script = SCRIPTED[name]
     if not text:
-        return script.plain(gates)
+        return script.plain()
     if script.from_text is None:
         raise UserError(f"controller is '{name}:{text}'; {name} takes nothing after a colon")
     try:
-        return script.from_text(text, gates)
+        return script.from_text(text)
     except (ValueError, OverflowError) as error:
         raise UserError(f"controller is '{name}:{text}'; after the colon: {script.takes} ({error})") from None
 
@@ -258,7 +255,7 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
         elif name.startswith(FIXED):
             arms[name] = Fixed(host=host_options(name))
         else:
-            loaded = load_controller(name, config.lifecycle.gates, own_device(config.device))
+            loaded = load_controller(name, own_device(config.device))
             arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
     return arms
 

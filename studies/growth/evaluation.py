@@ -59,7 +59,6 @@ from studies.growth.world import (
 LARGE = 3  # of a ladder: what is slimmed and pruned
 PASSED = range(3)  # of a ladder: sizes that growth passes through
 CHOOSING = 16  # members at each budget that choose a learning rate
-GATES = CONFIG.lifecycle.gates
 SCHEDULES: dict[str, Callable[[], Controller]] = {  # they look at nothing
     "clone at 10 %": lambda: Schedule([(0.1, "clone")]),
     "widen at 10 %": lambda: Schedule([(0.1, "widen_full")]),
@@ -70,9 +69,9 @@ SCRIPTED: dict[str, Callable[[], Controller]] = {
     "start": Static,
     **SCHEDULES,
     "teacher": lambda: PacedSchedule(BY_BUDGET),  # of the learned ones, at their pace
-    "habit": lambda: Habit(gates=GATES),
-    "heuristic": lambda: Heuristic(gates=GATES),
-    "periodic": lambda: Periodic(gates=GATES),
+    "habit": Habit,
+    "heuristic": Heuristic,
+    "periodic": Periodic,
 }
 
 

@@ -27,7 +27,7 @@ QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 
 def eager() -> Scheduled:
     """Plants at once, so that a few epochs see a whole life."""
-    return Scheduled(steps=(0, 4), gates=QUICK.gates)
+    return Scheduled(steps=(0, 4))
 
 
 def grow(model: Any, data: Any, **settings: Any) -> Grown:
@@ -203,7 +203,7 @@ def test_the_shipped_controller_grows_a_model_of_ones_own() -> None:
     from esper.controllers import make_controller
     from esper.simic.learner import LearnedController
 
-    controller = make_controller("tamiyo", GateConfig(), torch.device("cpu"))
+    controller = make_controller("tamiyo", torch.device("cpu"))
     assert isinstance(controller, LearnedController)
     grown = grow(models.small_mlp(), models.table(), controller=controller, epochs=3)
     assert len(grown.history) == 3

@@ -96,7 +96,7 @@ def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None
 def test_a_wider_control_has_the_grown_size_and_spends_the_same(engine: str) -> None:
     torch.manual_seed(0)
     model = models.small_cnn()
-    eager = Scheduled(steps=(0,), gates=QUICK.gates)
+    eager = Scheduled(steps=(0,))
     grown = grow(model, models.images(), engine, controller=eager, epochs=9, control="wider")
     assert grown.control is not None
     size = sum(p.numel() for p in grown.model.parameters())

@@ -25,7 +25,7 @@ X, Y = models.images()
 
 def made(model: nn.Module, epochs: int = 12, **settings: Any) -> tuple[esper.Grower, torch.optim.Optimizer]:
     optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    controller = Scheduled(steps=(1,), gates=QUICK.gates)
+    controller = Scheduled(steps=(1,))
     chosen = {"controller": controller, "batch_size": 16, "lifecycle": QUICK} | settings
     grower = esper.Grower(model, optimiser, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=epochs, **chosen)
     return grower, optimiser
@@ -191,7 +191,7 @@ def grow_with_a_stop(stop: int | None, optimiser_first: bool = True) -> dict[str
         thin = [p for p in model.parameters() if p.ndim <= 1]
         optimiser = torch.optim.AdamW([{"params": thin, "weight_decay": 0.0}, {"params": thick}], lr=1e-2)
         schedule = torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.5)
-        chosen = {"controller": Scheduled(steps=(0, 4), gates=QUICK.gates), "batch_size": 16}
+        chosen = {"controller": Scheduled(steps=(0, 4)), "batch_size": 16}
         grower = esper.Grower(
             model, optimiser, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=9, lifecycle=QUICK, **chosen
         )

@@ -80,7 +80,7 @@ def test_it_goes_on_to_the_same_bits_from_every_epoch(
 ) -> None:
     def controller() -> Any:
         growing = "schedule:clone@0.1+widen_half@0.4"
-        by_name = {"scheduled": Scheduled(steps=(0, 3), gates=QUICK.gates), "schedule": growing}
+        by_name = {"scheduled": Scheduled(steps=(0, 3)), "schedule": growing}
         return by_name.get(name, name)
 
     saved: list[dict[str, Tensor]] = []

@@ -40,7 +40,7 @@ class Killed(BaseException):
 def grow(out: Path | None, engine: str, **settings: Any) -> Grown:
     torch.manual_seed(0)
     chosen = {
-        "controller": Scheduled(steps=(0, 3), gates=QUICK.gates),
+        "controller": Scheduled(steps=(0, 3)),
         "epochs": EPOCHS,
         "lr": 1e-2,
         "lifecycle": QUICK,

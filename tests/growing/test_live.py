@@ -39,7 +39,7 @@ PAIRS = [
 
 def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
     chosen = {
-        "controller": Scheduled(steps=(0,), gates=QUICK.gates),
+        "controller": Scheduled(steps=(0,)),
         "epochs": 9,
         "lr": 1e-2,
         "lifecycle": QUICK,

@@ -22,7 +22,7 @@ X, Y = models.images()
 
 
 def settings() -> dict[str, Any]:
-    return {"controller": Scheduled(steps=(0,), gates=QUICK.gates), "lifecycle": QUICK}
+    return {"controller": Scheduled(steps=(0,)), "lifecycle": QUICK}
 
 
 def same(left: nn.Module, right: nn.Module) -> bool:

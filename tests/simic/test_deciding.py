@@ -172,7 +172,7 @@ def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
         Narrow(),
         train=(x[:400], y[:400]),
         val=(x[400:], y[400:]),
-        controller=Scheduled(steps=(0,), gates=QUICK.gates),
+        controller=Scheduled(steps=(0,)),
         blueprints=["MLP"],
         epochs=30,
         lr=1e-2,

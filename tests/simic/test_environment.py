@@ -241,7 +241,7 @@ def test_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
 
 
 def test_sparse_rewards_come_at_the_end() -> None:
-    record = play(make_environment(steps=5, reward=RewardConfig(mode="sparse")), Periodic(2, QUICK.gates), 0)
+    record = play(make_environment(steps=5, reward=RewardConfig(mode="sparse")), Periodic(2), 0)
     assert (record.reward[:-1] == 0).all()
     np.testing.assert_allclose(record.reward[-1], record.potential[-1] - record.potential[0], atol=1e-6)
 

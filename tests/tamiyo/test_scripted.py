@@ -41,10 +41,10 @@ TOPOLOGIES = st.sampled_from(["cnn", "mlp", "transformer"])
 MAKE = {
     "static": Static,
     "random": lambda: RandomLegal(0.5),
-    "periodic": lambda: Periodic(3, GATES),
-    "scheduled": lambda: Scheduled((0, 4, 9), GATES),
-    "habit": lambda: Habit(GATES),
-    "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1), GATES),
+    "periodic": lambda: Periodic(3),
+    "scheduled": lambda: Scheduled((0, 4, 9)),
+    "habit": Habit,
+    "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1)),
 }
 
 
@@ -87,7 +87,7 @@ def turns(
         evidence = random_evidence(rng, members, slots)
         history = torch.from_numpy(rng.choice([0.5, 0.6], (members, 5), p=[0.8, 0.2])).float()
         observation = observe(states, evidence, history)
-        masks = compute_batch_masks(states, config=RULES, topology=topology)
+        masks = compute_batch_masks(states, config=RULES, topology=topology, evidence=evidence)
         actions = controller.decide(observation, masks, step)
         outcome = apply(states, actions, evidence, RULES, topology)
         yield Turn(step, observation, masks, actions, outcome)
@@ -136,7 +136,8 @@ def test_a_member_decides_alike_beside_any_others(name: str) -> None:
             evidence = SlotEvidence(
                 **{n: v.expand(len(members), 3).clone() for n, v in evidence.tensors().items()}
             )
-            actions = controller.decide(observe(states, evidence), compute_batch_masks(states), step)
+            masks = compute_batch_masks(states, evidence=evidence)
+            actions = controller.decide(observe(states, evidence), masks, step)
             said.append(actions.choices)
             states = tick(apply(states, actions, evidence, RULES, "cnn").states, RULES).states
         return torch.stack(said)
@@ -173,9 +174,7 @@ def test_random_draws_other_numbers_in_another_episode() -> None:
 
 
 def test_periodic_leaves_its_period_between_two_seeds() -> None:
-    planted = [
-        turn.step for turn in turns(Periodic(6, GATES), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE
-    ]
+    planted = [turn.step for turn in turns(Periodic(6), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE]
     assert planted[0] == 0
     assert len(planted) >= 3
     assert all(b - a >= 6 for a, b in pairwise(planted))
@@ -183,9 +182,7 @@ def test_periodic_leaves_its_period_between_two_seeds() -> None:
 
 def test_a_schedule_plants_as_many_seeds_as_it_lists() -> None:
     planted = [
-        turn.step
-        for turn in turns(Scheduled((3, 9, 15), GATES), 1, 4, 40)
-        if turn.actions[Head.OP] == Op.GERMINATE
+        turn.step for turn in turns(Scheduled((3, 9, 15)), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE
     ]
     assert len(planted) == 3
     assert all(p >= due for p, due in zip(planted, (3, 9, 15), strict=True))
@@ -269,7 +266,7 @@ class SlowHeuristic:
 def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
     config = HeuristicConfig(first_epoch=2, rest_epochs=4)
     slow = [SlowHeuristic(config, topology) for _ in range(6)]
-    for turn in turns(Heuristic(config, GATES), 6, 3, 40, topology, seed):
+    for turn in turns(Heuristic(config), 6, 3, 40, topology, seed):
         expected = [member.decide(turn, n) for n, member in enumerate(slow)]
         found = turn.actions.choices[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
         assert found == [list(e) for e in expected], turn.step
@@ -284,7 +281,9 @@ def judged(stage: Stage, contribution: float, accuracy: list[float], step: int =
     controller = Heuristic(HeuristicConfig(plateau_epochs=3, first_epoch=5))
     controller.begin(Scene(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
     observation = observe(states, evidence, torch.tensor([accuracy]))
-    return Op(int(controller.decide(observation, compute_batch_masks(states), step)[Head.OP]))
+    return Op(
+        int(controller.decide(observation, compute_batch_masks(states, evidence=evidence), step)[Head.OP])
+    )
 
 
 FLAT = [0.5] * 5

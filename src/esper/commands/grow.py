@@ -86,7 +86,7 @@ def _prepare(settings: RunConfig, controller: str) -> _Growth:
     from esper.controllers import Fixed, load_controller
     from esper.foundation.devices import choose_device
 
-    loaded = load_controller(controller, settings.lifecycle.gates, choose_device(settings.device))
+    loaded = load_controller(controller, choose_device(settings.device))
     return _Growth(settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings))
 
 

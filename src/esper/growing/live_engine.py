@@ -59,13 +59,13 @@ class LiveGrowth:
     ) -> LiveGrowth:
         """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
         loaders = loaders_of(request.train, request.val, settings)
-        gates, given, cpu = settings.rules(request.epochs).gates, request.controller, torch.device("cpu")
-        decider = None if given is None else make_controller(given, gates, cpu)
+        given, cpu = request.controller, torch.device("cpu")
+        decider = None if given is None else make_controller(given, cpu)
         grows = not isinstance(decider, Static)
         live = LiveModel(model, loaders, settings, device, request.slots, request.step, grows)
         if decider is None:
             given = default_controller(live.hooks, request.budget, settings.blueprints)
-            decider = make_controller(given, gates, cpu)
+            decider = make_controller(given, cpu)
         environment = LiveEnvironment(live, request.epochs, optimiser)
         controller = Limited(decider, SeedPrices(environment.bodies, settings.blueprints), request.budget)
         name = given if isinstance(given, str) else type(given).__qualname__

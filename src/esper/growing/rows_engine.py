@@ -35,7 +35,7 @@ def prepare_rows(request: Request) -> Prepared:
 
     Raises CannotRun for a model that is not made for it.
     """
-    settings, device, epochs = request.settings, request.device, request.epochs
+    settings, device = request.settings, request.device
     data = read_data(request.train, request.val, settings.seed, settings.training.get("validation_samples"))
     try:
         pieces = _pieces(request, data)
@@ -47,7 +47,7 @@ def prepare_rows(request: Request) -> Prepared:
     goal, data = choose_goal(data, outputs, settings)
     environment = _environment(request, pieces, data, goal)
     given = HEURISTIC if request.controller is None else request.controller
-    decider = make_controller(given, settings.rules(epochs).gates, device)
+    decider = make_controller(given, device)
     prices = SeedPrices(environment.population, settings.blueprints, pieces.causal)
     if missing := not_taken(decider, prices):
         raise CannotRun(

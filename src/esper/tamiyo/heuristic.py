@@ -8,7 +8,6 @@ from torch import Tensor
 
 from esper.foundation.settings import Config
 from esper.lifecycle.actions import Actions, Head, Op
-from esper.lifecycle.config import GateConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -42,8 +41,7 @@ class Heuristic(Gardener):
     being blended in gets the benefit of the doubt down to `prune_points`.
     """
 
-    def __init__(self, config: HeuristicConfig | None = None, gates: GateConfig | None = None):
-        super().__init__(gates)
+    def __init__(self, config: HeuristicConfig | None = None):
         self.config = config or HeuristicConfig()
 
     def begin(self, scene: Scene) -> None:
@@ -54,15 +52,14 @@ class Heuristic(Gardener):
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Prune what hurts, else fossilise, else advance, else plant on a plateau, else wait."""
         config, contribution = self.config, observation.evidence.contribution
-        advances, fossilises = self.readiness(observation)
         hurts = (contribution <= config.prune_points) | (
             (observation.slots.stage == Stage.HOLDING) & (contribution < 0)
         )
         ready = self.on_plateau(observation) & (self._rested <= step) & (step >= config.first_epoch)
         wishes = [
             Wish(Op.PRUNE, hurts),
-            Wish(Op.FOSSILIZE, fossilises & (contribution > config.fossilise_points)),
-            Wish(Op.ADVANCE, advances),
+            Wish(Op.FOSSILIZE, contribution > config.fossilise_points),
+            Wish(Op.ADVANCE, torch.ones_like(hurts)),
             Wish(Op.GERMINATE, ready.unsqueeze(1).expand_as(hurts)),
         ]
         actions = self.act(wishes, masks)

@@ -14,8 +14,6 @@ from torch import Tensor
 from esper.foundation.device_tables import device_table
 from esper.foundation.streams import Stream
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
-from esper.lifecycle.config import GateConfig
-from esper.lifecycle.gates import open_gates
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
@@ -125,32 +123,27 @@ class RandomLegal:
 
 
 class Gardener:
-    """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow."""
+    """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow.
 
+    What a gate would refuse is not legal in the masks of an environment, so that no gate is asked here.
+    """
+
+    looks = True
     tempo = Tempo.STANDARD
-
-    def __init__(self, gates: GateConfig | None = None):
-        self.gates = gates or GateConfig()
-        self.looks = True
 
     def begin(self, scene: Scene) -> None:
         """No member has planted anything yet."""
         self._planted = torch.zeros_like(scene.members)  # [N] seeds so far
 
-    def readiness(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Where ADVANCE and where FOSSILIZE would pass their gates.  # [N, S], [N, S]"""
-        passes = open_gates(observation.slots, observation.evidence, self.gates)
-        return passes[Op.ADVANCE], passes[Op.FOSSILIZE]
-
     def next_blueprint(self, masks: ActionMasks) -> Tensor:
         """What is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
-    def tend(self, observation: Observation, masks: ActionMasks, due: Tensor) -> Actions:
+    def tend(self, masks: ActionMasks, due: Tensor) -> Actions:
         """Fossilise, else advance, else plant where a seed is due, else wait.  # due [N] bool"""
-        advances, fossilises = self.readiness(observation)
-        plants = Wish(Op.GERMINATE, due.unsqueeze(1).expand_as(advances))
-        return self.act([Wish(Op.FOSSILIZE, fossilises), Wish(Op.ADVANCE, advances), plants], masks)
+        anywhere = torch.ones_like(masks.slot)
+        plants = Wish(Op.GERMINATE, due.unsqueeze(1).expand_as(anywhere))
+        return self.act([Wish(Op.FOSSILIZE, anywhere), Wish(Op.ADVANCE, anywhere), plants], masks)
 
     def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
         """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
@@ -173,8 +166,7 @@ def _planting(tempo: Tempo) -> Tensor:
 class Periodic(Gardener):
     """Germinates every `period` steps, whatever the metrics say, and never prunes."""
 
-    def __init__(self, period: int = 8, gates: GateConfig | None = None):
-        super().__init__(gates)
+    def __init__(self, period: int = 8):
         if period < 1:
             raise ValueError(f"period is {period}; it must be at least 1 step")
         self.period = period
@@ -186,7 +178,7 @@ class Periodic(Gardener):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Fossilise, else advance, else plant if a seed is due, else wait."""
-        actions = self.tend(observation, masks, self._due <= step)
+        actions = self.tend(masks, self._due <= step)
         self._due = torch.where(actions[Head.OP] == Op.GERMINATE, step + self.period, self._due)
         return actions
 
@@ -194,15 +186,14 @@ class Periodic(Gardener):
 class Scheduled(Gardener):
     """Germinates a seed at each step of a list, or as soon after it as is legal; never prunes."""
 
-    def __init__(self, steps: Sequence[int] = (2, 8, 14), gates: GateConfig | None = None):
-        super().__init__(gates)
+    def __init__(self, steps: Sequence[int] = (2, 8, 14)):
         if list(steps) != sorted(steps) or any(step < 0 for step in steps):
             raise ValueError(f"steps are {list(steps)}; give steps from 0 on in rising order")
         self.steps = tuple(steps)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Fossilise, else advance, else plant if the list owes a seed, else wait."""
-        return self.tend(observation, masks, self._planted < sum(at <= step for at in self.steps))
+        return self.tend(masks, self._planted < sum(at <= step for at in self.steps))
 
 
 class Habit(Gardener):
@@ -220,11 +211,8 @@ class Habit(Gardener):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Plant, else advance, else fossilise, else wait."""
-        advances, fossilises = self.readiness(observation)
-        anywhere = torch.ones_like(advances)
-        return self.act(
-            [Wish(Op.GERMINATE, anywhere), Wish(Op.ADVANCE, advances), Wish(Op.FOSSILIZE, fossilises)], masks
-        )
+        anywhere = torch.ones_like(masks.slot)
+        return self.act([Wish(op, anywhere) for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)], masks)
 
 
 @device_table
