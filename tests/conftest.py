@@ -11,7 +11,7 @@ ONE_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGP4DwABAQE
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What takes longest begins first, so that no worker waits for it in the end."""
+    """What takes or waits longest begins first, so that no worker waits for it in the end."""
     items.sort(key=lambda item: item.get_closest_marker("first") is None)
 
 

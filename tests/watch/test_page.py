@@ -25,6 +25,7 @@ from tests.watch.browser import Visit, opened_tab
 from tests.watch.made_up_runs import add_round, summary, trained
 from tests.watch.served import Served, serving
 
+pytestmark = pytest.mark.first  # it waits much, and should not be dealt out to two browsers in the end
 VIEWS = ("overview", "controller", "members", "events", "compare", "settings")
 
 
