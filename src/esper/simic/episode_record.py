@@ -21,20 +21,8 @@ Doubles = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 _ONCE = ("seed_parameters", "gate_parameters", "members")  # arrays of a record that have no axis of steps
-# What a step of a finished member holds, beside the slots that it ended with.
-_AT_REST = {
-    "choices": 0,
-    "executed_op": int(Op.WAIT),
-    "succeeded": True,
-    "refused_by": int(Gate.NONE),
-    "reward": 0.0,
-    "panicked": False,
-    "training_loss": np.nan,
-    "measured_loss": np.nan,
-    "germinated": False,
-    "pruned": False,
-    "rolled_back": False,
-}
+# What a step of a finished member leads to, beside the slots that it ended with; 0, which is WAIT, elsewhere.
+_AT_REST = {"succeeded": 1, "refused_by": int(Gate.NONE), "training_loss": np.nan, "measured_loss": np.nan}
 
 
 @dataclass(frozen=True)
@@ -149,8 +137,9 @@ class EpisodeRecord:
         }
         arrays: dict[str, Any] = {}
         for name, value in self._by_step().items():
-            still = np.full_like(value[-1], _AT_REST[name]) if name in _AT_REST else value[-1]
-            arrays[name] = np.concatenate([value, np.stack([resting.get(name, still)] * more)])
+            led_to = resting.get(name, np.full_like(value[-1], _AT_REST.get(name, 0)))
+            still = led_to if len(value) == self.num_steps else value[-1]  # else it is what was seen
+            arrays[name] = np.concatenate([value, np.stack([still] * more)])
         return replace(self, **arrays)
 
     @property
