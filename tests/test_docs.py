@@ -132,6 +132,7 @@ def snippets_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
 
 
+@pytest.mark.usefixtures("blank_pictures")
 def test_a_task_of_ones_own_is_named_by_module_and_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,11 +155,11 @@ def test_a_schedule_from_a_file_that_is_not_there_says_so() -> None:
 def test_the_rule_of_thumb_grows_by_what_the_budget_pays_for(
     batches: int, grown: list[tuple[int, Blueprint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 decisions of so many minibatches each; the second episode is as the first."""
+    """16 decisions of so many minibatches each; a second episode, of the richest, is as the first."""
     monkeypatch.setattr(GrowthEnvironment, "batches", batches)
     environment = make_residual(members=(0, 1), steps=16, folds=2, clock="steps")
     schedule = Schedule(BY_BUDGET)
-    for episode in range(2):
+    for episode in range(2 if batches == 96 else 1):
         record = play(environment, schedule, episode)
         steps = record.germinated[:, 0].nonzero()[0]
         planted = [(int(t), Blueprint(int(record.choices[t, 0, Head.BLUEPRINT]))) for t in steps]

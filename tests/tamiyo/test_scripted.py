@@ -109,7 +109,7 @@ def assert_legal(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(deadline=None, max_examples=8)
+@settings(deadline=None, max_examples=6)
 @given(topology=TOPOLOGIES, seed=st.integers(0, 10_000), slots=st.integers(1, 5))
 def test_every_controller_says_only_what_is_legal(name: str, topology: str, seed: int, slots: int) -> None:
     for turn in turns(MAKE[name](), 8, slots, 25, topology, seed):
