@@ -146,7 +146,7 @@ def test_an_archive_is_read_where_esper_is_not_installed(tmp_path: Path) -> None
     assert run.stdout.strip() == "equal", run.stderr
 
 
-@pytest.mark.parametrize(("make", "data"), MODELS[1:])
+@pytest.mark.parametrize(("make", "data"), MODELS[1::2])  # archives of the others are read elsewhere
 def test_torch_export_gives_equal_outputs(make: Callable[[], nn.Module], data: tuple[Tensor, Tensor]) -> None:
     _, plain, _ = grown_member(make, *data)
     batch = {0: torch.export.Dim("batch", min=1)}
