@@ -284,7 +284,9 @@ def test_the_finished_are_not_rolled_back_by_a_loss_that_they_keep() -> None:
     for loss, lives in ((3.0, True), (3.0, True), (3.0, True), (50.0, True), (50.0, False)):
         signals = rows.signals.update(torch.full((2,), loss), rows.signals.accuracy)
         active = torch.tensor([lives, True])
-        panics.append(governor.review(replace(rows, signals=signals), torch.ones(2), active)[1].tolist())
+        panics.append(
+            governor.settle(replace(rows, signals=signals), torch.ones(2), active, keeps=True)[1].tolist()
+        )
     assert panics == [[False, False]] * 4 + [[False, True]]
 
 

@@ -277,7 +277,9 @@ def test_rows_under_suspicion_are_never_kept() -> None:
         population.hosts.weights.fill_(weight)
         signals = rows.signals.update(torch.tensor([loss, 3.0]), rows.signals.accuracy)
         measured = replace(rows, signals=signals)
-        after, panicked, _ = governor.review(measured, torch.ones(2), torch.ones(2, dtype=torch.bool))
+        after, panicked, _ = governor.settle(
+            measured, torch.ones(2), torch.ones(2, dtype=torch.bool), governor.keeps_next()
+        )
         panics.append(panicked.tolist())
     assert panics == [[False, False]] * 4 + [[True, False]]
     assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]

@@ -197,15 +197,6 @@ class Governor:
     def _know(self, vigil: Vigil) -> None:
         copy_all(tensors_of(self.vigil).values(), tensors_of(vigil).values())
 
-    def review(
-        self, rows: MemberRows, training_loss: Tensor, active: Tensor
-    ) -> tuple[MemberRows, Tensor, Tensor]:
-        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S].
-
-        active [N] bool: who trained; the others are neither judged nor kept.
-        """
-        return self.settle(rows, training_loss, active, self.keeps_next())
-
     def keeps_next(self) -> bool:
         """One more epoch: whether good rows are kept after it."""
         self._reviews += 1
@@ -214,7 +205,10 @@ class Governor:
     def settle(
         self, rows: MemberRows, training_loss: Tensor, active: Tensor, keeps: bool
     ) -> tuple[MemberRows, Tensor, Tensor]:
-        """As `review`, of an epoch after which good rows are kept or not."""
+        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S].
+
+        active [N] bool: who trained; the others are neither judged nor kept. keeps: good rows are kept now.
+        """
         if not self.config.enabled:
             nobody = torch.zeros_like(active)
             return rows, nobody, torch.zeros_like(rows.slots.enabled)

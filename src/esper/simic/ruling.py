@@ -89,23 +89,6 @@ def rule(
     return Ruled(joined_outcome(outcomes), ticked, evidence.forget(ticked.pruned | ticked.folded))
 
 
-def remember(
-    before: MemberRows,
-    evidence: SlotEvidence,
-    slots: SlotStates,
-    active: Tensor,
-    training: TrainMetrics,
-    validation: ValidationMetrics,
-) -> MemberRows:
-    """The rows after an epoch and a validation; those of the finished stay what they were."""
-    after = MemberRows(
-        slots=slots,
-        evidence=update_evidence(evidence, slots, training, validation),
-        signals=before.signals.update(validation.loss, validation.accuracy),
-    )
-    return choose(active, after, before)
-
-
 def settle(
     before: MemberRows,
     evidence: SlotEvidence,
@@ -117,11 +100,15 @@ def settle(
     governor: Governor,
     world: RulingInputs,
 ) -> tuple[MemberRows, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """After an epoch and its validation: the rows to go on with, who was rolled back, and the rows' sizes.
-
-    See `remember`, `Governor.settle` and `sizes`.
+    """After an epoch and its validation: the rows to go on with, who was rolled back, which seeds that ended,
+    and the rows' sizes; the rows of the finished stay what they were. See `Governor.settle` and `sizes`.
     """
-    rows = remember(before, evidence, slots, active, training, validation)
+    after = MemberRows(
+        slots=slots,
+        evidence=update_evidence(evidence, slots, training, validation),
+        signals=before.signals.update(validation.loss, validation.accuracy),
+    )
+    rows = choose(active, after, before)
     rows, panicked, rolled_back = governor.settle(rows, training.loss, active, keeps)
     return rows, panicked, rolled_back, sizes(rows.slots, world)
 
