@@ -94,10 +94,10 @@ class Arms:
         steps = prepared.environment.steps
         doing = "growing" if arm == GROWN else f"beside it, {arm}"
         shown = self.request.settings.progress
-        with growth_bar(steps, prepared.score_name, shown, doing) as tell:
+        with growth_bar(steps, prepared.score_name, shown, doing) as advance:
 
             def after(result: Any) -> None:
-                tell(result.observation)
+                advance(result.observation)
                 if folder is not None and not prepared.broken_off():
                     folder.keep(arm, course)
 
@@ -115,8 +115,8 @@ def growth_bar(
     """
     console = Console(stderr=True)
     shown = show and console.is_terminal
-    told = TextColumn("{task.fields[status]}")
-    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), told, TimeRemainingColumn())
+    status = TextColumn("{task.fields[status]}")
+    columns = (TextColumn(doing), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not shown) as progress:
         task = progress.add_task(doing, total=epochs, status="")
 

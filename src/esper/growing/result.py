@@ -160,8 +160,8 @@ class Grown:
         if len(self.models) > 1:
             lines.append(f"the best of {len(self.models)} members (number {m}) was kept")
         lines += self.verdicts()
-        told = [f"epoch {e.epoch}: {e.decision}" for e in self.history if e.decision != "waited"]
-        return "\n".join([*lines, "", self.diff(), "", *told]).rstrip()
+        decisions = [f"epoch {e.epoch}: {e.decision}" for e in self.history if e.decision != "waited"]
+        return "\n".join([*lines, "", self.diff(), "", *decisions]).rstrip()
 
     def curves(self) -> list[Curve]:
         """The course of the best member, and of the best of whatever it is measured against."""
@@ -169,8 +169,8 @@ class Grown:
 
     def verdicts(self) -> list[str]:
         """What came of the comparison, one sentence for each that was asked for."""
-        told = [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
-        return [*told, *self.remarks]
+        verdicts = [self._verdict(name, run) for name, run in self._runs().items() if run is not self]
+        return [*verdicts, *self.remarks]
 
     def _runs(self) -> dict[str, Grown]:
         others = {STATIC: self.baseline, WIDER: self.control}

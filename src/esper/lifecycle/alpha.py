@@ -63,8 +63,8 @@ def advance_alpha(states: SlotStates) -> SlotStates:
     done = states.alpha_steps_done + moving
     arrived = moving & (done >= states.alpha_steps_total)
     share = done / states.alpha_steps_total.clamp(min=1)
-    way = states.alpha_target - states.alpha_start
-    alpha = (states.alpha_start + way * ease(states.alpha_curve, share)).clamp(0.0, 1.0)
+    rise = states.alpha_target - states.alpha_start
+    alpha = (states.alpha_start + rise * ease(states.alpha_curve, share)).clamp(0.0, 1.0)
     alpha = torch.where(moving, alpha, states.alpha)
     return states.replace(
         alpha=torch.where(arrived, states.alpha_target, alpha),

@@ -52,21 +52,21 @@ class WandbSink:
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
         wandb = require("wandb", "sinks", "the sink 'wandb'")
-        self._known = path / "wandb-id.txt"  # the run's id there, and the last round that it was told
+        self._known = path / "wandb-id.txt"  # the run's id there, and the last round that it was sent
         if not self._known.exists():
             write_atomically(self._known, f"{uuid.uuid4().hex[:12]} 0".encode())
-        self._id, _, told = self._known.read_text().partition(" ")
-        self._told = int(told or 0)
+        self._id, _, last = self._known.read_text().partition(" ")
+        self._last_round = int(last or 0)
         self._run: Any = wandb.init(
             project="esper", dir=str(path), config=dict(config), id=self._id, resume="allow"
         )
 
     def write(self, summary: RoundSummary) -> None:
         """A step of every curve."""
-        if summary.round > self._told:
+        if summary.round > self._last_round:
             self._run.log(summary.scalars(), step=summary.round)
-            self._told = summary.round
-            write_atomically(self._known, f"{self._id} {self._told}".encode())
+            self._last_round = summary.round
+            write_atomically(self._known, f"{self._id} {self._last_round}".encode())
 
     def close(self) -> None:
         """End the run there."""

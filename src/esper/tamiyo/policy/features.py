@@ -139,8 +139,8 @@ def _stage_shares(seen: Seen) -> Tensor:
 
 def _alpha_velocity(seen: Seen) -> Tensor:
     """The mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
-    way = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
-    return way * (seen.ticks_left > 0)
+    step = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
+    return step * (seen.ticks_left > 0)
 
 
 def _algorithm(seen: Seen) -> Tensor:
