@@ -136,10 +136,9 @@ def test_the_loss_and_the_metric_may_be_the_users_own() -> None:
     def hits(outputs: Tensor, targets: Tensor) -> float:
         return float(np.mean(outputs.numpy().argmax(1) == targets.numpy()))  # cannot run under vmap
 
-    torch.manual_seed(0)  # the first weights of the model are its own, whatever drew before it
     grown = grow(models.small_mlp(), models.table(), loss=hinge, metric=hits, members=2)
     assert grown.score_name == "hits"
-    assert grown.record.loss[0, 0] > grown.record.loss[-1, 0]
+    assert grown.history[-1].train_loss < grown.history[0].train_loss  # labels are random, so of training
 
 
 @pytest.mark.usefixtures("everything_stays")
