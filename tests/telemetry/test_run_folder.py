@@ -192,6 +192,20 @@ def test_a_file_of_somebody_else_is_never_taken_for_a_beginning(tmp_path: Path, 
     assert (run / name).read_text() == "{}"
 
 
+def test_what_a_killed_writer_left_half_written_is_removed_once_the_run_goes_on(tmp_path: Path) -> None:
+    make(run := tmp_path / "run").close()
+    (run / "lanes").mkdir()
+    killed = [".config.yaml.7.tmp", "checkpoints/.last.safetensors.77.tmp", "lanes/.000001.safetensors.7.tmp"]
+    others = ["notes.tmp", ".notes.tmp", "lanes/000001.safetensors", ".config.yaml.7.tmp~"]
+    for name in killed + others:
+        (run / name).write_bytes(b"half")
+    RunFolder.read(run)
+    assert all((run / name).exists() for name in killed), "to look changes nothing"
+    RunFolder.open(run).close()
+    assert [name for name in killed if (run / name).exists()] == []
+    assert all((run / name).exists() for name in others)
+
+
 def test_a_folder_is_in_use_while_it_is_open(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         assert folder.in_use

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +23,9 @@ _REASONS = {
     errno.EISDIR: "it is a folder, and a file was expected; check the path",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
+
+
+_UNFINISHED = re.compile(r"\..+\.\d+\.tmp")  # the names that `write_atomically` writes under
 
 
 @contextmanager
@@ -48,6 +52,21 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
             temporary.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is named like one that `write_atomically` had not put into its place yet."""
+    return _UNFINISHED.fullmatch(path.name) is not None
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what writers that were killed left half-written in a folder, which need not exist.
+
+    Nobody else may be writing in it.
+    """
+    with disk_errors("write in", folder):
+        for path in filter(is_unfinished, folder.glob(".*.tmp")):
+            path.unlink(missing_ok=True)
 
 
 def _sync_folder(folder: Path) -> None:

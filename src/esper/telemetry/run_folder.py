@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import json
 import platform
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +31,7 @@ from typing import Any, Literal, get_args
 from filelock import FileLock, Timeout
 
 from esper.foundation.errors import UserError
-from esper.telemetry.files import disk_errors, write_atomically
+from esper.telemetry.files import disk_errors, is_unfinished, remove_unfinished, write_atomically
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import (
@@ -142,7 +141,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """An existing run, to continue: locked for this process, half-written last lines cut off."""
+        """An existing run, to continue: locked for this process, half-written files and lines removed."""
         folder = cls.read(path)
         with disk_errors("write in", folder.path):
             folder.checkpoints_path.mkdir(exist_ok=True)
@@ -303,7 +302,10 @@ class RunFolder:
             raise UserError(f"{path} is damaged: it is not text") from None
 
     def _acquire(self) -> None:
-        """One writer per run. The lock lives with the process, so that a killed one leaves none behind."""
+        """One writer per run. The lock lives with the process, so that a killed one leaves none behind.
+
+        What a killed one had half-written is removed.
+        """
         with disk_errors("write", self.path / ".lock"):
             try:
                 self._lock.acquire(timeout=0)
@@ -313,6 +315,8 @@ class RunFolder:
                 ) from None
             except NotImplementedError:
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
+        for folder in (self.path, self.checkpoints_path, self.lanes.path):
+            remove_unfinished(folder)
 
 
 def _vacant(path: Path) -> bool:
@@ -321,7 +325,7 @@ def _vacant(path: Path) -> bool:
         return True
     if not path.is_dir():
         return False
-    names = {item.name for item in path.iterdir() if not re.fullmatch(r"\..*\.tmp", item.name)}
+    names = {item.name for item in path.iterdir() if not is_unfinished(item)}
     if not names <= _BEGINNING or any((path / "checkpoints").glob("*")):
         return False
     if names & {"versions.json", "command.txt"}:
