@@ -148,8 +148,8 @@ def test_with_steps_as_the_clock_everyone_gets_as_many() -> None:
 def test_the_learning_rate_follows_the_share_spent() -> None:
     members = torch.arange(2)
     by_compute = Clock(0, 3, 10, torch.tensor([0.2, 0.9]), torch.tensor([0.1, 0.3]))
-    torch.testing.assert_close(by_compute.done(1, 2, members), torch.tensor([0.25, 1.0]))
-    torch.testing.assert_close(Clock(0, 3, 10).done(1, 2, members), torch.tensor([0.35, 0.35]))
+    torch.testing.assert_close(by_compute.done(2, members), torch.tensor([[0.2, 0.9], [0.25, 1.0]]))
+    torch.testing.assert_close(Clock(0, 3, 10).done(2, members), torch.tensor([[0.3, 0.3], [0.35, 0.35]]))
     config = PopulationConfig(schedule="flat", warmup=0.1, decay=0.4)
     shares = rate_share(torch.tensor([0.0, 0.05, 0.1, 0.6, 0.8, 1.0]), config)
     torch.testing.assert_close(shares, torch.tensor([0.04, 0.54, 1.0, 1.0, 0.5, 0.0]))

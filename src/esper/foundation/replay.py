@@ -6,7 +6,7 @@ nothing and what it does depends on its arguments and on tensors that stay in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
@@ -57,6 +57,7 @@ class Replayed:
         self.function, self.studio, self.known = function, studio, known
         self.graph: torch.cuda.CUDAGraph | None = None
         self._places: tuple[Tensor, ...] = ()
+        self._copies = Copies((), ())
         self._result: Any = None
 
     def __call__(self, *arguments: Tensor) -> Any:
@@ -65,8 +66,9 @@ class Replayed:
             return self.function(*arguments)
         if self.graph is None:
             self._places = tuple(value.clone() for value in arguments)
+            self._copies = Copies(self._places, arguments)
             self.graph, self._result = self.studio.capture(lambda: self.function(*self._places))
-        copy_all(self._places, arguments)
+        self._copies(self._places, arguments)
         self.graph.replay()
         return self._result
 
@@ -80,50 +82,71 @@ class Captured(Generic[P, Result]):
 
     def __init__(self, function: Callable[P, Result], studio: Studio | None) -> None:
         self.function, self.studio = function, studio
-        self._made: dict[object, tuple[Replayed, list[object]]] = {}
+        self._made: dict[object, _Make] = {}
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> Result:
         if self.studio is None:
             return self.function(*arguments, **named)
         given: list[Tensor] = []
         make = _flatten((arguments, tuple(named.items())), given)
-        key = make, tuple((tensor.shape, tensor.dtype) for tensor in given)
+        key = make, tuple([(tensor.shape, tensor.dtype) for tensor in given])
         if key not in self._made:
             if len(self._made) == MAKES:
                 del self._made[next(iter(self._made))]
-            self._made[key] = self._new(make)
-        run, outline = self._made[key]
-        flat = run(*given)
-        kept = [torch.empty_like(tensor) for tensor in flat]
-        copy_all(kept, flat)
-        return cast(Result, _rebuild(outline[0], iter(kept)))
+            self._made[key] = _Make(self.function, make, self.studio)
+        return cast(Result, self._made[key](given))
 
-    def _new(self, make: object) -> tuple[Replayed, list[object]]:
-        """The function over plain tensors, and a place for the make of its result."""
-        outline: list[object] = [None]
-        assert self.studio is not None
+
+class _Make:
+    """A function replayed for arguments of one make, which are given and returned as plain tensors."""
+
+    def __init__(self, function: Callable[..., Any], make: object, studio: Studio) -> None:
+        self._result: object = None  # the make of what comes back
+        self._copies: Copies | None = None
 
         def flat(*tensors: Tensor) -> list[Tensor]:
             arguments, named = cast(tuple[Any, Any], _rebuild(make, iter(tensors)))
             found: list[Tensor] = []
-            outline[0] = _flatten(self.function(*arguments, **dict(named)), found)
+            self._result = _flatten(function(*arguments, **dict(named)), found)
             return [tensor.contiguous() for tensor in found]  # as their copies will be
 
-        return Replayed(flat, self.studio, known=False), outline
+        self._replayed = Replayed(flat, studio, known=False)
+
+    def __call__(self, given: list[Tensor]) -> object:
+        found = self._replayed(*given)
+        kept = [torch.empty_like(tensor) for tensor in found]
+        if self._copies is None:
+            self._copies = Copies(kept, found)
+        self._copies(kept, found)
+        return _rebuild(self._result, iter(kept))
 
 
-def copy_all(places: Any, values: Any) -> None:
-    """Copy tensors to as many places: in one launch for each type, but for those that lie otherwise there."""
-    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for place, value in zip(places, values, strict=True):
-        if place.stride() != value.stride():  # one such would have all of its type copied one by one
-            place.copy_(value)
-            continue
-        pair = by_type.setdefault(place.dtype, ([], []))
-        pair[0].append(place)
-        pair[1].append(value)
-    for there, here in by_type.values():
-        torch._foreach_copy_(there, here)
+class Copies:
+    """How tensors are copied to as many places: in one launch for each type.
+
+    One that lies otherwise than its place is copied by itself: it would have all of its type copied one by
+    one. How tensors lie is asked once; later ones of the same types may lie otherwise, if more slowly.
+    """
+
+    def __init__(self, places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._alone: list[int] = []
+        by_type: dict[torch.dtype, list[int]] = {}
+        for k, (place, value) in enumerate(zip(places, values, strict=True)):
+            alike = place.stride() == value.stride()
+            (by_type.setdefault(place.dtype, []) if alike else self._alone).append(k)
+        self._together = list(by_type.values())
+
+    def __call__(self, places: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        for k in self._alone:
+            places[k].copy_(values[k])
+        for which in self._together:
+            torch._foreach_copy_([places[k] for k in which], [values[k] for k in which])
+
+
+def copy_all(places: Iterable[Tensor], values: Iterable[Tensor]) -> None:
+    """Copy tensors to as many places."""
+    there, here = list(places), list(values)
+    Copies(there, here)(there, here)
 
 
 @cache

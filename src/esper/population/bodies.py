@@ -70,6 +70,7 @@ class Bodies:
         self.trunk_sizes = [0 if part is None else part.layout.total for part in self.trunk]
         self.part_width = max(slot.width for slot in self.slots)
         self.has_blocks = any(slot.branch is not None for slot in self.slots)
+        self.host_parameters = host.num_parameters  # its blocks included
 
     @property
     def in_row_form(self) -> bool:
@@ -88,11 +89,7 @@ class Bodies:
         """How many parameters a member's host row has: all of the host but its residual blocks."""
         return sum(self.trunk_sizes)
 
-    @property
-    def host_parameters(self) -> int:
-        """How many parameters the host has, its blocks included."""
-        return self.host.num_parameters
-
+    @cached_property
     def parameter_table(self) -> Tensor:
         """Parameters by slot and form; under CLONE those of the host's own block, repeated.  # [S, forms]"""
         table = torch.zeros(len(self.slots), self.codes.total, dtype=torch.long)
@@ -108,7 +105,7 @@ class Bodies:
 
         # [S, blueprints]
         """
-        return self.by_blueprint(self.parameter_table())
+        return self.by_blueprint(self.parameter_table)
 
     def by_blueprint(self, table: Tensor) -> Tensor:
         """A table of forms as one of blueprints, a clone being what it repeats in a bare host.

@@ -86,12 +86,14 @@ class Clock:
     spent: Tensor | None = None  # [N] 0..1
     share: Tensor | None = None  # [N]
 
-    def done(self, batch: int, batches: int, members: Tensor) -> Tensor:
-        """How far every member has come before a minibatch, 0..1.  # members [N] → [N] float32"""
+    def done(self, batches: int, members: Tensor) -> Tensor:
+        """How far every member has come before each minibatch, 0..1.  # members [N] → [batches, N]"""
+        batch = torch.arange(batches, dtype=torch.float64, device=members.device).unsqueeze(1) / batches
         if self.spent is not None and self.share is not None:
-            return (self.spent + self.share * (batch / batches)).clamp(max=1.0).float()
-        done = (self.epoch + batch / batches) / self.epochs
-        return torch.full(members.shape, done, device=members.device)
+            done = (self.spent + self.share * batch).clamp(max=1.0)
+        else:
+            done = ((self.epoch + batch) / self.epochs).expand(batches, len(members))
+        return done.to(torch.get_default_dtype())
 
 
 class DataOrder:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Blueprint
 from esper.population.bodies import Bodies
-from esper.population.plan import Ints
+from esper.population.plan import Ints, ship
 
 SEED_BYTES = 1 << 28  # first weights of one blueprint at one kind of slot take at most this much
 HOST_BYTES = 1 << 30  # first hosts that take more in sum are made anew for every episode
@@ -30,7 +30,7 @@ class HostBank:
         self._blocks = torch.zeros(0, blocks, bodies.part_width, device=bodies.device)
 
     def rows(self, picks: Tensor) -> tuple[Tensor, Tensor]:
-        """The hosts with these numbers, and their blocks, if they have any.
+        """The hosts with these numbers, which lie on the CPU, and their blocks, if they have any.
 
         # [N] → [N, P], [N, S or 0, part_width]
         """
@@ -43,7 +43,7 @@ class HostBank:
             self._hosts = torch.cat([self._hosts, hosts.to(self._hosts)])
             kept = blocks[:, : self._blocks.shape[1]]
             self._blocks = torch.cat([self._blocks, kept.to(self._blocks)])
-        at = torch.tensor([self._place[pick] for pick in wanted], device=self._hosts.device)
+        at = ship(np.array([self._place[pick] for pick in wanted]), self._hosts.device)
         found = self._hosts[at], self._blocks[at]
         if self._hosts.nbytes + self._blocks.nbytes > HOST_BYTES:
             self._forget()

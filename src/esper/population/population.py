@@ -34,7 +34,7 @@ from esper.population.plan import (
     training_rows,
 )
 from esper.population.planning import Sketch
-from esper.population.replays import EpochProgram, Replays
+from esper.population.replays import Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, Surgeon
@@ -64,7 +64,7 @@ class Population:
         self.config = config
         self.seed = seed
         self.device = torch.device(device)
-        self.members = members.to(self.device)  # [N] global ids
+        self.members, self._member_ids = members.to(self.device), members.cpu()  # [N] global ids
         self.objective = OBJECTIVES[objective] if isinstance(objective, str) else objective
         self.bodies = Bodies(make_host, config, self.device)
         self.num_members, self.num_slots = members.shape[0], len(self.bodies.slots)
@@ -81,7 +81,7 @@ class Population:
         self._folding = torch.full(shape, NO_BLEND, device=self.device)  # [N, S] how waiting fossils blend
         self.buffers = self.bodies.initial_buffers(self.num_members)
         self.births = torch.zeros(self.num_members, dtype=torch.long, device=self.device)
-        self._parameters = self.bodies.parameter_table().to(self.device)
+        self._parameters = self.bodies.parameter_table.to(self.device)
         self._gates = self.bodies.gate_parameters().to(self.device)
         self._fits = torch.tensor(  # [S, blueprints]
             [[b in slot.blueprints for b in range(NUM_BLUEPRINTS)] for slot in self.bodies.slots],
@@ -100,7 +100,7 @@ class Population:
         )
         self._replays = Replays(crew)
         self._studio = Studio() if self._replays.possible else None  # of what is drawn
-        self._picked = Captured(self._pick, self._studio)
+        self._picked, self._shared = Captured(self._pick, self._studio), Captured(self._share, self._studio)
         self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
         self.begin_episode(0)
 
@@ -108,7 +108,7 @@ class Population:
 
     def begin_episode(self, episode: int) -> None:
         """Every member begins anew with the initial weights that belong to (run seed, member, episode)."""
-        draws = random_bits(self.seed, self.members, Stream.HOST_INIT, episode, 1).squeeze(1)
+        draws = random_bits(self.seed, self._member_ids, Stream.HOST_INIT, episode, 1).squeeze(1)
         hosts, blocks = self._host_bank.rows(draws % self.config.initial_weights)
         self.hosts.restart(hosts)
         self.parts.restart(torch.zeros_like(self.parts.weights))
@@ -240,31 +240,29 @@ class Population:
             rows = training_rows(some)
             sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
             epoch = self._replays.training(sketch, data)
+            epoch.load(samples, rates, (clock.episode << 20) + clock.epoch * len(samples))
             epoch.begin()
-            self._train(epoch, samples, clock, rates)
+            for _ in range(len(samples)):
+                epoch()
             _put(metrics, epoch.plan, some, epoch.finish())
         return metrics
 
-    def _samples(self, num_samples: int, clock: Clock) -> list[Tensor]:
-        """The samples of every minibatch of an epoch.  # [N, B] each"""
+    def _samples(self, num_samples: int, clock: Clock) -> Tensor:
+        """The samples of every minibatch of an epoch.  # [batches, N, B]"""
         order, batches = self._data_order(num_samples), self.config.batches_per_epoch
-        return [order.batch(clock.episode, clock.epoch * batches + b) for b in range(batches)]
+        return torch.stack([order.batch(clock.episode, clock.epoch * batches + b) for b in range(batches)])
 
     def _rates(self, states: SlotStates, clock: Clock) -> Tensor:
         """The share of the peak learning rate of every minibatch of an epoch.  # [batches, N]"""
         batches = self.config.batches_per_epoch
-        done = torch.stack([clock.done(b, batches, self.members) for b in range(batches)])  # [batches, N]
-        rates = rate_share(done, self.config) * self.rate_scale
+        rates = self._shared(clock.done(batches, self.members))
         if self.rewarming is None:
             return rates
         return rates * self.rewarming.shares(states, ~self.finished, batches)
 
-    def _train(self, epoch: EpochProgram, samples: list[Tensor], clock: Clock, rates: Tensor) -> None:
-        """The minibatches of an epoch.  # samples [N, B] each, rates [batches, N]"""
-        ids, batches = epoch.plan.ids, len(samples)
-        counts = torch.arange(batches, device=self.device) + ((clock.episode << 20) + clock.epoch * batches)
-        for own, rate, count in zip(samples, rates.index_select(1, ids), counts, strict=True):
-            epoch(own.index_select(0, ids), rate, count)
+    def _share(self, done: Tensor) -> Tensor:
+        """done: how far each member has come before each minibatch.  # [batches, N] → [batches, N]"""
+        return rate_share(done, self.config) * self.rate_scale
 
     @torch.no_grad()
     def validate(

@@ -39,8 +39,9 @@ class EpochProgram(Protocol):
 
     plan: Plan
 
+    def load(self, samples: Tensor, rates: Tensor, count: int) -> None: ...
     def begin(self) -> None: ...
-    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None: ...
+    def __call__(self) -> None: ...
     def finish(self) -> TrainMetrics: ...
 
 
@@ -56,13 +57,13 @@ class ReplayedEpoch:
     """An epoch of training as three captured functions."""
 
     def __init__(self, epoch: TrainEpoch, studio: Studio, known: bool) -> None:
-        self.plan = epoch.plan
+        self.plan, self.load = epoch.plan, epoch.load
         self.begin = Replayed(epoch.begin, studio, known)
         self.step = Replayed(epoch, studio, known)
         self.finish = Replayed(epoch.finish, studio, known)
 
-    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None:
-        self.step(samples, rate, count)
+    def __call__(self) -> None:
+        self.step()
 
 
 class ReplayedValidation(Replayed):
@@ -126,10 +127,11 @@ class Replays:
 
     def _rows_are_light(self, data: MemberData) -> bool:
         """Whether spare rows in every epoch cost less than a capture now and then."""
-        host, config = self.crew.bodies.host, self.crew.config
+        bodies, config = self.crew.bodies, self.crew.config
+        host = bodies.host
         places = math.prod(data.inputs.shape[_PLACES_FROM.get(host.topology, data.inputs.ndim) :])
         samples = len(data.task_of) * config.batch_size * config.batches_per_epoch
-        return host.num_parameters < LIGHT and samples * places * max(host.widths) < LITTLE
+        return bodies.host_parameters < LIGHT and samples * places * max(host.widths) < LITTLE
 
     def _fitting(
         self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run], light: bool

@@ -45,11 +45,13 @@ class Scratch:
     def __init__(self) -> None:
         self._held: dict[str, Tensor] = {}
 
-    def rows(self, name: str, count: int, width: int, device: torch.device) -> Tensor:
+    def rows(
+        self, name: str, count: int, width: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """A tensor of that name; others of the same name lie in the same place.  # → [count, width]"""
         size = count * width
         if name not in self._held or self._held[name].numel() < size:
-            self._held[name] = torch.zeros(size, device=device)
+            self._held[name] = torch.zeros(size, dtype=dtype, device=device)
         return self._held[name][:size].view(count, width)
 
     def weights(self, name: str, count: int, width: int, device: torch.device) -> RowWeights:
@@ -59,7 +61,7 @@ class Scratch:
 
 
 class TrainEpoch:
-    """An epoch of n members under one plan: `begin`, as many minibatches as there are, `finish`."""
+    """An epoch of n members under one plan: `load`, `begin`, a call for each minibatch, `finish`."""
 
     def __init__(self, crew: Crew, plan: Plan, data: MemberData, scratch: Scratch) -> None:
         """data: of all members."""
@@ -71,8 +73,24 @@ class TrainEpoch:
         self.buffers = [
             {name: value.index_select(0, plan.ids) for name, value in part.items()} for part in crew.buffers
         ]
+        batches, batch = crew.config.batches_per_epoch, crew.config.batch_size
+        samples = scratch.rows("samples", batches, plan.own * batch, device, torch.long)
+        self.samples = samples.view(batches, plan.own, batch)
+        self.rates = scratch.rows("rates", batches, plan.own, device)
+        self.turn = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
+        self.count = torch.zeros((), dtype=torch.long, device=device)  # and of the run
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
         self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
+
+    def load(self, samples: Tensor, rates: Tensor, count: int) -> None:
+        """What the members are to see, and how fast they learn from it.
+
+        samples [batches, N, B]: which ones; rates [batches, N]: the share of the peak learning rates; count:
+        which minibatch of the run the first one is
+        """
+        torch.index_select(samples, 1, self.plan.ids, out=self.samples)
+        torch.index_select(rates, 1, self.plan.ids, out=self.rates)
+        self.count.fill_(count)
 
     def begin(self) -> None:
         """Fetch the rows."""
@@ -82,6 +100,7 @@ class TrainEpoch:
             for name, value in part.items():
                 torch.index_select(value, 0, self.plan.ids, out=own[name])
         self.total_loss.zero_()
+        self.turn.zero_()
 
     def finish(self) -> TrainMetrics:
         """Bring the rows back; what the epoch showed of these members."""
@@ -96,12 +115,12 @@ class TrainEpoch:
         measured = measure_seeds(self.crew.bodies, self.plan, self.part_gradient, self.host_norm)
         return TrainMetrics(mean[: self.plan.own], alone, measured)
 
-    def __call__(self, samples: Tensor, rate: Tensor, count: Tensor) -> None:
-        """One minibatch. samples [n, B] which ones; rate [n] the share of the peak learning rates; count []
-        int64, which minibatch of the run this is"""
+    def __call__(self) -> None:
+        """The next minibatch."""
         config, plan = self.crew.config, self.plan
+        samples, rate = (held.index_select(0, self.turn)[0] for held in (self.samples, self.rates))
         inputs, targets = self.data.members(plan.ids).take(samples)
-        losses, host_gradient, part_gradient = self._gradients(inputs, targets, count)
+        losses, host_gradient, part_gradient = self._gradients(inputs, targets, self.count)
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)
         active = plan.active.bool()
@@ -112,6 +131,8 @@ class TrainEpoch:
             learn_rows(self.parts, part_gradient, part_norms, part_rate, plan.learning.bool(), config)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, active, config)
         self.host_norm.copy_(norms)
+        self.turn.add_(1)
+        self.count.add_(1)
 
     def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient norms that clipping goes by: of each host with all that was folded into it, and for

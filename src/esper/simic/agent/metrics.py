@@ -38,7 +38,7 @@ class UpdateMetrics:
 
 
 class UpdateTally:
-    """The sums of an update, kept on the device; `means` names them."""
+    """The sums of an update, kept on the device in tensors that stay in their places; `means` names them."""
 
     MEANS = ("policy_loss", "value_loss", "kl", "clip_fraction", "grad_norm")
     COUNTS = ("steps_taken", "steps_vetoed")
@@ -51,6 +51,10 @@ class UpdateTally:
         self._means = zeros(len(self.MEANS) + 1)  # the last one counts the minibatches
         self._counts = zeros(len(self.COUNTS))
         self._heads = zeros(len(self.HEAD_MEANS) + 1, num_heads)  # the last row counts the minibatches
+
+    def begin(self) -> None:
+        """Forget the update before."""
+        torch._foreach_zero_([self._means, self._counts, self._heads])
 
     def add(self, terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor) -> None:
         """live []: not stopped before this minibatch; vetoed []: its step was not taken."""

@@ -37,7 +37,6 @@ from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Tra
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
 
-Step = tuple[LossTerms, Tensor, Tensor, Tensor]  # terms, norm of the gradient, stopped, vetoed
 REPLAYED_STEPS = 1 << 15  # a minibatch of a rollout up to this size is replayed: beyond, the GPU is busy
 
 
@@ -61,6 +60,7 @@ class PPOAgent:
         self.updates = 0
         self._imitates = False
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
+        self._tally = UpdateTally(len(policy.head_names), self.device)
         studio = Studio() if self.device.type == "cuda" else None
         self._learned = Captured(self._learn, studio)
         self._learned_part, self._taken = Captured(self._learn_part, studio), Captured(self._take, studio)
@@ -136,7 +136,7 @@ class PPOAgent:
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
-        tally = UpdateTally(len(self.policy.head_names), self.device)
+        self._tally.begin()
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
@@ -146,9 +146,7 @@ class PPOAgent:
             read = head_weights(self.policy.relevant(batch.steps.actions), batch)
             learn = partial(self._learn_in_parts, read=read, gather=gather)
         for rows in self._minibatches(buffer.num_members):
-            live = ~stopped
-            terms, grad_norm, stopped, vetoed = learn(batch, rows, entropy, stopped, broken)
-            tally.add(terms, grad_norm, live, vetoed)
+            stopped = learn(batch, rows, entropy, stopped, broken)
             if self._may_look() and bool(stopped):
                 break
 
@@ -157,7 +155,7 @@ class PPOAgent:
         if gather is not None and config.virtual_shards > 1:
             self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
-        numbers = read_back({**faults, **summary, **tally.means(), "stopped": stopped})
+        numbers = read_back({**faults, **summary, **self._tally.means(), "stopped": stopped})
         buffer.check(int(numbers["buffer_fault"][0]))
         self._raise_fault(int(numbers["policy_fault"][0]))
         metrics = self._metrics(numbers, buffer.num_members)
@@ -259,22 +257,26 @@ class PPOAgent:
 
     def _learn(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
-    ) -> Step:
-        """One minibatch: its terms, its gradient's norm, if the update has stopped, if the step was refused.
+    ) -> Tensor:
+        """One minibatch, which is added to the tally; whether the update has stopped.  # [] bool
 
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
         terms = self._differentiate(_choose_rows(batch, rows), rows, entropy)
         return self._step(terms, stopped, broken)
 
-    def _step(self, terms: LossTerms, stopped: Tensor, broken: Tensor) -> Step:
-        """Follow the gradients that the parameters have, unless something speaks against it."""
+    def _step(self, terms: LossTerms, stopped: Tensor, broken: Tensor) -> Tensor:
+        """Follow the gradients that the parameters have, unless something speaks against it.
+
+        As `_learn`: whether the update has stopped.  # [] bool
+        """
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
-        stopped = stopped | (terms.kl > limit)
+        live, stopped = ~stopped, stopped | (terms.kl > limit)
         grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
         self.optimiser.step(vetoed)
-        return terms, grad_norm, stopped, vetoed
+        self._tally.add(terms, grad_norm, live, vetoed)
+        return stopped
 
     def _learn_in_parts(
         self,
@@ -285,7 +287,7 @@ class PPOAgent:
         broken: Tensor,
         read: Tensor,
         gather: Gather,
-    ) -> Step:
+    ) -> Tensor:
         """As `_learn`, from the gradients of parts of the minibatch, of which this process takes its share.
 
         A part is computed by itself, and one sum over all parts adds them up: who computed which changes no
@@ -308,7 +310,7 @@ class PPOAgent:
         terms = self._differentiate(part, rows, entropy, counts)
         return pack_part(self.policy, terms, self._fault > 0)
 
-    def _take(self, parts: Tensor, counts: Counts, stopped: Tensor, broken: Tensor) -> Step:
+    def _take(self, parts: Tensor, counts: Counts, stopped: Tensor, broken: Tensor) -> Tensor:
         """Step by all parts of a minibatch.  # parts [V, K]"""
         terms, faulty = unpack_parts(self.policy, parts.sum(0), counts)
         return self._step(terms, stopped, broken | faulty)

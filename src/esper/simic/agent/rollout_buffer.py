@@ -118,14 +118,8 @@ class TamiyoRolloutBuffer:
 
     def reset(self, initial_state: Tensor | None = None) -> None:
         """Forget everything; the next rollout begins with this memory (a fresh one if none is given)."""
-        for tensor in (
-            self.step_counts,
-            self._fault,
-            self.advantages,
-            self.returns,
-            *self._storage.values(),
-        ):
-            tensor.zero_()
+        own = [self.step_counts, self._fault, self.advantages, self.returns]
+        torch._foreach_zero_([*own, *self._storage.values()])
         if initial_state is None:
             self.initial_state.zero_()
         else:
