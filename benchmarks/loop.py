@@ -153,10 +153,9 @@ def make_trainer(args: argparse.Namespace, num_members: int) -> Trainer:
 PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
     ("train", lambda t: t.environment.population, "train_epoch"),
     ("validate", lambda t: t.environment.population, "validate"),
-    ("observe", lambda t: t.environment, "observe"),
     ("decide", lambda t: t.learners["agent"].agent, "act"),
     ("apply", lambda t: t.environment, "_grow"),
-    ("reward", lambda t: t.environment, "_reward"),
+    ("settle", lambda t: t.environment, "_settle"),
     ("update", lambda t: t.learners["agent"].agent, "update"),
 )
 

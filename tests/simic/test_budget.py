@@ -104,7 +104,7 @@ def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budge
     assert left == 1, "the last step was announced"
     assert unbounded[0] > environment.budget[0]
     assert environment.flops[0] == environment.budget[0]
-    assert environment.spent[0] == 1
+    assert environment.standing.spent[0] == 1
 
 
 def test_budgets_are_dealt_to_the_members_by_their_ids() -> None:
@@ -123,7 +123,7 @@ def test_flops_may_be_given_and_a_bare_host_gets_the_steps_that_they_pay_for() -
         environment = make_environment(members=(0,), episode=COMPUTE.model_copy(update={"flops": flops}))
         assert environment.steps == steps
         assert len(live(environment, grows=False)) == steps
-        assert environment.spent.tolist() == [1.0]
+        assert environment.standing.spent.tolist() == [1.0]
 
 
 def test_only_those_who_look_pay_for_measurements() -> None:

@@ -54,8 +54,7 @@ from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
 from esper.simic.governor import Governor, MemberRows
-from esper.simic.rewards import REWARDS, Potentials, potential
-from esper.simic.ruling import RulingInputs, fitting_masks, price, rule, settle, sizes
+from esper.simic.ruling import ROUNDING, RulingInputs, Settled, Standing, price, rule, settle, stand
 from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -63,9 +62,7 @@ from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Split
 
 NO_OP = -1  # the last op before the first action
-ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
-# [N] each, beside the rows.
-_PER_MEMBER = ("potential", "start_potential", "flops", "last_op", "last_succeeded", "looks")
+_PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "looks")  # [N] each, beside the rows
 
 
 class GrowthEnvironment:
@@ -100,10 +97,9 @@ class GrowthEnvironment:
         """What a step computes over rows, replayed where the population itself is."""
         replays = type(self.population) is Population and self.population.replays
         studio = Studio() if replays else None
-        world = RulingInputs.of(self.population, self.costs, self.spec.lifecycle, self.topology)
+        world = RulingInputs.of(self.population, self.costs, self.spec, self.budget, self.steps)
         self._ruled = Captured(partial(rule, world=world), studio)
-        self._masked = Captured(partial(fitting_masks, world=world), studio)
-        self._sized = Captured(partial(sizes, world=world), studio)
+        self._stood = Captured(partial(stand, world=world), studio)
         self._priced = Captured(partial(price, world=world), studio)
         self._world, self._studio = world, studio
 
@@ -174,15 +170,15 @@ class GrowthEnvironment:
             evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
             signals=blank.update(measured.loss, measured.accuracy),
         )
-        self.parameters, self.step_cost = self._sized(slots)  # [N] int64, float32
         if first:
             watched = self.spec.governor, self.population, self.rows, self._chance_loss
             self._governor = governor = Governor(*watched, in_place=self._studio is not None)
             self._settled = Captured(partial(settle, governor=governor, world=self._world), self._studio)
         else:
             self._governor.begin(self.rows)
-        self.potential = self.start_potential = self._potential()
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
+        self.standing = self._stand()
+        self.start_potential = self.potential
         self.last_op = torch.full_like(self.members, NO_OP)
         self.last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
         return self.observe()
@@ -202,11 +198,14 @@ class GrowthEnvironment:
         return self.clock >= self.steps or self.population.idle
 
     @property
-    def spent(self) -> Tensor:
-        """The share of its budget that each member has spent.  # [N] 0..1"""
-        if self.spec.episode.clock == "steps":
-            return torch.full_like(self.flops, self.clock / self.steps)
-        return (self.flops / self.budget).clamp(max=1.0)
+    def parameters(self) -> Tensor:
+        """How many parameters each member has.  # [N] int64"""
+        return self.standing.parameters
+
+    @property
+    def potential(self) -> Tensor:
+        """What each member is worth now, see `rewards`.  # [N]"""
+        return self.standing.potential
 
     @property
     def batches(self) -> int:
@@ -226,37 +225,37 @@ class GrowthEnvironment:
     def put(self, rows: MemberRows) -> None:
         """Go on from other rows; the bodies that belong to them are the caller's to restore."""
         self.rows = rows
-        self.parameters, self.step_cost = self._sized(rows.slots)
-        self.potential = self._potential()
+        self.standing = self._stand()
+
+    def _stand(self) -> Standing:
+        """What the rows of now imply."""
+        return self._stood(self.rows, self.flops, self._decisions(), self.looks, self._work(True))
+
+    def _decisions(self) -> Tensor:
+        """The clock, on the device.  # [] int64"""
+        return torch.full((), self.clock, device=self.device)
 
     def masks(self) -> ActionMasks:
         """What is legal now: by the slots and what fits them, what is measured, the steps that are left."""
-        return self._masked(self.slots, self.rows.evidence, self._steps_left(), self.looks)
+        return self.standing.masks
 
     def observe(self) -> Observation:
         """What a controller is shown now."""
-        rows = self.rows
+        rows, standing = self.rows, self.standing
         return Observation(
-            progress=self.spent.float(),
-            step_cost=self.step_cost,
-            steps_left=self._steps_left().float(),
+            progress=standing.spent.float(),
+            step_cost=standing.step_cost,
+            steps_left=standing.steps_left.float(),
             val_loss=rows.signals.loss,
             val_accuracy=rows.signals.accuracy,
             loss_history=rows.signals.loss_history,
             accuracy_history=rows.signals.accuracy_history,
-            parameter_ratio=self.parameters / self.host_parameters,
+            parameter_ratio=standing.parameter_ratio,
             last_succeeded=self.last_succeeded,
             last_op=self.last_op,
             slots=rows.slots,
             evidence=rows.evidence,
         )
-
-    def _steps_left(self) -> Tensor:
-        """How many decisions each member's budget still pays for, this one included, as it is now.  # [N]"""
-        if self.spec.episode.clock == "steps":
-            return torch.full_like(self.flops, self.steps - self.clock)
-        cost = self._cost(self.slots, True).clamp(min=1.0)  # the finished cost nothing and have nothing left
-        return ((self.budget - self.flops) / cost - ROUNDING).ceil()
 
     def step(self, actions: Actions | Sequence[Actions]) -> StepResult:
         """Apply, tick, train, validate, governor, observe, reward: see the top of this file.
@@ -279,24 +278,20 @@ class GrowthEnvironment:
     def end(self, training: TrainMetrics) -> StepResult:
         """The second half, after an epoch of training: validate, governor, observe, reward."""
         outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
-        validation = self._validate(ticked.states)
-        epoch = self.rows, self.begun.evidence, ticked.states, active, training, validation
-        self.rows, panicked, rolled_back, (self.parameters, self.step_cost) = self._settled(
-            *epoch, self._governor.keeps_next()
-        )
+        measure = self._measures
+        validation = self.population.validate(ticked.states, self.validation, measure, unfinished=True)
         self.clock += 1
-        ends = active & ((self.spent >= 1.0 - ROUNDING) | (self.clock >= self.steps))
-        self.population.finished |= ends
+        settled = self._settle(training, validation, measure)
         self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
         return StepResult(
             observation=self.observe(),
-            reward=self._reward(panicked, ends) * active,
-            terminated=ends,
+            reward=settled.reward,
+            terminated=settled.ends,
             active=active,
             outcome=outcome,
             ticked=ticked,
-            panicked=panicked,
-            rolled_back=rolled_back,
+            panicked=settled.panicked,
+            rolled_back=settled.rolled_back,
             training=training,
             validation=validation,
         )
@@ -309,7 +304,7 @@ class GrowthEnvironment:
             **with_prefix("population", self.population.tensors()),
             **with_prefix("rows", tensors_of(self.rows)),
             **with_prefix("governor", self._governor.state_dict()),
-            **{name: getattr(self, name).clone() for name in _PER_MEMBER},
+            **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
             "clock": torch.tensor(self.clock),
@@ -329,12 +324,12 @@ class GrowthEnvironment:
         rows.slots.check()
         self.population.restore(under_prefix("population", tensors))
         self.rows = rows
-        self.parameters, self.step_cost = self._sized(rows.slots)
         self._governor.load_state_dict(under_prefix("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
         self.population.idle = bool(self.population.finished.all())
+        self.standing = self._stand()
 
     def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
         """Raise ValueError for a state of another environment, before anything is overwritten."""
@@ -346,18 +341,18 @@ class GrowthEnvironment:
         self, actions: Sequence[Actions], active: Tensor
     ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
         """Rules first, bodies after them: what begins gets weights, what ends loses them."""
-        choices, left = tuple(action.choices for action in actions), self._steps_left()
+        choices, left = tuple(action.choices for action in actions), self.standing.steps_left
         ruled = self._ruled(self.slots, self.rows.evidence, choices, active, left, self.looks)
         return ruled.outcome, ruled.ticked, ruled.evidence
 
-    def _validate(self, slots: SlotStates) -> ValidationMetrics:
-        """One validation, and the price of it and of the epoch before it."""
-        measure = self._measures
-        cost = self._cost(slots, measure)
-        validation = self.population.validate(slots, self.validation, measure, unfinished=True)
-        spent = self.flops + cost
-        self.flops = spent.minimum(self.budget) if self.spec.episode.clock == "compute" else spent
-        return validation
+    def _settle(self, training: TrainMetrics, validation: ValidationMetrics, measure: bool) -> Settled:
+        """What an epoch led to; from here on it is what the members are."""
+        begun, potentials = self.begun, (self.start_potential, self.potential)
+        epoch = self.rows, begun.evidence, begun.states, begun.active, training, validation
+        paid = potentials, self.flops, self._decisions(), self.looks, self._work(measure)
+        settled = self._settled(*epoch, *paid, self._governor.keeps_next())
+        self.rows, self.flops, self.standing = settled.rows, settled.flops, settled.standing
+        return settled
 
     @property
     def _measures(self) -> bool:
@@ -368,12 +363,8 @@ class GrowthEnvironment:
         """Where the next epoch stands, for the order of the data and the learning rate."""
         if self.spec.episode.clock == "steps":
             return Clock(self.episode, self.clock, self.steps)
-        share = self._cost(slots, self._measures) / self.budget
+        share = self._priced(slots, self.looks, self._work(self._measures)) / self.budget
         return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
-
-    def _cost(self, slots: SlotStates, measure: bool) -> Tensor:
-        """FLOPs of an epoch of each member as it is; of its validation too if its controller looks.  # [N]"""
-        return self._priced(slots, self.looks, self._work(measure))
 
     @property
     def validation_samples(self) -> int:
@@ -389,12 +380,3 @@ class GrowthEnvironment:
             ablate=measure,
             pairs=config.measure_pairs,
         )
-
-    def _reward(self, panicked: Tensor, ends: Tensor) -> Tensor:
-        """What this step earned, the penalty of a rollback included.  # [N]"""
-        before, self.potential = self.potential, self._potential()
-        at = Potentials(self.start_potential, before, self.potential, ends, self.spec.gamma)
-        return REWARDS[self.spec.reward.mode](at) - self.spec.governor.penalty * panicked
-
-    def _potential(self) -> Tensor:
-        return potential(self.rows.signals.accuracy, self.parameters / self.host_parameters, self.spec.reward)

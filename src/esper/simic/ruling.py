@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from esper.foundation.rows import choose
 from esper.lifecycle.actions import Actions, Blueprint
-from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
@@ -18,8 +17,12 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.governor import Governor, MemberRows
+from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.signals import update_evidence
+from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+
+ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
 
 
 @dataclass(frozen=True)
@@ -28,21 +31,27 @@ class RulingInputs:
 
     population: Population
     costs: ForwardCosts
-    rules: LifecycleConfig
-    topology: str
+    spec: EnvironmentSpec
+    budget: Tensor  # [N] FLOPs
+    steps: int  # the most that anyone gets
     allowed: Tensor  # [S, blueprints] bool: what the rules let grow in each slot
 
     @staticmethod
     def of(
-        population: Population, costs: ForwardCosts, rules: LifecycleConfig, topology: str
+        population: Population, costs: ForwardCosts, spec: EnvironmentSpec, budget: Tensor, steps: int
     ) -> RulingInputs:
         """A world in which slots behind a block take the blueprints that the rules name."""
         segments = population.bodies.host.segments
         allowed = torch.ones(len(segments), len(Blueprint), dtype=torch.bool)
-        named = [name.upper() for name in rules.block_blueprints]
+        named = [name.upper() for name in spec.lifecycle.block_blueprints]
         behind_block = [block_of(segment) is not None for segment in segments]
         allowed[behind_block] = torch.tensor([b.name in named for b in Blueprint])
-        return RulingInputs(population, costs, rules, topology, allowed.to(population.device))
+        return RulingInputs(population, costs, spec, budget, steps, allowed.to(population.device))
+
+    @property
+    def by_compute(self) -> bool:
+        """Whether compute is the budget; else everyone gets as many steps."""
+        return self.spec.episode.clock == "compute"
 
     def fits(self) -> Tensor:
         """The blueprints that a seed may have now in each slot.  # [N, S, blueprints] bool"""
@@ -73,20 +82,47 @@ def rule(
     of each action; the rest as in `lifecycle.engine.apply`
     """
     outcomes, population = [], world.population
+    rules, topology = world.spec.lifecycle, population.bodies.host.topology
     for wanted in choices:
         fits = world.fits()  # after what the actions before this one planted
         asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
-        outcome = apply(states, asked, evidence, world.rules, world.topology, left, fits, looks)
+        outcome = apply(states, asked, evidence, rules, topology, left, fits, looks)
         population.prune(outcome.pruned)
         population.germinate(outcome.germinated, outcome.states.blueprint)
         states, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
         outcomes.append(outcome)
-    ticked = tick(states, world.rules)
+    ticked = tick(states, rules)
     nothing = torch.zeros_like(ticked.pruned)
     ticked = choose(active, ticked, TickOutcome(states, nothing, nothing))
     population.prune(ticked.pruned)
     population.fold(ticked.folded, states.style)
     return Ruled(joined_outcome(outcomes), ticked, evidence.forget(ticked.pruned | ticked.folded))
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where every member stands before a decision, as its rows and what it has spent imply."""
+
+    parameters: Tensor  # [N] int64
+    parameter_ratio: Tensor  # [N] over the host's own
+    step_cost: Tensor  # [N] over a bare host's
+    spent: Tensor  # [N] float64, the share of its budget
+    steps_left: Tensor  # [N] float64: decisions that its budget still pays for as it is, this one included
+    potential: Tensor  # [N]
+    masks: ActionMasks
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What an epoch and its validation led to."""
+
+    rows: MemberRows  # to go on with
+    flops: Tensor  # [N] spent so far
+    panicked: Tensor  # [N] bool: rolled back
+    rolled_back: Tensor  # [N, S] bool: seeds that this ended
+    ends: Tensor  # [N] bool: this step was the last
+    reward: Tensor  # [N] the governor's penalty included
+    standing: Standing  # before the next decision
 
 
 def settle(
@@ -96,42 +132,74 @@ def settle(
     active: Tensor,
     training: TrainMetrics,
     validation: ValidationMetrics,
+    potentials: tuple[Tensor, Tensor],
+    flops: Tensor,
+    clock: Tensor,
+    looks: Tensor,
+    work: Work,
     keeps: bool,
     governor: Governor,
     world: RulingInputs,
-) -> tuple[MemberRows, Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """After an epoch and its validation: the rows to go on with, who was rolled back, which seeds that ended,
-    and the rows' sizes; the rows of the finished stay what they were. See `Governor.settle` and `sizes`.
+) -> Settled:
+    """After an epoch and its validation: who goes on with what, what was spent, what is paid.
+
+    The rows of the finished stay what they were. potentials: when the episode began, and at the decision;
+    flops [N] spent before; clock [] int64: decisions made, this one included; work: that of this step
     """
     after = MemberRows(
         slots=slots,
         evidence=update_evidence(evidence, slots, training, validation),
         signals=before.signals.update(validation.loss, validation.accuracy),
     )
-    rows = choose(active, after, before)
-    rows, panicked, rolled_back = governor.settle(rows, training.loss, active, keeps)
-    return rows, panicked, rolled_back, sizes(rows.slots, world)
+    flops = flops + price(slots, looks, work, world)
+    flops = flops.minimum(world.budget) if world.by_compute else flops
+    rows, panicked, rolled_back = governor.settle(choose(active, after, before), training.loss, active, keeps)
+    ends = active & ((_spent(flops, clock, world) >= 1.0 - ROUNDING) | (clock >= world.steps))
+    world.population.finished.logical_or_(ends)
+    standing = stand(rows, flops, clock, looks, work, world)
+    at = Potentials(*potentials, standing.potential, ends, world.spec.gamma)
+    earned = REWARDS[world.spec.reward.mode](at) - world.spec.governor.penalty * panicked
+    return Settled(rows, flops, panicked, rolled_back, ends, earned * active, standing)
 
 
-def fitting_masks(
-    slots: SlotStates, evidence: SlotEvidence, left: Tensor, looks: Tensor, world: RulingInputs
-) -> ActionMasks:
-    """What is legal, given what fits the bodies as they are now; see `compute_batch_masks`."""
-    return compute_batch_masks(
-        slots,
-        config=world.rules,
-        topology=world.topology,
-        evidence=evidence,
+def stand(
+    rows: MemberRows, flops: Tensor, clock: Tensor, looks: Tensor, work: Work, world: RulingInputs
+) -> Standing:
+    """What these rows imply after so many decisions.
+
+    flops [N] spent so far, clock [] int64, looks [N] bool; work: of any step, as far as it is not ablation
+    """
+    population, slots = world.population, rows.slots
+    parameters = population.parameter_counts(slots)
+    ratio = parameters / population.bodies.host_parameters
+    left = torch.zeros_like(flops) + (world.steps - clock)
+    if world.by_compute:  # the finished cost nothing and have nothing left
+        cost = price(slots, looks, replace(work, ablate=True), world).clamp(min=1.0)
+        left = ((world.budget - flops) / cost - ROUNDING).ceil()
+    return Standing(
+        parameters=parameters,
+        parameter_ratio=ratio,
+        step_cost=world.costs.relative(slots, population).float(),
+        spent=_spent(flops, clock, world),
         steps_left=left,
-        looks=looks,
-        fits=world.fits(),
+        potential=potential(rows.signals.accuracy, ratio, world.spec.reward),
+        masks=compute_batch_masks(
+            slots,
+            config=world.spec.lifecycle,
+            topology=population.bodies.host.topology,
+            evidence=rows.evidence,
+            steps_left=left,
+            looks=looks,
+            fits=world.fits(),
+        ),
     )
 
 
-def sizes(slots: SlotStates, world: RulingInputs) -> tuple[Tensor, Tensor]:
-    """Parameters of each member, and what a step costs it over a bare host's.  # [N] int64, float32"""
-    population = world.population
-    return population.parameter_counts(slots), world.costs.relative(slots, population).float()
+def _spent(flops: Tensor, clock: Tensor, world: RulingInputs) -> Tensor:
+    """The share of its budget that each member has spent.  # [N] float64"""
+    if world.by_compute:
+        return (flops / world.budget).clamp(max=1.0)
+    return torch.zeros_like(flops) + clock.double() / world.steps
 
 
 def price(slots: SlotStates, looks: Tensor, work: Work, world: RulingInputs) -> Tensor:
