@@ -164,10 +164,10 @@ class Sketch:
         self.entries = e = Entries.of(rows, self.met)
         self.live_entries = np.flatnonzero(~e.held)  # the entry of each live part
         code, first, size = np.unique((e.at << 32) | e.form, return_index=True, return_counts=True)
-        live = np.diff(np.searchsorted(self.live_entries, [*first, len(e.row)]))
+        first_live = np.searchsorted(self.live_entries, [*first, len(e.row)])
         keys = [(c >> 32, c & 0xFFFFFFFF) for c in code.tolist()]
-        spans = zip(first.tolist(), size.tolist(), live.tolist(), strict=True)
-        self._groups = dict(zip(keys, spans, strict=True))  # first entry, entries, live ones
+        spans = np.stack([first, size, first_live[:-1], np.diff(first_live)], axis=1).tolist()
+        self._groups = dict(zip(keys, map(tuple, spans), strict=True))
 
     @cached_property
     def need(self) -> Room:
@@ -180,7 +180,7 @@ class Sketch:
         blends = frozenset((pair >> 8, pair & 0xFF) for pair in pairs)
         whole = tuple(keys[0] for v, keys in by_station.items() if self._is_whole(v, keys, blends))
         forks = np.bincount(self.rows.fork + 1, minlength=slots + 1)[1:]
-        groups = {key: (n, live) for key, (_, n, live) in self._groups.items() if key not in whole}
+        groups = {key: (n, live) for key, (_, n, _, live) in self._groups.items() if key not in whole}
         return Room(self.view.shape[0], whole, tuple(forks.tolist()), groups, blends)
 
     def _is_whole(self, station: int, keys: list[GroupKey], blends: frozenset[tuple[int, int]]) -> bool:
@@ -188,7 +188,7 @@ class Sketch:
         own = {blend for at, blend in blends if at == station}
         if self.met.place(station) == 0 or len(keys) > 1 or own != {int(Blend.ADD)}:
             return False
-        first, size, _ = self._groups[keys[0]]
+        first, size, *_ = self._groups[keys[0]]
         so_far = int(np.searchsorted(self.entries.fork, station, side="right"))
         return np.array_equal(self.entries.row[first : first + size], np.arange(so_far))
 
@@ -198,8 +198,7 @@ class Sketch:
 
     def span(self, key: GroupKey) -> tuple[int, int, int, int]:
         """The first entry of a group and how many it has, and the same of its parts that learn."""
-        first, size, live = self._groups.get(key, (0, 0, 0))
-        return first, size, int(np.searchsorted(self.live_entries, first)), live
+        return self._groups.get(key, (0, 0, 0, 0))
 
 
 class _Layout:

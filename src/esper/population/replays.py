@@ -137,7 +137,8 @@ class Replays:
         self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run], light: bool
     ) -> Run:
         """The program that a sketch goes into, with the sketch in it."""
-        self._seen[kind] = sketch.need.joined(self._seen.get(kind, sketch.need)) or sketch.need
+        seen = self._seen.get(kind, sketch.need)
+        self._seen[kind] = seen if seen.holds(sketch.need) else sketch.need.joined(seen) or sketch.need
         roomy = sketch.need.roomier(light)
         limit = _limit(roomy, light)
         same = [program for program in self._programs if program.kind == kind]
