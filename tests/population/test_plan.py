@@ -133,16 +133,17 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
                     subsets.add((i, tuple(alphas)))
                 else:
                     assert place == NO_ROW
+        for s, t in combinations(range(len(row) * pairs), 2):
             assert found.without_pair[i, s, s] == NO_ROW
-        for s, t in combinations(range(len(row)), 2):
             place = int(found.without_pair[i, s, t])
             assert place == int(found.without_pair[i, t, s])
-            if own[s] > 0 and own[t] > 0 and ablate and pairs:
+            if own[s] > 0 and own[t] > 0 and ablate:
                 alphas = [0.0 if k in (s, t) else a for k, a in enumerate(own)]
                 assert subset_row(found, place) == (i, alphas)
                 subsets.add((i, tuple(alphas)))
             else:
                 assert place == NO_ROW
+    assert found.without_pair.shape[2] == len(crowd[0]) * pairs
     assert len(found.rows.member) == len(subsets)  # each distinct subset once
     assert (found.rows.shadow_slot == NO_ROW).all()
 

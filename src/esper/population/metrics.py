@@ -58,7 +58,7 @@ def worth_of_seeds(
     """Contribution, shadow gain and interaction in points, from the accuracies of the rows.
 
     Of each seed, the row without it, with it if it were adopted [N, S], and without it and another [N, S, S],
-    -1 where none was asked for; accuracy [R], the members' own rows first
+    -1 where none was asked for, or [N, S, 0] if pairs never are; accuracy [R], the members' own rows first
     """
 
     def answer(rows: Tensor) -> Tensor:
@@ -67,7 +67,8 @@ def worth_of_seeds(
 
     alone = accuracy[:own].unsqueeze(1)  # [N, 1]
     lacking, pair = answer(without), answer(without_pair)
-    synergy = (alone.unsqueeze(2) - lacking.unsqueeze(2)) - (lacking.unsqueeze(1) - pair)
+    others = lacking[:, : pair.shape[2]]  # the other seeds of pairs
+    synergy = (alone.unsqueeze(2) - lacking.unsqueeze(2)) - (others.unsqueeze(1) - pair)
     return {
         "contribution": 100.0 * (alone - lacking),
         "shadow_gain": 100.0 * (answer(shadow) - alone),

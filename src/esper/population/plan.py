@@ -209,7 +209,7 @@ class Measurement:
     rows: Rows
     without: Ints  # [N, S] row with that heard slot off, or -1
     shadow: Ints  # [N, S] row with that isolated seed on, or -1
-    without_pair: Ints  # [N, S, S] row with both slots off, or -1
+    without_pair: Ints  # [N, S, S] row with both slots off, or -1; [N, S, 0] where pairs are not asked for
 
 
 def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -> Measurement:
@@ -217,12 +217,13 @@ def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -
     num_slots = view.shape[1]
     bit = 1 << np.arange(num_slots, dtype=np.int64)
     heard = (view.alpha > 0) & ablate
-    subset = ((view.alpha > 0) * bit).sum(1)  # [N]
-    both = heard[:, :, None] & heard[:, None, :] & (bit[:, None] != bit) & pairs
+    subset = (view.alpha > 0) @ bit  # [N]
+    second = bit[: num_slots * pairs]  # the other slot of a pair
+    both = heard[:, :, None] & heard[:, None, : len(second)] & (bit[:, None] != second)
     wanted = [
         (subset[:, None] & ~bit, heard),
         (subset[:, None] | bit, view.training & ablate),
-        (subset[:, None, None] & ~(bit[:, None] | bit), both),
+        (subset[:, None, None] & ~(bit[:, None] | second), both),
     ]
     keys, position = _distinct(subset, wanted, num_slots)
     member = keys >> num_slots

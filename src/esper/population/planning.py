@@ -273,7 +273,8 @@ class _Layout:
         at = sketch.live_entries[self.live[alive]]  # the entry of each real one
         new_entry = np.zeros(len(e.row), dtype=np.int64)
         new_entry[self.entry[self.entry != NO_ROW]] = np.flatnonzero(self.entry != NO_ROW)
-        slot = np.where(np.isin(e.at[at], sketch.met.seeds), e.at[at] // sketch.met.places, NO_ROW)
+        station, places = e.at[at], sketch.met.places
+        slot = np.where(station % places == places - 1, station // places, NO_ROW)  # seeds come last
         member, seeds = e.member[at], slot != NO_ROW
         seat = np.full(sketch.view.shape, NO_ROW)
         seat[member[seeds], slot[seeds]] = np.flatnonzero(alive)[seeds]

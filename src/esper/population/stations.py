@@ -72,7 +72,7 @@ class Stations:
     def of(view: SlotView) -> Stations:
         num_members, num_slots, places = view.form.shape
         form, blend, part = (
-            np.roll(field, -1, axis=2).reshape(num_members, -1)
+            np.concatenate([field[:, :, 1:], field[:, :, :1]], axis=2).reshape(num_members, -1)
             for field in (view.form, view.blend, view.part)
         )
         seeds = np.arange(1, num_slots + 1) * places - 1
