@@ -93,6 +93,17 @@ def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
+def on_the_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors in main memory, in one transfer for each type."""
+    found: dict[str, Tensor] = {}
+    for kind in {tensor.dtype for tensor in tensors.values()}:
+        alike = {name: tensor for name, tensor in tensors.items() if tensor.dtype == kind}
+        sent = torch.cat([tensor.flatten() for tensor in alike.values()]).cpu()
+        parts = sent.split([tensor.numel() for tensor in alike.values()])
+        found |= {name: part.view(alike[name].shape) for name, part in zip(alike, parts, strict=True)}
+    return {name: found[name] for name in tensors}
+
+
 def stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The steps of every field under one name; nothing where there are no steps."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}

@@ -11,7 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
+from esper.foundation.rows import (
+    on_the_cpu,
+    refill,
+    stacked,
+    tensors_of,
+    under_prefix,
+    unstacked,
+    with_prefix,
+)
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
@@ -70,7 +78,17 @@ class Episode:
     def record(self) -> EpisodeRecord:
         """The episode so far, of at least one step."""
         environment = self.environment
-        seen, done = _read(self._seen), _read(self._done)
+        story = {
+            "seen": stacked(self._seen),
+            "done": stacked(self._done),
+            "slots": environment.slots.tensors(),
+        }
+        held = {f"{part}.{name}": value for part, named in story.items() for name, value in named.items()}
+        read = on_the_cpu(held | {"members": environment.members})
+        seen, done = (
+            {name: value.numpy() for name, value in under_prefix(part, read).items()}
+            for part in ("seen", "done")
+        )
         steps = _steps_that_counted(seen["spent"])
         return EpisodeRecord(
             episode=environment.episode,
@@ -79,8 +97,8 @@ class Episode:
             host_parameters=environment.host_parameters,
             seed_parameters=environment.population.bodies.seed_parameters().numpy(),
             gate_parameters=environment.population.bodies.gate_parameters().numpy(),
-            members=environment.members.cpu().numpy(),
-            final_slots=environment.slots.to("cpu"),
+            members=read["members"].numpy(),
+            final_slots=SlotStates(**under_prefix("slots", read)),
             **{name: np.concatenate([value[:steps], value[-1:]]) for name, value in seen.items()},
             **{name: value[:steps] for name, value in done.items()},
         )
@@ -190,11 +208,6 @@ def _steps_that_counted(spent: NDArray[Any]) -> int:
     """
     moved = (np.diff(spent, axis=0) > 0).any(axis=1)
     return int(np.flatnonzero(moved).max(initial=0)) + 1
-
-
-def _read(rows: list[dict[str, Tensor]]) -> dict[str, NDArray[Any]]:
-    """Stack the steps of every field and bring them to the host."""
-    return {name: value.cpu().numpy() for name, value in stacked(rows).items()}
 
 
 @dataclass(frozen=True)

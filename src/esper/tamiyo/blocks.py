@@ -58,6 +58,10 @@ class Blocks:
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """As many actions as the longest list of any block; the others wait after theirs."""
+        if len(self.controllers) == 1:  # it is shown all that there is
+            (controller,) = self.controllers.values()
+            one = controller.decide(observation, masks, step)
+            return [one] if isinstance(one, Actions) else list(one)
         decided = [
             controller.decide(observation[span], masks[span], step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
+
+from esper.simic.agent.losses import explained_variance, standardise
+from esper.simic.agent.optimiser import VetoAdam
 
 
 class RunningNormaliser(nn.Module):
@@ -76,3 +81,42 @@ class ValueNormaliser(RunningNormaliser):
         value_head.weight.mul_(factor)
         value_head.bias.mul_(old_scale).add_(old_mean - self.mean.float()).div_(scale)
         return factor
+
+
+@dataclass(frozen=True)
+class ScaledRollout:
+    """A rollout in the network's units, and what there is to tell of it."""
+
+    learned: Tensor  # [N, T] bool: the steps that are learned from
+    returns: Tensor  # [N, T]
+    advantages: Tensor  # [N, T]
+    value: Tensor  # [N, T]
+    explained_variance: Tensor  # [] of the returns, by the values of the rollout
+    steps_learned: Tensor  # []
+    steps_dropped: Tensor  # [] for a return or an advantage that is not finite
+
+
+def scale_rollout(
+    valid: Tensor,
+    returns: Tensor,
+    advantages: Tensor,
+    value: Tensor,
+    forced: Tensor,
+    head: nn.Linear,
+    optimiser: VetoAdam,
+    units: ValueNormaliser | None,
+) -> ScaledRollout:
+    """The network's units, if it has its own, change with these returns; the rollout in the new ones.
+
+    valid, forced: which steps are real, and which left no choice. Everything [N, T]
+    """
+    finite = returns.isfinite() & advantages.isfinite()
+    learned = valid & finite
+    returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
+    variance = explained_variance(value, returns, learned)
+    advantages = standardise(advantages, learned & ~forced)
+    if units is not None:
+        optimiser.rescale(head, units.update_returns(returns, learned, head))
+        returns, value = units.normalise(returns), units.normalise(value)
+    counts = learned.sum(), (valid & ~finite).sum()
+    return ScaledRollout(learned, returns, advantages, value, variance, *counts)

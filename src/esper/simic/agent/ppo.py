@@ -20,17 +20,9 @@ from esper.foundation.replay import Captured, Studio
 from esper.foundation.rows import check_like, map_tensors, under_prefix, with_prefix
 from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
-from esper.simic.agent.losses import (
-    Counts,
-    LossTerms,
-    LossWeights,
-    explained_variance,
-    head_weights,
-    ppo_loss,
-    standardise,
-)
+from esper.simic.agent.losses import Counts, LossTerms, LossWeights, head_weights, ppo_loss
 from esper.simic.agent.metrics import UpdateMetrics, UpdateTally, read_back
-from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser
+from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser, scale_rollout
 from esper.simic.agent.optimiser import VetoAdam
 from esper.simic.agent.parts import pack_part, part_length, unpack_parts
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
@@ -62,6 +54,9 @@ class PPOAgent:
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
         self._tally = UpdateTally(len(policy.head_names), self.device)
         studio = Studio() if self.device.type == "cuda" else None
+        scale = partial(scale_rollout, head=policy.value_head, optimiser=self.optimiser)
+        units = self.value_normaliser if self.config.normalise_values else None
+        self._scaled = Captured(partial(scale, units=units), studio)
         self._learned = Captured(self._learn, studio)
         self._learned_part, self._taken = Captured(self._learn_part, studio), Captured(self._take, studio)
 
@@ -218,27 +213,17 @@ class PPOAgent:
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
         """The rollout in the network's units, and what there is to tell of it, by name.  # each []"""
         steps = rollout.steps
-        finite = rollout.returns.isfinite() & rollout.advantages.isfinite()
-        learned = rollout.valid & finite
-        returns = torch.where(learned, rollout.returns, 0.0)
-        advantages = torch.where(learned, rollout.advantages, 0.0)
-        variance = explained_variance(steps.value, returns, learned)
-        if self.config.normalise_values:
-            head = self.policy.value_head
-            self.optimiser.rescale(head, self.value_normaliser.update_returns(returns, learned, head))
+        earned = rollout.returns, rollout.advantages, steps.value
+        scaled = self._scaled(rollout.valid, *earned, steps.forced)
         batch = replace(
             rollout,
-            steps=replace(
-                steps,
-                observation=self._normalised(steps.observation),
-                value=self._in_network_units(steps.value),
-            ),
-            valid=learned,
-            advantages=standardise(advantages, learned & ~steps.forced),
-            returns=self._in_network_units(returns),
+            steps=replace(steps, observation=self._normalised(steps.observation), value=scaled.value),
+            valid=scaled.learned,
+            advantages=scaled.advantages,
+            returns=scaled.returns,
         )
-        summary = {"explained_variance": variance, "steps_learned": learned.sum()}
-        return batch, {**summary, "steps_dropped": (rollout.valid & ~finite).sum()}
+        told = ("explained_variance", "steps_learned", "steps_dropped")
+        return batch, {name: getattr(scaled, name) for name in told}
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
         """Row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
