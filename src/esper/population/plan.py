@@ -274,3 +274,9 @@ def ship(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = 
     """Send an array to the device without waiting for it."""
     packed = torch.as_tensor(array, dtype=dtype)
     return packed.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else packed
+
+
+def ship_to(place: Tensor, array: NDArray[Any]) -> None:
+    """Write an array into a tensor on the device without waiting for it."""
+    packed = torch.as_tensor(array, dtype=place.dtype)
+    place.copy_(packed.pin_memory() if place.is_cuda else packed, non_blocking=True)

@@ -30,7 +30,7 @@ from esper.population.plan import (
     SlotView,
     measurement_rows,
     shadow_table,
-    ship,
+    ship_to,
     training_rows,
 )
 from esper.population.planning import Sketch
@@ -220,8 +220,8 @@ class Population:
         if len(folds.member):
             surgeon.fold(folds, view.fold[folds.member, folds.slot])
             self._folding.fill_(NO_BLEND)
-            self.forms.copy_(ship(view.form, self.device))
-            self.folded_blends.copy_(ship(view.blend[:, :, 1:], self.device))
+            ship_to(self.forms, view.form)
+            ship_to(self.folded_blends, view.blend[:, :, 1:])
 
     def _pick(self, births: Tensor) -> Tensor:
         """Random words for the next seeds of all slots.  # births [N] → [N, S]"""

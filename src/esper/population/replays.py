@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.foundation.replay import Replayed, Studio
 from esper.population.data import MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.plan import Kind, Plan, ship
+from esper.population.plan import Kind, Plan, ship, ship_to
 from esper.population.planning import Draft, Room, Sketch
 from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
 
@@ -86,8 +86,8 @@ class Program(Generic[Run]):
 
     def load(self, draft: Draft) -> None:
         """Go on with another plan."""
-        self.ints.copy_(ship(draft.ints, self.ints.device))
-        self.alphas.copy_(ship(draft.alphas, self.alphas.device, torch.float32))
+        ship_to(self.ints, draft.ints)
+        ship_to(self.alphas, draft.alphas)
 
 
 class Replays:
