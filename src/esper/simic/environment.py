@@ -54,7 +54,18 @@ from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
 from esper.simic.governor import Governor, MemberRows
-from esper.simic.ruling import ROUNDING, RulingInputs, Settled, Standing, price, rule, settle, stand
+from esper.simic.ruling import (
+    ROUNDING,
+    Account,
+    LivedEpoch,
+    RulingInputs,
+    Settled,
+    Standing,
+    price,
+    rule,
+    settle,
+    stand,
+)
 from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
@@ -347,10 +358,10 @@ class GrowthEnvironment:
 
     def _settle(self, training: TrainMetrics, validation: ValidationMetrics, measure: bool) -> Settled:
         """What an epoch led to; from here on it is what the members are."""
-        begun, potentials = self.begun, (self.start_potential, self.potential)
-        epoch = self.rows, begun.evidence, begun.states, begun.active, training, validation
-        paid = potentials, self.flops, self._decisions(), self.looks, self._work(measure)
-        settled = self._settled(*epoch, *paid, self._governor.keeps_next())
+        begun = self.begun
+        epoch = LivedEpoch(self.rows, begun.evidence, begun.states, begun.active, training, validation)
+        paid = Account(self.flops, self._decisions(), self.looks, self.start_potential, self.potential)
+        settled = self._settled(epoch, paid, self._work(measure), self._governor.keeps_next())
         self.rows, self.flops, self.standing = settled.rows, settled.flops, settled.standing
         return settled
 

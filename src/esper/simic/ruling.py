@@ -100,6 +100,29 @@ def rule(
 
 
 @dataclass(frozen=True)
+class LivedEpoch:
+    """What a step leads from, and what its epoch and validation showed."""
+
+    before: MemberRows  # at the decision
+    evidence: SlotEvidence  # less what ended or was just born
+    slots: SlotStates  # under which the epoch was trained
+    active: Tensor  # [N] bool: who lived through it
+    training: TrainMetrics
+    validation: ValidationMetrics
+
+
+@dataclass(frozen=True)
+class Account:
+    """What was spent when, and what that led to so far."""
+
+    flops: Tensor  # [N] spent
+    clock: Tensor  # [] int64: decisions made
+    looks: Tensor  # [N] bool: who pays for what is measured
+    start_potential: Tensor  # [N] when the episode began
+    potential: Tensor  # [N] at the latest decision
+
+
+@dataclass(frozen=True)
 class Standing:
     """Where every member stands before a decision, as its rows and what it has spent imply."""
 
@@ -126,38 +149,28 @@ class Settled:
 
 
 def settle(
-    before: MemberRows,
-    evidence: SlotEvidence,
-    slots: SlotStates,
-    active: Tensor,
-    training: TrainMetrics,
-    validation: ValidationMetrics,
-    potentials: tuple[Tensor, Tensor],
-    flops: Tensor,
-    clock: Tensor,
-    looks: Tensor,
-    work: Work,
-    keeps: bool,
-    governor: Governor,
-    world: RulingInputs,
+    epoch: LivedEpoch, paid: Account, work: Work, keeps: bool, governor: Governor, world: RulingInputs
 ) -> Settled:
     """After an epoch and its validation: who goes on with what, what was spent, what is paid.
 
-    The rows of the finished stay what they were. potentials: when the episode began, and at the decision;
-    flops [N] spent before; clock [] int64: decisions made, this one included; work: that of this step
+    The rows of the finished stay what they were. paid: before this epoch, but for its clock, which counts
+    this decision; work: that of this step; keeps: see `Governor.settle`
     """
+    training, validation, active = epoch.training, epoch.validation, epoch.active
     after = MemberRows(
-        slots=slots,
-        evidence=update_evidence(evidence, slots, training, validation),
-        signals=before.signals.update(validation.loss, validation.accuracy),
+        slots=epoch.slots,
+        evidence=update_evidence(epoch.evidence, epoch.slots, training, validation),
+        signals=epoch.before.signals.update(validation.loss, validation.accuracy),
     )
-    flops = flops + price(slots, looks, work, world)
+    clock, looks = paid.clock, paid.looks
+    flops = paid.flops + price(epoch.slots, looks, work, world)
     flops = flops.minimum(world.budget) if world.by_compute else flops
-    rows, panicked, rolled_back = governor.settle(choose(active, after, before), training.loss, active, keeps)
+    rows = choose(active, after, epoch.before)
+    rows, panicked, rolled_back = governor.settle(rows, training.loss, active, keeps)
     ends = active & ((_spent(flops, clock, world) >= 1.0 - ROUNDING) | (clock >= world.steps))
     world.population.finished.logical_or_(ends)
     standing = stand(rows, flops, clock, looks, work, world)
-    at = Potentials(*potentials, standing.potential, ends, world.spec.gamma)
+    at = Potentials(paid.start_potential, paid.potential, standing.potential, ends, world.spec.gamma)
     earned = REWARDS[world.spec.reward.mode](at) - world.spec.governor.penalty * panicked
     return Settled(rows, flops, panicked, rolled_back, ends, earned * active, standing)
 

@@ -356,9 +356,6 @@ class PPOAgent:
     def _in_reward_units(self, values: Tensor) -> Tensor:
         return self.value_normaliser.denormalise(values) if self.config.normalise_values else values
 
-    def _in_network_units(self, values: Tensor) -> Tensor:
-        return self.value_normaliser.normalise(values) if self.config.normalise_values else values
-
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
         """Remember the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
         worst = fault.amax(1).long()  # [n, H]
