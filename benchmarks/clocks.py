@@ -98,15 +98,12 @@ while True:
 
 
 @contextmanager
-def slowed(wanted: bool) -> Iterator[float]:
+def slowed() -> Iterator[Callable[[], float]]:
     """Meanwhile this process has one core, of which another takes as much as makes the host half as fast.
 
-    How much that is differs between machines, so it is searched for. Yields how many times as long a loop of
-    plain Python takes, 1 if nothing is wanted.
+    How much that is differs between machines, so it is searched for. Yields a function that measures how many
+    times as long a loop of plain Python takes at the moment.
     """
-    if not wanted:
-        yield 1.0
-        return
     cores = os.sched_getaffinity(0)
     threads = [int(name) for name in os.listdir("/proc/self/task")]
     for thread in threads:
@@ -121,7 +118,7 @@ def slowed(wanted: bool) -> Iterator[float]:
             found.append((abs(slower - TWOFOLD), multiple))
             low, high = (low, multiple) if slower > TWOFOLD else (multiple, high)
         with _other_process(min(found)[1]):
-            yield python_seconds() / usual
+            yield lambda: python_seconds() / usual
     finally:
         for thread in threads:
             with suppress(ProcessLookupError):

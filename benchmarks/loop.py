@@ -6,7 +6,8 @@
 Host and GPU are told apart: `host ms` is a step without the time in which the host waits for the GPU,
 `GPU ms` the time in which a kernel runs, `busy` that time over the step. `--slow-host` keeps this process to
 one core and lets another process take about half of it; `slower` is how many times as long a loop of plain
-Python then takes: 1.9 to 2.1, where that can be had.
+Python then takes (about 2, where that can be had), `kept` the share that is left of the speed which the same
+trainer has just before and after.
 
 `stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
 three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide;
@@ -45,7 +46,7 @@ from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.simic.learner import Learner
 from esper.simic.steps import EnvironmentSpec
-from esper.simic.trainer import Trainer
+from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies.command_line import existing_device, positive
@@ -87,6 +88,7 @@ class Result:
     seeds: float = float("nan")  # of a member, on the mean over an episode
     slow_host: bool = False
     slower: float = float("nan")  # a loop of plain Python while it was timed, over one before
+    kept: float = float("nan")  # of the speed just before and after, with the host as it is
 
 
 def random_task(work: Work) -> Task:
@@ -203,20 +205,35 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     trainer = make_trainer(args, num_members)
     for _ in range(args.warm):
         trainer.play_round()
-    with slowed(args.slow_host) as slower:
-        return replace(_timed(args, trainer, num_members, device), slower=round(slower, 2))
+    if not args.slow_host:
+        return _timed(args, trainer, num_members, device)
+    before = _play(args, trainer, device)[0]
+    with slowed() as factor:
+        begun = factor()
+        result = _timed(args, trainer, num_members, device)
+        slower = (begun + factor()) / 2
+    usual = (before + _play(args, trainer, device)[0]) / 2
+    kept = usual / args.steps * 1e3 / result.step_ms
+    return replace(result, slower=round(slower, 2), kept=round(kept, 3))
 
 
-def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device: torch.device) -> Result:
-    """The figures of a trainer that is warm."""
-    on_gpu = device.type == "cuda"
+def _play(
+    args: argparse.Namespace, trainer: Trainer, device: torch.device
+) -> tuple[float, int, dict[str, Round]]:
+    """Seconds of a round, CUDA graphs captured in all of them, and the last one."""
     synchronise(device)
     start = time.perf_counter()
     with captures() as captured:
         rounds = [trainer.play_round() for _ in range(args.rounds)]
     synchronise(device)
-    seconds = (time.perf_counter() - start) / args.rounds
-    stages = rounds[-1]["agent"].record.ticked_stage  # [T, N, S]
+    return (time.perf_counter() - start) / args.rounds, captured[0], rounds[-1]
+
+
+def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device: torch.device) -> Result:
+    """The figures of a trainer that is warm."""
+    on_gpu = device.type == "cuda"
+    seconds, captured, last = _play(args, trainer, device)
+    stages = last["agent"].record.ticked_stage  # [T, N, S]
     host = host_seconds(trainer.play_round) if on_gpu else seconds
     with phase_clock(trainer, device) as phases:
         trainer.play_round()
@@ -231,7 +248,7 @@ def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device:
         step_ms=round(seconds / steps * 1e3, 2),
         shares={name: round(value / total, 3) for name, value in phases.items()},
         peak_gb=round(torch.cuda.max_memory_reserved() / 2**30, 2) if on_gpu else 0.0,
-        graphs_per_step=round(captured[0] / steps / args.rounds, 2) if on_gpu else 0.0,
+        graphs_per_step=round(captured / steps / args.rounds, 2) if on_gpu else 0.0,
         syncs_per_step=round(count_syncs(trainer) / steps, 1) if on_gpu else 0.0,
         gpu_busy=round(busy / seconds, 3),
         host_ms=round(host / steps * 1e3, 2),
@@ -258,6 +275,7 @@ COLUMNS = {
     "kernels": "kernels",
     "seeds": "seeds",
     "slower": "slower",
+    "kept": "kept",
 }
 
 

@@ -15,8 +15,8 @@ from esper.foundation.rows import tensors_of
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS
-from esper.population.planning import LAUNCHES, Room
 from esper.population.replays import LIGHT, MOST, Replays
+from esper.population.rooms import LAUNCHES, Room
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
 from tests.population.worlds import make_data, make_population, plant

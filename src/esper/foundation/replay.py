@@ -7,6 +7,7 @@ nothing and what it does depends on its arguments and on tensors that stay in th
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from operator import attrgetter
@@ -32,7 +33,7 @@ class Studio:
         self._anchor, _ = self.capture(lambda: torch.zeros(1, device="cuda"))
 
     def capture(self, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        """A graph of what a function does, and what it returned."""
+        """A graph of what a function does, and what it returned; what it raises ends the capture."""
         free, total = torch.cuda.mem_get_info()
         if free < total // 4:  # what torch has cached cannot be given back while a graph is captured
             torch.cuda.empty_cache()
@@ -40,7 +41,12 @@ class Studio:
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
             graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
-            result = function()
+            try:
+                result = function()
+            except BaseException:
+                with suppress(RuntimeError):  # a capture that broke is ended by saying so
+                    graph.capture_end()
+                raise
             graph.capture_end()
         current.wait_stream(self.stream)
         return graph, result

@@ -56,8 +56,8 @@ class SeedBank:
     def __init__(self, bodies: Bodies, seed: int, draws: int) -> None:
         self.bodies, self.seed, self._most = bodies, seed, draws
         self._rows = torch.zeros(0, bodies.part_width, device=bodies.device)
-        kinds = len(bodies.slots), len(Blueprint)  # of slots, by the first slot of each, and blueprints
-        self._first = np.full(kinds, -1)  # the first draw of each
+        self._kinds = np.array([bodies.slots.index(forms) for forms in bodies.slots])  # first slots of a kind
+        self._first = np.full((len(bodies.slots), len(Blueprint)), -1)  # by kind: the first draw of each
 
     @cached_property
     def draws(self) -> int:
@@ -66,13 +66,11 @@ class SeedBank:
 
     def first(self, slot: Ints, blueprint: Ints) -> Ints:
         """Where the draws of these seeds begin; those that nobody had before are made.  # [k] each → [k]"""
-        slots = self.bodies.slots
-        kinds = np.array([slots.index(forms) for forms in slots])[slot]  # the first slot of each kind
-        for kind, name in np.unique(
-            np.stack([kinds, blueprint])[:, self._first[kinds, blueprint] < 0], axis=1
-        ).T:
-            seeds = [hash((self.seed, int(kind), int(name), d)) & 0x7FFFFFFF for d in range(self.draws)]
-            made = torch.stack([self.bodies.initial_seed(int(kind), Blueprint(name), s) for s in seeds])
+        kinds = self._kinds[slot]
+        new = self._first[kinds, blueprint] < 0
+        for kind, name in sorted(set(zip(kinds[new].tolist(), blueprint[new].tolist(), strict=True))):
+            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
+            made = torch.stack([self.bodies.initial_seed(kind, Blueprint(name), s) for s in seeds])
             self._first[kind, name] = len(self._rows)
             self._rows = torch.cat([self._rows, made.to(self._rows)])
         found: Ints = self._first[kinds, blueprint]

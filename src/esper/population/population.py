@@ -193,12 +193,13 @@ class Population:
         """
         if self._latest is not None and self._latest[0] == self._shown(states):
             return self._latest[1]
+        picks = self._picked(self.births)  # in case of births: asked for before the device is waited for
         view, born = SlotView.read(states, self.forms, self.folded_blends, self._flags())
         self.bodies.check_forms(view, born)
         births, folds = Events(*np.nonzero(born != NO_FORM)), Events(*np.nonzero(view.fold != NO_BLEND))
         self.idle = not view.active.any()
         if len(births.member) + len(folds.member):
-            self._operate(view, births, born, folds)
+            self._operate(view, births, born, folds, picks)
         self._latest = self._shown(states), view
         return view
 
@@ -209,11 +210,13 @@ class Population:
         self._kept = (*own, *asked)  # so that no other tensor can stand in their places
         return [(id(tensor), tensor._version) for tensor in self._kept]
 
-    def _operate(self, view: SlotView, births: Events, born: Ints, folds: Events) -> None:
-        """Carry out births and folds; forms and blends of the view are changed in place by folds."""
+    def _operate(self, view: SlotView, births: Events, born: Ints, folds: Events, picks: Tensor) -> None:
+        """Carry out births and folds; forms and blends of the view are changed in place by folds.
+
+        picks [N, S]: random words for the births
+        """
         surgeon = Surgeon(self.parts, self.bodies, self.config, view.form, view.blend[:, :, 1:])
         if len(births.member):
-            picks = self._picked(self.births)
             surgeon.bear(births, born[births.member, births.slot], self._seed_bank, picks)
             self.births.add_((self._born != NO_FORM).any(dim=1))
             self._born.fill_(NO_FORM)

@@ -20,7 +20,8 @@ from esper.foundation.replay import Replayed, Studio
 from esper.population.data import MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.plan import Kind, Plan, ship, ship_to
-from esper.population.planning import Draft, Room, Sketch
+from esper.population.planning import Draft, Sketch
+from esper.population.rooms import Room
 from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
 
 MOST = 24  # programs that are kept

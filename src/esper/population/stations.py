@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -28,29 +29,33 @@ class Entries:
 
     @staticmethod
     def of(rows: Rows, met: Stations) -> Entries:
-        alpha_at = met.alpha[rows.member]  # [R, V]
-        alpha_at[:, met.seeds] = rows.alpha
+        view, places = met.view, met.places
         fork, shadow_at = (
-            np.where(slot < 0, NO_ROW, (slot + 1) * met.places - 1) for slot in (rows.fork, rows.shadow_slot)
+            np.where(slot < 0, NO_ROW, (slot + 1) * places - 1) for slot in (rows.fork, rows.shadow_slot)
         )
-        row, at = np.nonzero((alpha_at > 0) & (np.arange(met.count) >= fork[:, None]))
-        form = met.form[rows.member[row], at]
-        held = (shadow_at[row] != NO_ROW) & (shadow_at[row] != at)
-        if ((fork != NO_ROW) & (shadow_at == NO_ROW)).any():  # rows that measure: the first that meets a part
-            first = np.unique(met.part[rows.member[row], at], return_index=True)[1]
-            held = ~np.isin(np.arange(len(row)), first)
-        order = np.lexsort((held, form, at))
-        row, at = row[order], at[order]
+        heard = met.folded[rows.member]  # [R, V]
+        heard[:, met.seeds] = rows.alpha > 0
+        own = np.searchsorted(fork, NO_ROW, side="right")
+        heard[own:] &= np.arange(met.count) >= fork[own:, None]
+        row, at = np.divmod(np.flatnonzero(heard), met.count)  # faster than over two axes
         member = rows.member[row]
+        form = view.form[member, at // places, (at + 1) % places]
+        if (shadow_at[own:] == NO_ROW).any():  # rows that measure: a part learns in the first that meets it
+            held = _met_before(view.part[member, at // places, (at + 1) % places])
+        else:  # in a shadow all but its own seed is held fixed
+            held = (row >= own) & (shadow_at[row] != at)
+        order = _order((at * (form.max(initial=0) + 1) + form) * 2 + held)
+        row, at, member = row[order], at[order], member[order]
+        slot, place = at // places, (at + 1) % places
         return Entries(
             row=row,
             at=at,
             member=member,
             form=form[order],
             held=held[order],
-            part=met.part[member, at],
-            alpha=alpha_at[row, at],
-            blend=met.blend[member, at],
+            part=view.part[member, slot, place],
+            alpha=np.where(place == 0, rows.alpha[row, slot], 1.0),
+            blend=view.blend[member, slot, place],
             source=np.where(fork[row] == at, member, row),
             fork=fork,
         )
@@ -60,32 +65,44 @@ class Entries:
 class Stations:
     """The places of all slots in the order in which rows meet them: folded parts first, the seed last."""
 
-    alpha: Floats  # [N, V] of what was folded in: 1, or 0 where nothing was
-    form: Ints  # [N, V]
-    blend: Ints  # [N, V]
-    part: Ints  # [N, V]
+    view: SlotView
+    folded: Bools  # [N, V] where something was folded in
     seeds: Ints  # [S] the stations of the seeds
     places: int  # of a slot
-    last_block: Ints  # [N, S] the place of the last residual block that was folded in, 0 for none
 
     @staticmethod
     def of(view: SlotView) -> Stations:
         num_members, num_slots, places = view.form.shape
-        form, blend, part = (
-            np.concatenate([field[:, :, 1:], field[:, :, :1]], axis=2).reshape(num_members, -1)
-            for field in (view.form, view.blend, view.part)
-        )
+        folded = np.zeros(view.form.shape, dtype=bool)
+        folded[:, :, :-1] = view.form[:, :, 1:] != NO_FORM
         seeds = np.arange(1, num_slots + 1) * places - 1
-        alpha = (form != NO_FORM).astype(np.float64)
-        alpha[:, seeds] = 0.0
-        is_block = view.form[:, :, 1:] >= NUM_BLUEPRINTS
-        last_block = (is_block * np.arange(1, places)).max(axis=2, initial=0)
-        return Stations(alpha, form, blend, part, seeds, places, last_block)
+        return Stations(view, folded.reshape(num_members, -1), seeds, places)
+
+    @cached_property
+    def last_block(self) -> Ints:
+        """The place of the last residual block that was folded into each slot, 0 for none.  # [N, S]"""
+        is_block = self.view.form[:, :, 1:] >= NUM_BLUEPRINTS
+        place: Ints = (is_block * np.arange(1, self.places)).max(axis=2, initial=0)
+        return place
 
     @property
     def count(self) -> int:
-        return int(self.form.shape[1])
+        return int(self.folded.shape[1])
 
     def place(self, station: int) -> int:
         """The place of a slot that a station stands for: 1 and up, then 0, the seed."""
-        return (station % self.places + 1) % self.places
+        return (station + 1) % self.places
+
+
+def _met_before(part: Ints) -> Bools:
+    """Whether each was there before.  # [E] → [E]"""
+    number, first = np.arange(len(part)), np.zeros(int(part.max(initial=-1)) + 1, dtype=np.int64)
+    first[part[::-1]] = number[::-1]
+    before: Bools = first[part] != number
+    return before
+
+
+def _order(keys: Ints) -> Ints:
+    """What puts keys in ascending order, equal ones as they come; numpy counts small numbers out."""
+    small = np.int16 if keys.max(initial=0) < 1 << 15 else np.int64
+    return np.argsort(keys.astype(small), kind="stable")

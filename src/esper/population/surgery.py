@@ -8,6 +8,7 @@ are born.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -47,7 +48,12 @@ class Surgeon:
         self, parts: RowWeights, bodies: Bodies, config: PopulationConfig, form: Ints, blend: Ints
     ) -> None:
         self.parts, self.bodies, self.config, self.form, self.blend = parts, bodies, config, form, blend
-        self.folded = (form[:, :, 1:] != NO_FORM).sum(2)  # [N, S] how many parts stand behind each other
+
+    @cached_property
+    def folded(self) -> Ints:
+        """How many parts stand behind each other; counted up by folds.  # [N, S]"""
+        count: Ints = (self.form[:, :, 1:] != NO_FORM).sum(2)
+        return count
 
     def _places(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Ints:
         """The rows of parts at a place of these slots, or of other slots of the same members.  # [k]"""
