@@ -24,7 +24,6 @@ from esper.population.objectives import Objective, accuracy
 from esper.population.plan import measurement_rows
 from esper.population.planning import build_plan
 from esper.population.population import Population
-from esper.population.row_gathers import part_rows
 from tests.population.reference import (
     CopiedBlocks,
     NewUnits,
@@ -155,7 +154,7 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
         return population.bodies.forward(
             plan,
             population.hosts.weights,
-            part_rows(plan, population.parts.weights.index_select(0, plan.live)),
+            population.parts.weights.index_select(0, plan.live.index_select(0, plan.seed)),
             inputs.expand(population.num_members, *inputs.shape),
             population.buffers,
             training=False,

@@ -207,8 +207,8 @@ class Bodies:
         """
         *trunk, head = host.split(self.trunk_sizes, dim=1)
         sizes = [station.rows.shape[0] for slot in plan.stations for station in slot]
-        met = iter(self._lowered(parts).split(sizes))
-        x = self._lowered(x)
+        met = iter(self.lowered(parts).split(sizes))
+        x = self.lowered(x)
         for k, stations in enumerate(plan.stations):
             x = self._segment(k, trunk[k], x, buffers[k], training, keys)
             beside = None  # what the blocks were given that widenings of this slot run beside
@@ -240,7 +240,7 @@ class Bodies:
             taken = self._as_seen(torch.cat([first, beside, last]))
         return self._blend(x, self._delta(forms, work, rows, taken, training), work)
 
-    def _lowered(self, x: Tensor) -> Tensor:
+    def lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
         return x.bfloat16() if self.halved and x.is_floating_point() else x
 
@@ -263,12 +263,12 @@ class Bodies:
             return x
         there = x.shape[0]
         exact = k == -1 or any(value.is_floating_point() for value in buffers.values())
-        rows = rows if exact else self._lowered(rows)
+        rows = rows if exact else self.lowered(rows)
         x = x.to(rows.dtype) if exact and x.is_floating_point() else x
         held = {name: value[:there] for name, value in buffers.items()}
         drawn = rekeyed(keys[:there], k % len(self.trunk)) if keys is not None else None
         out = module(rows[:there], x, held, training, drawn)
-        return out if k == -1 else self._lowered(out)
+        return out if k == -1 else self.lowered(out)
 
     def _delta(self, forms: SlotForms, work: Station, rows: Tensor, h: Tensor, training: bool) -> Tensor:
         """What the parts of a station say to the activations h that they meet, at full strength.

@@ -1,4 +1,4 @@
-"""Rows that are read, taken and given to parts, in such a way that gradients come back as whole rows."""
+"""Rows that are read and taken in such a way that gradients come back as whole rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from esper.population.optimiser import has_triton
-from esper.population.plan import Plan
 
 
 class ReadRows(torch.autograd.Function):
@@ -48,25 +47,3 @@ class TakeWholeRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None]:
         return grad.index_add(0, ctx.saved_tensors[0], taken), None
-
-
-class _PartRows(torch.autograd.Function):
-    """live[seed]; what comes back to a live part is that of the entry where it learns alone."""
-
-    @staticmethod
-    def forward(ctx: Any, live: Tensor, seed: Tensor, learns: Tensor) -> Tensor:
-        ctx.save_for_backward(learns)
-        return live.index_select(0, seed)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return grad.index_select(0, ctx.saved_tensors[0]), None, None
-
-
-def part_rows(plan: Plan, live: Tensor) -> Tensor:
-    """The weights that each entry of the plan meets, constants where they are only heard.
-
-    live [L, P] → [entries, P]
-    """
-    rows: Tensor = _PartRows.apply(live, plan.seed, plan.learns)  # type: ignore[no-untyped-call]
-    return rows

@@ -21,7 +21,6 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_s
 from esper.population.objectives import Objective
 from esper.population.optimiser import RowWeights, learn_rows
 from esper.population.plan import Plan
-from esper.population.row_gathers import part_rows
 from esper.population.row_module import Buffers
 
 
@@ -120,15 +119,14 @@ class TrainEpoch:
         config, plan = self.crew.config, self.plan
         samples, rate = (held.index_select(0, self.turn)[0] for held in (self.samples, self.rates))
         inputs, targets = self.data.members(plan.ids).take(samples)
-        losses, host_gradient, part_gradient = self._gradients(inputs, targets, self.count)
+        losses, host_gradient = self._gradients(inputs, targets, self.count)
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)
         active = plan.active.bool()
         norms = torch.linalg.vector_norm(host_gradient, dim=1)
-        if part_gradient is not None:
-            self.part_gradient.copy_(part_gradient)
-            norms, part_norms = self._norms(norms, torch.linalg.vector_norm(part_gradient, dim=1))
-            learn_rows(self.parts, part_gradient, part_norms, part_rate, plan.learning.bool(), config)
+        if plan.live.shape[0]:
+            norms, part_norms = self._norms(norms, torch.linalg.vector_norm(self.part_gradient, dim=1))
+            learn_rows(self.parts, self.part_gradient, part_norms, part_rate, plan.learning.bool(), config)
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, active, config)
         self.host_norm.copy_(norms)
         self.turn.add_(1)
@@ -158,32 +156,34 @@ class TrainEpoch:
         steps, age = self.parts.steps, self.hosts.steps.index_select(0, plan.live_member)
         return torch.where(steps < age, full * ((steps + 1) / config.new_part_warmup).clamp(max=1.0), full)
 
-    def _gradients(
-        self, inputs: Tensor, targets: Tensor, count: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Losses of all rows, and the gradients of every host and every live part.  # [R], [n, P], [L, P]"""
+    def _gradients(self, inputs: Tensor, targets: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses of all rows and the gradients of every host; those of live parts are written where they lie.
+
+        # [R], [n, P]
+        """
         plan, bodies = self.plan, self.crew.bodies
         shadow = plan.members[plan.own :]
         host = self.hosts.weights.detach().requires_grad_()
-        live = self.parts.weights.detach().requires_grad_()
+        met = bodies.lowered(self.parts.weights).index_select(0, plan.seed).requires_grad_()  # by each entry
         host_rows, buffers = host, self.buffers
         if shadow.shape[0]:
             host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
             buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        weights = part_rows(plan, live)
         keys = None
         if bodies.draws:
             ids = self.crew.members.index_select(0, self.plan.ids).index_select(0, plan.members)
             keys = stream_keys(self.crew.seed, ids, Stream.DROPOUT, count)
-        outputs = bodies.forward(plan, host_rows, weights, inputs, buffers, True, keys)
+        outputs = bodies.forward(plan, host_rows, met, inputs, buffers, True, keys)
         losses = self.crew.objective.loss(outputs, targets)
         if shadow.shape[0]:
             self._keep_own(buffers)
         if not plan.live.shape[0]:
-            return losses.detach(), torch.autograd.grad(losses.sum(), host)[0], None
-        host_gradient, part_gradient = torch.autograd.grad(losses.sum(), [host, live])
-        return losses.detach(), host_gradient, part_gradient
+            return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
+        host_gradient, met_gradient = torch.autograd.grad(losses.sum(), [host, met])
+        # A part learns in one of the entries that meet it; in the others it is only heard.
+        self.part_gradient.copy_(met_gradient.index_select(0, plan.learns))
+        return losses.detach(), host_gradient
 
     def _keep_own(self, used: list[Buffers]) -> None:
         """Running statistics of the members' own rows come back; those of shadows are dropped."""
