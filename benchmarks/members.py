@@ -6,7 +6,9 @@
 A step is one minibatch of training of every member. Beside the population: one module after another, each
 compiled by torch.compile (one is run, the rest is scaled); torch.func.vmap over stacked weights; and, for
 convolutions, the population with torch's grouped ones instead of kernels of its own, which is how HFTA joins
-networks. The share is of the rate that a large matrix product reaches in the same precision in the same run.
+networks. The share is of the rate that a large matrix product reaches in the same precision in the same run;
+the traffic is what a step cannot do without, reading weights, moments and gradients and writing all but the
+last in float32, as a share of what a plain copy moves in the same time.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from esper.simic.costs import TRAINING_PASSES, ForwardCosts
 from studies.command_line import existing_device, positive
 
 BATCH, BATCHES, CLASSES = 64, 8, 10
+UPDATE_BYTES = 4 * (4 + 3)  # of a parameter in a step: weight, two moments and gradient in, three of them out
 # preset, shape of an input, options
 HOSTS: dict[str, tuple[str, tuple[int, ...], dict[str, int]]] = {
     "tiny": ("resmlp", (16,), {"width": 8, "hidden": 16, "depth": 1}),
@@ -60,6 +63,7 @@ class Result:
     grouped_ms: float
     tflops: float
     share: float  # of a large product's rate
+    traffic: float = math.nan  # of weights, moments and gradients, as a share of a plain copy's rate
 
 
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
@@ -79,6 +83,13 @@ def product_rate(device: torch.device, precision: torch.dtype) -> float:
     size = 8192 if device.type == "cuda" else 512
     a, b = (torch.randn(size, size, device=device, dtype=precision) for _ in range(2))
     return 2e3 * size**3 / milliseconds(lambda: a @ b, device, 10)
+
+
+def copy_rate(device: torch.device) -> float:
+    """Bytes a second that a copy of a large tensor reads and writes."""
+    source = torch.zeros(1 << (30 if device.type == "cuda" else 24), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2e3 * source.nbytes / milliseconds(lambda: target.copy_(source), device, 10)
 
 
 def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -124,8 +135,11 @@ def stacked_step(
     return step
 
 
-def measure(args: argparse.Namespace, name: str, members: int, rate: float) -> Result:
-    """One host at one number of members; NaN where a way runs out of memory or cannot run."""
+def measure(args: argparse.Namespace, name: str, members: int, rates: tuple[float, float]) -> Result:
+    """One host at one number of members; NaN where a way runs out of memory or cannot run.
+
+    rates: FLOP/s of a product, bytes a second of a copy
+    """
     device, precision = torch.device(args.device), getattr(torch, args.precision)
     preset, shape, options = HOSTS[name]
 
@@ -164,7 +178,9 @@ def measure(args: argparse.Namespace, name: str, members: int, rate: float) -> R
     stacked = tried(lambda: stacked_step([make().to(device) for _ in range(members)], x, y, precision), 1.0)
     alone = Population(make, PopulationConfig(initial_weights=1), torch.arange(1)).bodies
     flops = TRAINING_PASSES * BATCH * ForwardCosts.of(alone, inputs[:1], torch.device("cpu")).host * members
-    figures = (ours, looped, stacked, grouped, flops / ours / 1e9, flops / ours * 1e3 / rate)
+    moved = UPDATE_BYTES * alone.host_parameters * members
+    shares = (work / ours * 1e3 / rate for work, rate in zip((flops, moved), rates, strict=True))
+    figures = (ours, looped, stacked, grouped, flops / ours / 1e9, *shares)
     return Result(
         name, alone.host_parameters, args.precision, members, *(round(value, 3) for value in figures)
     )
@@ -182,13 +198,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     args = parser.parse_args()
     device = torch.device(args.device)
-    rate = product_rate(device, getattr(torch, args.precision))
-    table = Table(title=f"A minibatch of {BATCH} ({machine_name(args.device)}, {rate / 1e12:.3g} TFLOP/s)")
+    rates = product_rate(device, getattr(torch, args.precision)), copy_rate(device)
+    speeds = f"{rates[0] / 1e12:.3g} TFLOP/s, {rates[1] / 1e12:.3g} TB/s"
+    table = Table(title=f"A minibatch of {BATCH} ({machine_name(args.device)}, {speeds})")
     for name in Result.__dataclass_fields__:
         table.add_column(name, justify="right")
     for host in args.hosts:
         for members in args.members:
-            result = measure(args, host, members, rate)
+            result = measure(args, host, members, rates)
             table.add_row(*[str(value) for value in asdict(result).values()])
             if args.json:
                 print(line_of(result, machine_name(args.device)), flush=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,28 @@ ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.L
 TAKES_ROWS = (*ELEMENTWISE, StreamDropout)
 
 
+class _LinearRows(torch.autograd.Function):
+    """x · wᵀ + bias, row by row. The gradient of w lies as w does: torch's own lies across, and is copied.
+
+    x [R, n, I], w [R, O, I], bias [R, O] or None → [R, n, O]
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, w)
+        return torch.bmm(x, w.mT) if bias is None else torch.baddbmm(bias.unsqueeze(1), x, w.mT)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        dx, dw, db = ctx.needs_input_grad
+        return (
+            torch.bmm(grad, w) if dx else None,
+            torch.bmm(grad.mT, x) if dw else None,
+            grad.sum(1) if db else None,
+        )
+
+
 class RowLinear(nn.Module):
     """weight [R, O, I], bias [R, O], x [R, ..., I] → [R, ..., O]"""
 
@@ -42,11 +64,7 @@ class RowLinear(nn.Module):
         self.bias: Tensor | None = layer.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1, -2)  # [R, n, I]
-        if self.bias is None:
-            out = torch.bmm(flat, self.weight.mT)
-        else:
-            out = torch.baddbmm(self.bias.unsqueeze(1), flat, self.weight.mT)
+        out: Tensor = _LinearRows.apply(x.flatten(1, -2), self.weight, self.bias)  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], out.shape[-1])
 
 

@@ -152,7 +152,7 @@ def _conv_weight(  # type: ignore[no-untyped-def]
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
     SWAP: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out [R, splits, K, O] = transposed patches of x times g [R, M, O], over `span` pixels each
+    """out [R, splits, O, C, KH·KW] = g [R, M, O], transposed, times patches of x, over `span` pixels each
 
     SWAP: computed as its transpose, so that the small factor is the one that is turned: a factor of four
     in float32, where turning costs a trip through shared memory.
@@ -190,7 +190,8 @@ def _conv_weight(  # type: ignore[no-untyped-def]
         else:
             acc = tl.dot(tl.trans(patch), grad, acc, input_precision="tf32")
     result = (tl.trans(acc) if SWAP else acc).to(out.dtype.element_ty)
-    there = out + ((row * splits + split) * K + k[:, None]) * O + o[None, :]
+    turned = (k % C) * (KH * KW) + tap
+    there = out + (row * splits + split) * K * O + o[None, :] * K + turned[:, None]
     tl.store(there, result, mask=(k < K)[:, None] & (o < O)[None, :])
 
 
@@ -248,24 +249,26 @@ def _before_relu(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     return passed, total.sum(1)
 
 
-def _weight_gradient(x: Tensor, grad: Tensor, w: Tensor, shape: Geometry) -> Tensor:
-    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → like w [R, KH·KW, C, O]"""
+def _weight_gradient(
+    x: Tensor, grad: Tensor, weights: torch.Size, dtype: torch.dtype, shape: Geometry
+) -> Tensor:
+    """x [R, B, H, W, C], grad [R, B, OH, OW, O] → weights [R, O, C, *kernel]"""
     rows, images, height, width, channels = x.shape
     outputs = grad.shape[-1]
     pixels = images * grad.shape[2] * grad.shape[3]
-    depth = w.shape[1] * channels
+    depth = weights[2:].numel()
     tile = {**WEIGHT_TILE, "BK": min(power(depth, 16), WEIGHT_TILE["BK"])}
     blocks = cdiv(depth, tile["BK"])
     splits = max(1, min(cdiv(1024, rows * blocks), cdiv(pixels, 1024)))
     span = cdiv(cdiv(pixels, splits), tile["BM"]) * tile["BM"]
-    dtype = w.dtype if splits == 1 else torch.float32
-    out = torch.empty(rows, splits, *w.shape[1:], device=x.device, dtype=dtype)
+    kept = dtype if splits == 1 else torch.float32
+    out = torch.empty(rows, splits, *weights[1:], device=x.device, dtype=kept)
     _conv_weight[(blocks * rows * splits,)](
         x, grad, out, pixels, blocks, splits, span,
         **places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
         O=outputs, BO=power(outputs, 16), SWAP=x.dtype == torch.float32, **tile,
     )  # fmt: skip
-    return out.sum(1).to(w.dtype) if splits > 1 else out.squeeze(1)
+    return out.sum(1).to(dtype) if splits > 1 else out.squeeze(1)
 
 
 def stored(x: Tensor) -> Tensor:
@@ -283,11 +286,6 @@ def as_seen(x: Tensor, like: Tensor) -> Tensor:
 def taps_first(w: Tensor) -> Tensor:
     """[R, O, C / groups, *kernel] → [R, taps, C / groups, O]"""
     return w.flatten(3).permute(0, 3, 2, 1).contiguous()
-
-
-def taps_last(dw: Tensor, shape: torch.Size) -> Tensor:
-    """And back.  # shape [R, O, C / groups, *kernel]"""
-    return dw.permute(0, 3, 2, 1).view(shape)
 
 
 class RowConvolution(torch.autograd.Function):
@@ -318,5 +316,5 @@ class RowConvolution(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = as_seen(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
         if ctx.needs_input_grad[1]:
-            dw = taps_last(_weight_gradient(images, change, taps, ctx.shape), ctx.weight_shape)
+            dw = _weight_gradient(images, change, ctx.weight_shape, taps.dtype, ctx.shape)
         return dx, dw, db.to(ctx.bias) if db is not None and ctx.bias else None, None, None

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.convolution import Geometry, as_seen, places, stored, taps_first, taps_last
+from esper.population.kernels.convolution import Geometry, as_seen, places, stored, taps_first
 from esper.population.kernels.tiles import cdiv, power
 
 
@@ -58,7 +58,7 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
     SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """out [R, KH·KW, C]: one program per row and tap"""
+    """out [R, C, KH·KW]: one program per row and tap"""
     row = (tl.program_id(0) // (KH * KW)).to(tl.int64)
     tap = tl.program_id(0) % (KH * KW)
     c = tl.arange(0, BC)
@@ -75,7 +75,7 @@ def _depthwise_weight(  # type: ignore[no-untyped-def]
         value = tl.load(x + place[:, None] + c[None, :], mask=seen, other=0.0).to(tl.float32)
         acc += value * tl.load(g + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
     total = tl.sum(acc, axis=0).to(out.dtype.element_ty)
-    tl.store(out + (row * KH * KW + tap) * C + c, total, mask=c < C)
+    tl.store(out + (row * C + c) * (KH * KW) + tap, total, mask=c < C)
 
 
 class RowDepthwise(torch.autograd.Function):
@@ -98,13 +98,12 @@ class RowDepthwise(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx = as_seen(_depthwise_over(change, taps, images.shape[2:4], shape, back=True), grad)
         if ctx.needs_input_grad[1]:
-            gradient = torch.empty_like(taps)
+            dw = taps.new_empty(ctx.weight_shape)
             size = change.shape[2:4]
             _depthwise_weight[(taps.shape[1] * rows,)](
-                images, change, gradient, batch * size[0] * size[1], BM=128, BC=power(channels),
+                images, change, dw, batch * size[0] * size[1], BM=128, BC=power(channels),
                 **places(shape, (height, width), (size[0], size[1]), channels),
             )  # fmt: skip
-            dw = taps_last(gradient, ctx.weight_shape)
         return dx, dw, None
 
 

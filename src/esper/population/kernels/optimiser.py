@@ -10,7 +10,7 @@ from esper.population.config import PopulationConfig
 from esper.population.kernels.tiles import cdiv
 from esper.population.optimiser import RowWeights
 
-BLOCK = 1024  # elements of a program
+TILE = {"BL": 1024, "num_warps": 4}  # elements of a program
 
 
 @triton.jit
@@ -54,9 +54,9 @@ def learn_rows(
     gradient = gradient.contiguous()
     rows.steps.add_(active)
     count, width = gradient.shape
-    tiles = cdiv(width, BLOCK)
+    tiles = cdiv(width, TILE["BL"])
     _update[(tiles * count,)](
         rows.weights, rows.first, rows.second, rows.steps, gradient, norms.contiguous(), lr.contiguous(),
         active, width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),
-        config.weight_decay, ADAM=config.optimiser == "adamw", BL=BLOCK,
+        config.weight_decay, ADAM=config.optimiser == "adamw", **TILE,
     )  # fmt: skip
