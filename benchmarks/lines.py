@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,7 +13,9 @@ Result = TypeVar("Result")
 
 
 def line_of(result: Any, machine: str) -> str:
-    return json.dumps({"device": machine, **asdict(result)})
+    """What was measured as a line of JSON, null for what was not."""
+    fields = {name: None if value != value else value for name, value in asdict(result).items()}
+    return json.dumps({"device": machine, **fields}, allow_nan=False)
 
 
 def read_results(parser: argparse.ArgumentParser, path: Path, kind: type[Result]) -> tuple[list[Result], str]:
@@ -20,6 +23,7 @@ def read_results(parser: argparse.ArgumentParser, path: Path, kind: type[Result]
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         machine = rows[0].get("device", "an unnamed machine")
-        return [kind(**{k: v for k, v in row.items() if k != "device"}) for row in rows], machine
+        fields = [{k: math.nan if v is None else v for k, v in row.items() if k != "device"} for row in rows]
+        return [kind(**row) for row in fields], machine
     except (OSError, ValueError, TypeError, IndexError, AttributeError):
         parser.error(f"{path} does not hold lines of this benchmark; give a file that --json wrote")
