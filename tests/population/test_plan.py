@@ -24,7 +24,7 @@ from esper.population.plan import (
     measurement_rows,
     training_rows,
 )
-from esper.population.planning import build_plan
+from esper.population.planning import Sketch, build_plan
 
 CPU = torch.device("cpu")
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
@@ -277,6 +277,58 @@ def test_plans_meet_every_part_in_its_group(grown: tuple[list[list[SlotRecord]],
     assert len(set(plan.live.tolist())) == len(plan.live)  # a part learns in one row
     measured = measurement_rows(view, True, True).rows
     check_plan(build_plan(measured, view, CPU), measured, crowd, folded)
+
+
+Heard = tuple[int, int, int, int, int, int, float, int, bool]
+
+
+def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
+    """Every entry that is heard: where, of which form, row, source and part, how, and whether it learns.
+
+    row_of: the number of each row before it was laid out, NO_ROW of a spare one
+    """
+    learning = {e for e, part in zip(plan.learns.tolist(), plan.live.tolist(), strict=True) if part != blank}
+    parts, found = enumerate(plan.live[plan.seed].tolist()), set()
+    for work in (work for slot in plan.stations for work in slot):
+        forms = [group.form for group in work.groups for _ in range(group.size)]
+        for k, form in enumerate(forms):
+            entry, part = next(parts)
+            row, alpha = int(work.rows[k]), float(work.alpha[k])
+            if alpha > 0:
+                assert int(work.entry[row]) == k
+                rows = row_of[row], row_of[int(work.source[k])]
+                blend = int(work.blend[k])
+                found.add((work.slot, work.place, form, *rows, part, alpha, blend, entry in learning))
+            assert row_of[row] != NO_ROW or alpha == 0
+    return found
+
+
+@settings(max_examples=80, deadline=None)
+@given(grown_crowds(), st.booleans(), st.booleans())
+def test_a_plan_in_a_larger_room_is_the_same_plan(
+    grown: tuple[list[list[SlotRecord]], Chains], trains: bool, light: bool
+) -> None:
+    view = view_of(*grown)
+    rows = training_rows(view) if trains else measurement_rows(view, True, True).rows
+    blank = view.form.size
+    sketch = Sketch(rows, view, (np.arange(len(rows.member)),), blank)
+    tight, room = sketch.draft().on(CPU), sketch.need.roomier(light)
+    for _ in range(2):  # what follows from the room is kept for the next plan
+        roomy = sketch.draft(room).on(CPU)
+        place = roomy.tables[0].tolist()  # of each row
+        row_of = [NO_ROW] * roomy.num_rows
+        for number, at in enumerate(place):
+            row_of[at] = number
+        assert roomy.members[place].tolist() == rows.member.tolist()
+        assert heard_in(roomy, row_of, blank) == heard_in(tight, list(range(tight.num_rows)), blank)
+        seated = roomy.seat >= 0
+        assert torch.equal(seated, tight.seat >= 0)
+        assert torch.equal(roomy.live[roomy.seat[seated]], tight.live[tight.seat[seated]])
+        assert torch.equal(roomy.learning[roomy.seat[seated]], tight.learning[tight.seat[seated]])
+        for wide, exact in zip(roomy.stations, tight.stations, strict=True):
+            bases = [{row_of[r]: row_of[int(b)] for r, b in enumerate(work.base)} for work in wide]
+            for work, base in zip(exact, bases, strict=True):
+                assert [base[r] for r in range(work.after)] == work.base.tolist()
 
 
 @settings(max_examples=30, deadline=None)
