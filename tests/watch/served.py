@@ -53,6 +53,7 @@ class Served:
 def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
     event: dict[str, Any] = {}
     while line := answer.readline().decode():
+        assert "\r" not in line, "a browser would end the line there"
         key, _, value = line.rstrip("\n").partition(": ")
         if key in ("id", "event"):
             event[key] = value

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import sys
 import time
 from collections.abc import Iterator
 from importlib import resources
@@ -74,6 +75,55 @@ OUTSIDE = (
     "/api/lanes?run=demo&round=../../6", "/api/stream?run=../x", "/..%2f..%2fpyproject.toml",
     "/../server.py", "/%2e%2e/server.py", "/api/events?run=demo&round=-1",
 )  # fmt: skip
+LINKED = (
+    "versions.json", "config.yaml", "command.txt", "metrics.jsonl", "events.jsonl", "film.json",
+    "results.json", "growth.json", "network.md", "lanes", "lanes/000006.safetensors", ".lock",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[list[str]]:
+    """Every file that this process opens."""
+    found: list[str] = []
+    listening = True
+
+    def note(event: str, given: tuple[object, ...]) -> None:
+        if event == "open" and listening and isinstance(given[0], str | Path):
+            found.append(str(given[0]))
+
+    sys.addaudithook(note)  # it cannot be removed
+    yield found
+    listening = False
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_no_file_outside_of_a_run_folder_is_read(
+    served: Served, folder: RunFolder, tmp_path: Path, opened: list[str], name: str
+) -> None:
+    inside, outside = folder.path / name, tmp_path / "outside"
+    folder.close()
+    if inside.exists():
+        inside.rename(outside)
+    else:
+        outside.write_text("{}")
+    inside.symlink_to(outside)
+    opened.clear()
+    problems = served.json("/api/facts?run=demo")["problems"]
+    served.json("/api/runs")
+    served.json("/api/finals?run=demo")
+    served.get("/api/events?run=demo&round=6")
+    status, body = served.get("/api/lanes?run=demo&round=6")
+    with served.stream("/api/stream?run=demo") as events:
+        next(events)
+    assert str(folder.path) in "".join(opened)
+    assert [path for path in opened if Path(path).resolve().is_relative_to(outside)] == []
+    told = f"{name} leads out of the run's folder"
+    if name.startswith("lanes"):
+        assert (status, json.loads(body)) == (404, {"error": told})
+    if name not in ("lanes/000006.safetensors", ".lock"):  # the page learns of those when it asks for them
+        assert problems == [told]
+
+
 OTHER_HOSTS = ("evil.example", "evil.example:8642", "127.0.0.1.evil.example", "")
 
 
@@ -136,6 +186,15 @@ def test_many_lines_come_as_one_event_and_a_reconnect_resumes(served: Served, fo
         assert rounds_of(events, 1) == [7]
     with served.stream(f"/api/stream?run=demo&at={first['id']}") as events:
         assert rounds_of(events, 1) == [7]
+
+
+def test_line_ends_of_windows_and_a_position_of_thirty_digits_leave_the_stream_whole(
+    served: Served, folder: RunFolder
+) -> None:
+    data = folder.metrics_file.path.read_bytes().replace(b"\n", b"\r\n")
+    folder.metrics_file.path.write_bytes(data)
+    with served.stream(f"/api/stream?run=demo&at={'9' * 30}-0") as events:
+        assert rounds_of(events, 6) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_resumed_run_that_went_back_begins_anew(served: Served, folder: RunFolder) -> None:

@@ -68,7 +68,7 @@ def test_a_file_that_only_grew_does_not_begin_anew(tmp_path: Path) -> None:
     assert piece.lines == ['{"round":2}']
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     records=st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=40), max_size=3), max_size=12),
     cuts=st.lists(st.integers(0, 600), max_size=6),
@@ -93,6 +93,23 @@ def test_whatever_the_writes_every_line_comes_once(
     assert [json.loads(line) for line in seen] == records
 
 
-@pytest.mark.parametrize("text", ["", "x", "12", "12-zz", "-5-0", "1-2-3"])
+@pytest.mark.parametrize("text", ["", "x", "12", "12-zz", "-5-0", "1-2-3", "9" * 30 + "-0"])
 def test_a_position_that_makes_no_sense_is_the_beginning(text: str) -> None:
     assert Position.parse(text) == Position()
+
+
+def test_a_position_behind_the_end_of_any_file_begins_anew(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"round":1}\n')
+    piece = read_on(file, Position.parse(f"{2**63 - 1}-0"))
+    assert piece is not None
+    assert piece.restarted
+    assert read_all(file, piece.position)[0] == ([] if piece.lines else ['{"round":1}'])
+
+
+def test_a_line_holds_no_carriage_return(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_bytes(b'{"round":1}\r\n{"round":\r2}\r\n\r\n{"a":"\r"}\r\n')
+    lines, _, damaged = read_all(file)
+    assert lines == ['{"round":1}', '{"round": 2}']
+    assert damaged == 1  # inside a string it is not JSON

@@ -120,7 +120,7 @@ class LanesFolder:
         """Add a round and drop those that it makes superfluous."""
         with disk_errors("create", self.path):
             self.path.mkdir(exist_ok=True)
-        write_atomically(self._file(lanes.round), lanes.to_bytes())
+        write_atomically(self.file(lanes.round), lanes.to_bytes())
         self._drop(set(self.rounds()) - kept_rounds(lanes.round, kept))
 
     def rounds(self) -> list[int]:
@@ -131,15 +131,15 @@ class LanesFolder:
 
     def read_bytes(self, round: int) -> bytes:
         """The file of one round, as it is. Raises `UserError` where there is none."""
-        with disk_errors("read", self._file(round)):
-            return self._file(round).read_bytes()
+        with disk_errors("read", self.file(round)):
+            return self.file(round).read_bytes()
 
     def columns(self, round: int) -> dict[str, NDArray[Any]]:
         """The columns of one round. Raises `UserError` where the file is missing or damaged."""
         try:
             return dict(load(self.read_bytes(round)))
         except SafetensorError:
-            raise UserError(f"{self._file(round)} is damaged; remove it") from None
+            raise UserError(f"{self.file(round)} is damaged; remove it") from None
 
     def truncate_after(self, last_round: int) -> None:
         """Forget the rounds after `last_round`."""
@@ -147,8 +147,9 @@ class LanesFolder:
 
     def _drop(self, rounds: Iterable[int]) -> None:
         for round in rounds:
-            with disk_errors("remove", self._file(round)):
-                self._file(round).unlink(missing_ok=True)
+            with disk_errors("remove", self.file(round)):
+                self.file(round).unlink(missing_ok=True)
 
-    def _file(self, round: int) -> Path:
+    def file(self, round: int) -> Path:
+        """Where the file of a round lies."""
         return self.path / f"{round:06d}.safetensors"

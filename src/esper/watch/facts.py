@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
 from esper.telemetry.differences import COMPARED
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, json_values
-from esper.watch.library import file_of
+from esper.telemetry.schema import Comparison, Growth, json_values
+from esper.watch.library import MARKER, file_of
 
 _SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "growth.json", "lanes")
 _BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
@@ -33,6 +33,18 @@ def signature(run: Path) -> str:
     return "/".join(marks)
 
 
+def read_run(run: Path) -> RunFolder:
+    """Open a run folder to read it. Raises `UserError` as `RunFolder.read` and `file_of` do."""
+    file_of(run, MARKER)
+    return RunFolder.read(run)
+
+
+def growth_of(folder: RunFolder) -> Growth | None:
+    """Return what growth.json holds, None without one. Raises `UserError` where it is damaged or a link."""
+    file_of(folder.path, "growth.json")
+    return folder.growth()
+
+
 def facts(run: Path) -> dict[str, Any]:
     """Everything but the rounds. What is missing is null, and what is damaged is told under `problems`."""
     problems: list[str] = []
@@ -44,21 +56,23 @@ def facts(run: Path) -> dict[str, Any]:
             problems.append(str(error))
             return None
 
-    folder = tried(lambda: RunFolder.read(run))
+    folder = tried(lambda: read_run(run))
     about = folder.about if folder is not None else {}
     folder = folder or RunFolder(run, about)
-    config = tried(lambda: settings_of(file_of(run, "config.yaml")))
+    config = tried(lambda: settings_of(run))
+    for name in ("metrics.jsonl", "events.jsonl"):  # read elsewhere, and passed over without a word there
+        tried(partial(file_of, run, name))
     return {
-        "kind": tried(lambda: folder.kind),
+        "kind": tried(lambda: file_of(run, "command.txt") and folder.kind),
         "about": about,
-        "command": tried(folder.command_text),
+        "command": tried(lambda: file_of(run, "command.txt") and folder.command_text()),
         "config": config or {},
         "film": json_values(tried(lambda: file_of(run, "film.json") and folder.film())),
         "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
-        "network": _text(run, "network.md"),
-        "growth": json_values(tried(lambda: file_of(run, "growth.json") and folder.growth())),
-        "lanes": folder.lanes.rounds(),
-        "problems": problems,
+        "network": tried(lambda: _text(run, "network.md")),
+        "growth": json_values(tried(lambda: growth_of(folder))),
+        "lanes": tried(lambda: file_of(run, "lanes") and folder.lanes.rounds()) or [],
+        "problems": list(dict.fromkeys(problems)),
     }
 
 
@@ -73,8 +87,9 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
     return found
 
 
-def settings_of(path: Path) -> dict[str, Any]:
-    """A YAML file as dotted names and plain values. Raises `UserError` where it is damaged."""
+def settings_of(run: Path) -> dict[str, Any]:
+    """Return config.yaml as dotted names and plain values. Raises `UserError` where it is damaged."""
+    path = file_of(run, "config.yaml")
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -95,24 +110,26 @@ def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def state(run: Path, last: Mapping[str, Any] | None) -> str:
     """finished, running or stopped, by the last line of the metrics and the lock of whoever writes there."""
     try:
-        folder = RunFolder.read(run)
-        growth = folder.growth()
+        folder = read_run(run)
+        growth = growth_of(folder)
         if growth is not None:
             done = growth.finished
         elif last is None:
-            done = (run / "results.json").exists()
+            done = file_of(run, "results.json").exists()
         else:
             done = last.get("round", 0) >= last.get("rounds", 0)
-        return "finished" if done else "running" if folder.in_use else "stopped"
+        in_use = not done and file_of(run, ".lock").exists() and folder.in_use
+        return "finished" if done else "running" if in_use else "stopped"
     except UserError:
         return "stopped"
 
 
-def last_line(path: Path) -> dict[str, Any] | None:
-    """The last whole line of a file of JSON lines that can be read. A file is read again if it changed."""
+def last_line(run: Path) -> dict[str, Any] | None:
+    """Return the last whole line of metrics.jsonl that can be read. The file is read again if it changed."""
     try:
+        path = file_of(run, "metrics.jsonl")
         stat = path.stat()
-    except OSError:
+    except (OSError, UserError):
         return None
     return _last_line(path, stat.st_mtime_ns, stat.st_size)
 
@@ -142,5 +159,5 @@ def _last_line(path: Path, changed: int, size: int) -> dict[str, Any] | None:
 def _text(run: Path, name: str) -> str | None:
     try:
         return file_of(run, name).read_text(encoding="utf-8", errors="replace")
-    except (OSError, UserError):
+    except OSError:
         return None

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval, proportion_half
-from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import NAN, Growth
-from esper.watch.facts import last_line, settings_of
+from esper.watch.facts import growth_of, last_line, read_run, settings_of
+from esper.watch.library import lanes_of
 
 QUANTITIES = ("return", "accuracy", "parameter_ratio")
 # Settings that make member i of two runs the same member; those of a growth from Python are behind them.
@@ -65,13 +64,13 @@ class Difference:
 
 def final_of(name: str, run: Path) -> Final | None:
     """The final figures of a run, or None where no round was finished."""
-    last = last_line(run / "metrics.jsonl")
+    last = last_line(run)
     if last is None or not isinstance(last.get("round"), int):
         return None
-    config = _tried(lambda: settings_of(run / "config.yaml")) or {}
-    growth = _tried(lambda: RunFolder.read(run).growth())
+    config = _tried(lambda: settings_of(run)) or {}
+    growth = _tried(lambda: growth_of(read_run(run)))
     number = int(last["round"])
-    rows, members = _rows(LanesFolder(run / "lanes"), number if growth is None else 0)
+    rows, members = _rows(run, number if growth is None else 0)
     figures = {q: Figure(_number(last.get(f"{q}_mean")), _number(last.get(f"{q}_ci"))) for q in QUANTITIES}
     host = sorted((key, value) for key, value in config.items() if key.startswith("host."))
     same = (*(config.get(key) for key in _SAME), *host)
@@ -114,11 +113,9 @@ def _difference(final: Final, base: Final, quantity: str) -> Difference:
     return Difference(final.name, base.name, called, mine.mean - other.mean, ci, basis)
 
 
-def _rows(lanes: LanesFolder, number: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
-    if number not in lanes.rounds():
-        return {}, ()
+def _rows(run: Path, number: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
     try:
-        columns = lanes.columns(number)
+        columns = lanes_of(run, number).columns(number)
         parameters = columns["parameters"].astype(np.float64)
         rows = {
             "return": columns["returns"].astype(np.float64),

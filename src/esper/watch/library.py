@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from esper.foundation.errors import UserError
+from esper.telemetry.lanes import LanesFolder
 
 MARKER = "versions.json"  # every run folder has one
 _DEPTH = 2  # how far below a given folder runs are looked for
@@ -45,11 +46,26 @@ class Library:
 
 
 def file_of(run: Path, name: str) -> Path:
-    """A file of a run. Raises `UserError` where it is a link that leads out of the run's folder."""
+    """Return the path of a file of a run, which need not exist.
+
+    Everything that the server reads passes here. Raises `UserError` where the file is a link that leads out
+    of the run's folder.
+    """
     path = run / name
-    if not path.resolve().is_relative_to(run.resolve()):
+    try:
+        inside = path.resolve().is_relative_to(run.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = False
+    if not inside:
         raise UserError(f"{name} leads out of the run's folder")
     return path
+
+
+def lanes_of(run: Path, round: int) -> LanesFolder:
+    """Return the lanes of a run, to read the file of `round`. Raises `UserError` as `file_of` does."""
+    lanes = LanesFolder(file_of(run, "lanes"))
+    file_of(run, lanes.file(round).relative_to(run).as_posix())
+    return lanes
 
 
 def _below(root: Path, folder: Path, depth: int) -> Iterator[Path]:

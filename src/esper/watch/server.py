@@ -38,12 +38,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import interruptible
 from esper.telemetry import palette
-from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import json_values
 from esper.watch.events import round_events
 from esper.watch.facts import facts, last_line, signature, state
 from esper.watch.finals import differences, final_of
-from esper.watch.library import Library, file_of
+from esper.watch.library import Library, file_of, lanes_of
 from esper.watch.tail import Position, read_on
 
 ADDRESS = "127.0.0.1"
@@ -101,8 +100,8 @@ class _Routes:
 
     def lanes(self, request: Request) -> Any:
         run, number = self._run(request), _whole(request.query_params.get("round"), "round")
-        folder = LanesFolder(file_of(run, "lanes"))
-        return Response(folder.read_bytes(number), media_type="application/octet-stream")
+        data = lanes_of(run, number).read_bytes(number)
+        return Response(data, media_type="application/octet-stream")
 
     def finals(self, request: Request) -> Any:
         found = [final_of(name, self.library.find(name)) for name in request.query_params.getlist("run")]
@@ -169,7 +168,7 @@ class _Routes:
 
     def _list(self) -> list[dict[str, Any]]:
         runs = self.library.runs()
-        last = {name: last_line(run / "metrics.jsonl") for name, run in runs.items()}
+        last = {name: last_line(run) for name, run in runs.items()}
         return [{"name": name, "state": state(run, last[name])} for name, run in runs.items()]
 
     def _run(self, request: Request) -> Path:

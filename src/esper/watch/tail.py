@@ -11,6 +11,7 @@ from zlib import crc32
 CHUNK = 512 * 1024  # bytes that are read at a time
 _LONGEST = 32 * CHUNK  # a line longer than this is passed over
 _MARKED = 64
+_FARTHEST = 2**63  # offsets from here on cannot be sought
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Position:
             position = cls(int(offset), int(mark, 16))
         except ValueError:
             return cls()
-        return position if position.offset >= 0 else cls()
+        return position if 0 <= position.offset < _FARTHEST else cls()
 
     def __str__(self) -> str:
         return f"{self.offset}-{self.mark:x}"
@@ -42,7 +43,7 @@ class Piece:
     """What was found behind a position."""
 
     position: Position  # to read on from
-    lines: list[str]  # whole lines, each one JSON object
+    lines: list[str]  # whole lines, each one JSON object without line ends
     damaged: int  # whole lines that are not
     restarted: bool  # the file is another one: forget what came before
 
@@ -93,7 +94,10 @@ def _json_object(line: bytes) -> str | None:
         record = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return None
-    return text if isinstance(record, dict) else None
+    if not isinstance(record, dict):
+        return None
+    # JSON allows a carriage return as white space only; in a server-sent event it would end the line.
+    return text.replace("\r", " ").strip()
 
 
 def _refuse(name: str) -> None:
