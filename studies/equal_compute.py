@@ -122,13 +122,19 @@ def run_arm(arm: Arm, setting: Setting, members: int, rate: float) -> Result:
     )
 
 
-def choose_rate(arm: Arm, setting: Setting, rates: Sequence[float], each: int = 1) -> float:
-    """The learning rate's scale with the least validation loss at the end; `each` members try every one."""
+def try_rates(arm: Arm, setting: Setting, rates: Sequence[float], each: int = 1) -> dict[float, float]:
+    """Return the final validation loss by learning-rate scale; `each` members try every one."""
     scales = [rate for rate in rates for _ in range(each)]
     ids = CHOOSING + torch.arange(each).repeat(len(rates))
     record = play(setting.environment(arm, ids, scales), arm.controller(), 0)
     losses = np.nan_to_num(record.loss[-1], nan=np.inf).reshape(len(rates), each).mean(1)
-    return float(rates[int(losses.argmin())])
+    return dict(zip(rates, losses.tolist(), strict=True))
+
+
+def choose_rate(arm: Arm, setting: Setting, rates: Sequence[float], each: int = 1) -> float:
+    """Return the learning-rate scale with the least validation loss at the end."""
+    tried = try_rates(arm, setting, rates, each)
+    return min(tried, key=lambda rate: tried[rate])
 
 
 def run_arms(
