@@ -12,6 +12,7 @@ with member i of every other arm.
     best of 4 oracle restarts          of the size that is best for a quarter of the budget
     best of 4 oracle runs ×4           four whole runs of the best size for this budget, which cost four
     oracle                             the size with the best mean validation accuracy at this budget
+    size by budget                     one run of the size that was best on the other tasks at this budget
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ QUARTERS = 4  # quarter runs in a whole one
 RESTARTS = 4
 REDUCTION = 2  # of ASHA: one in so many trials goes on at each rung
 FIXED = "fixed "  # and a number: the arms that are searched
+SIZE_BY_BUDGET = "size by budget"
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -116,6 +118,17 @@ def oracle(samples: Sequence[Sample], task: str, budget: float) -> Sample:
     runs = Runs.of(samples, task, budget)
     best = runs.sizes[runs.oracle]
     return replace(best, arm="oracle", shapes={best.arm: runs.members})
+
+
+def size_by_budget(samples: Sequence[Sample], task: str, budget: float) -> Sample:
+    """Choose a size for this budget without the task: the best mean validation accuracy on all others.
+
+    This is the baseline of somebody who knows the budget and has never seen the task; it costs one run.
+    """
+    others = sorted({sample.task for sample in samples} - {task})
+    means = [Runs.of(samples, other, budget).validation.mean(axis=1) for other in others]  # [tasks][K]
+    chosen = Runs.of(samples, task, budget).sizes[int(np.mean(means, axis=0).argmax())]
+    return replace(chosen, arm=SIZE_BY_BUDGET, shapes={chosen.arm: len(chosen.test)})
 
 
 def random_search(

@@ -14,7 +14,7 @@ from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from studies.growth import __main__ as study
 from studies.growth import evaluation, report, training, world
 from studies.growth.records import POINTS, Sample, on_the_way, read
-from studies.growth.rule import rule_of
+from studies.growth.rule import CHOICES, rule_of
 from studies.growth.training import load_controllers
 from tests.shards import on_processes
 
@@ -133,6 +133,23 @@ def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
     assert filled == report.page_with_tables(filled, study)
     for name, draw in report.PICTURES.items():
         draw(study, folder / name)
+
+
+@pytest.mark.parametrize(("gain", "headroom"), [(0.0, 0.0), (0.02, 2.0)])
+def test_headroom_is_what_another_schedule_gains_and_not_the_luck_of_a_choice(
+    gain: float, headroom: float
+) -> None:
+    """Schedules that differ by noise have no headroom; one that is better has its gain."""
+    random = np.random.default_rng(0)
+
+    def sample(arm: str, mean: float) -> Sample:
+        noise = 0.001 * random.standard_normal((2, 400))
+        validation, test = (noise + mean).tolist()
+        return Sample("t", arm, 4.0, 1.0, validation, test, [1] * 400, [1.0] * 400)
+
+    schedules = [sample(arm, 0.5 + gain * (arm == "clone at 10 %")) for arm in CHOICES]
+    study = report.Study((*schedules, sample(report.RULE, 0.5)))
+    assert report.headroom(study, "t", 4.0) == pytest.approx(headroom, abs=0.02)
 
 
 def test_a_curve_has_the_first_measurement_at_each_share_of_the_budget() -> None:

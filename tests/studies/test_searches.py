@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 
 import numpy as np
@@ -17,6 +18,7 @@ from studies.growth.searches import (
     halving,
     oracle,
     random_search,
+    size_by_budget,
 )
 
 SIZES, MEMBERS = 4, 6
@@ -62,6 +64,19 @@ def test_a_search_of_all_recorded_runs_finds_the_best_of_them_in_every_replay() 
     samples = recorded()
     found = random_search(samples, "toy", 4.0, times=SIZES * MEMBERS)
     assert set(found.validation) == {validation(samples, 4.0).max()}
+
+
+def test_a_size_by_budget_is_the_best_of_the_other_tasks_and_never_looks_at_its_own() -> None:
+    def task(name: str, accuracies: list[float]) -> list[Sample]:
+        sizes = enumerate(accuracies)
+        return [replace(fixed(k, 4.0), task=name, validation=[accuracy] * MEMBERS) for k, accuracy in sizes]
+
+    others = [*task("a", [0.1, 0.5, 0.2, 0.1]), *task("b", [0.1, 0.2, 0.4, 0.1])]
+    for own in ([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.9]):
+        samples = [*others, *task("toy", own)]
+        found = size_by_budget(samples, "toy", 4.0)
+        assert (found.arm, found.shapes) == ("size by budget", {"fixed 1": MEMBERS})
+        assert found.test == fixed(1, 4.0).test
 
 
 def test_a_replay_meets_its_own_member_of_every_size_first_and_no_run_twice() -> None:
