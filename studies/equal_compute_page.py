@@ -9,6 +9,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from benchmarks.lines import read_results
 from benchmarks.seeds import Result as SeedResult
 from studies import beginnings, gpt, resnet, widening
@@ -21,8 +23,10 @@ SEEDS = ROOT / "benchmarks" / "results"
 
 
 def gpt_table() -> str:
-    """Losses of the GPT at every budget."""
-    return comparison({f"{name}FLOP": results for name, results in gpt.results_in(gpt.RESULTS).items()})
+    """Test losses of the GPT, at the budgets that have any."""
+    found = {f"{name}FLOP": results for name, results in gpt.results_in(gpt.RESULTS).items()}
+    tested = {name: results for name, results in found.items() if np.isfinite(results[0].test_loss).all()}
+    return comparison(tested, "test_loss")
 
 
 def widening_table() -> str:

@@ -115,19 +115,6 @@ def test_the_python_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(names["network"]).__module__.startswith("torch.")
 
 
-def test_the_readme_says_what_it_is_then_shows_python_then_the_two_commands() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    opening = text.split("\n\n")[1]
-    assert opening.startswith("Esper ")
-    assert len(re.findall(r"[.?!](?:\s|$)", opening)) == 2
-    places = [text.index(word) for word in ("```python", "make demo ", "make test ", "## Use it")]
-    assert places == sorted(places)
-
-
-def test_the_glossary_is_linked_once_from_the_readme() -> None:
-    assert (ROOT / "README.md").read_text(encoding="utf-8").count("docs/glossary.md") == 1
-
-
 def snippets_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
 
