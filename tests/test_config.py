@@ -204,7 +204,12 @@ def test_an_override_reads_what_yaml_writes(value: object) -> None:
 def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
     saved = RunConfig().model_dump(mode="json")
     saved["ppo"]["kl_stop"] = 1.5
+    saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
+    saved["population"]["measure_pairs"] = False
     saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}
     assert saved_config(saved) == RunConfig()
     with pytest.raises(UserError, match=r"ppo\.kl_stop is not a setting"):  # but nobody may set them now
         load_config(overrides=["ppo.kl_stop=1.5"])
+    saved["learner"]["credit"] = "all"
+    with pytest.raises(UserError, match=r"learner\.credit is 'all'; that setting is gone, and only 'read'"):
+        saved_config(saved)

@@ -135,18 +135,29 @@ def preset_names() -> list[str]:
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
-# Settings of earlier versions that nothing reads any more. A run that was saved with them still opens.
-RETIRED = {"episode": ("plateau_points", "stable_share", "stable_epochs"), "ppo": ("kl_stop",)}
+_ANY = object()
+# Settings of earlier versions, with the value that is now the only behaviour. A run that was saved with it
+# still opens.
+RETIRED: dict[str, dict[str, object]] = {
+    "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY},
+    "ppo": {"kl_stop": _ANY},
+    "learner": {"credit": "read", "memory": True, "shadow_gain": True},
+    "population": {"measure_pairs": False},
+}
 
 
 def saved_config(data: Mapping[str, Any]) -> RunConfig:
     """Settings as a run folder or a checkpoint holds them; raises UserError where they do not fit."""
-    kept = {
-        key: {k: v for k, v in value.items() if k not in RETIRED.get(key, ())}
-        if isinstance(value, dict)
-        else value
-        for key, value in data.items()
-    }
+    kept = dict(data)
+    for group, retired in RETIRED.items():
+        if isinstance(values := data.get(group), dict):
+            kept[group] = {key: value for key, value in values.items() if key not in retired}
+            for key in retired.keys() & values.keys():
+                if retired[key] not in (_ANY, values[key]):
+                    raise UserError(
+                        f"{group}.{key} is {values[key]!r}; that setting is gone, and only "
+                        f"{retired[key]!r} is left of it"
+                    )
     return build(RunConfig, kept)
 
 

@@ -115,5 +115,5 @@ def test_a_stated_part_of_the_validation_data_is_drawn_from_all_of_it() -> None:
 
 
 def test_a_setting_of_rows_alone_lets_them_grow_it() -> None:
-    grown = esper.grow(models.small_mlp(), (X, Y), (X, Y), epochs=1, measure_pairs=True, progress=False)
+    grown = esper.grow(models.small_mlp(), (X, Y), (X, Y), epochs=1, rows_per_chunk=8, progress=False)
     assert grown.engine == "rows"

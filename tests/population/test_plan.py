@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -111,11 +111,11 @@ def subset_row(found: Measurement, row: int) -> tuple[int, list[float]]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(crowds(), st.booleans(), st.booleans())
+@given(crowds(), st.booleans())
 def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
-    crowd: list[list[SlotRecord]], ablate: bool, pairs: bool
+    crowd: list[list[SlotRecord]], ablate: bool
 ) -> None:
-    found = measurement_rows(view_of(crowd), ablate, pairs)
+    found = measurement_rows(view_of(crowd), ablate)
     subsets: set[tuple[int, tuple[float, ...]]] = set()
     for i, row in enumerate(crowd):
         own = heard_alphas(row)
@@ -133,19 +133,34 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
                     subsets.add((i, tuple(alphas)))
                 else:
                     assert place == NO_ROW
-        for s, t in combinations(range(len(row) * pairs), 2):
-            assert found.without_pair[i, s, s] == NO_ROW
-            place = int(found.without_pair[i, s, t])
-            assert place == int(found.without_pair[i, t, s])
-            if own[s] > 0 and own[t] > 0 and ablate:
-                alphas = [0.0 if k in (s, t) else a for k, a in enumerate(own)]
-                assert subset_row(found, place) == (i, alphas)
-                subsets.add((i, tuple(alphas)))
-            else:
-                assert place == NO_ROW
-    assert found.without_pair.shape[2] == len(crowd[0]) * pairs
     assert len(found.rows.member) == len(subsets)  # each distinct subset once
     assert (found.rows.shadow_slot == NO_ROW).all()
+
+
+@pytest.mark.parametrize(("members", "slots"), [(4, 62), (8, 61), (3, 130), (2048, 53), (2048, 64)])
+def test_measurement_rows_hold_for_many_slots(members: int, slots: int) -> None:
+    draw = np.random.default_rng(slots)
+    stage = draw.choice([Stage.DORMANT, Stage.TRAINING, Stage.HOLDING], (members, slots), p=[0.9, 0.05, 0.05])
+    stage[-1, [0, -1]] = Stage.HOLDING
+    states = SlotStates.empty(members, slots).replace(
+        stage=torch.from_numpy(stage), alpha=torch.full((members, slots), 0.5)
+    )
+    nothing_waits = torch.tensor([NO_BLEND, NO_FORM, 0]).expand(members, slots, 3)
+    forms = torch.full((members, slots, 1), NO_FORM)
+    found = measurement_rows(SlotView.read(states, forms, forms[..., 1:], nothing_waits)[0])
+    own = np.where(stage == Stage.HOLDING, 0.5, 0.0)
+    np.testing.assert_array_equal(found.rows.alpha[:members], own)
+    asked = {"without": (Stage.HOLDING, 0.0), "shadow": (Stage.TRAINING, 1.0)}
+    for name, (where, alpha) in asked.items():
+        table = getattr(found, name)
+        np.testing.assert_array_equal(table >= 0, stage == where)
+        member, slot = np.nonzero(stage == where)
+        expected = own[member]
+        expected[range(len(slot)), slot] = alpha
+        row = table[member, slot]
+        np.testing.assert_array_equal(found.rows.alpha[row], expected)
+        np.testing.assert_array_equal(found.rows.member[row], member)
+        np.testing.assert_array_equal(found.rows.fork[row], slot)
 
 
 def fork_of(rows: Rows, row: int) -> int:
@@ -275,7 +290,7 @@ def test_plans_meet_every_part_in_its_group(grown: tuple[list[list[SlotRecord]],
     plan = build_plan(trained, view, CPU)
     check_plan(plan, trained, crowd, folded)
     assert len(set(plan.live.tolist())) == len(plan.live)  # a part learns in one row
-    measured = measurement_rows(view, True, True).rows
+    measured = measurement_rows(view).rows
     check_plan(build_plan(measured, view, CPU), measured, crowd, folded)
 
 
@@ -309,7 +324,7 @@ def test_a_plan_in_a_larger_room_is_the_same_plan(
     grown: tuple[list[list[SlotRecord]], Chains], trains: bool, light: bool
 ) -> None:
     view = view_of(*grown)
-    rows = training_rows(view) if trains else measurement_rows(view, True, True).rows
+    rows = training_rows(view) if trains else measurement_rows(view).rows
     blank = view.form.size
     sketch = Sketch(rows, view, (np.arange(len(rows.member)),), blank)
     tight, room = sketch.draft().on(CPU), sketch.need.roomier(light)

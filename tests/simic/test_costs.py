@@ -54,22 +54,22 @@ LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0,
 
 
 @settings(max_examples=10, deadline=None)
-@given(**LIVES, ablate=st.booleans(), pairs=st.booleans())
-def test_work_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool, pairs: bool) -> None:
+@given(**LIVES, ablate=st.booleans())
+def test_work_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool) -> None:
     """An epoch, what each network itself does, and births and folds that wait."""
     life, found = grown(preset, seed)
-    assert_rows_are_counted(life, found, ablate, pairs)
+    assert_rows_are_counted(life, found, ablate)
     assert_own_rows_cost_what_the_extracted_network_costs(life, found)
     assert_what_waits_is_charged_as_if_it_were_done(life, found)
 
 
-def assert_rows_are_counted(life: Life, found: ForwardCosts, ablate: bool, pairs: bool) -> None:
+def assert_rows_are_counted(life: Life, found: ForwardCosts, ablate: bool) -> None:
     """Forks, seeds, gates and folded parts of every row, added up one by one."""
     population, states = life.population, life.states
     view = population.look(states)
     expected = 3 * 32 * slow_rows(found, population, states, training_rows(view))
-    expected += 48 * slow_rows(found, population, states, measurement_rows(view, ablate, pairs).rows)
-    work = Work(training=32, validation=48, ablate=ablate, pairs=pairs and ablate)
+    expected += 48 * slow_rows(found, population, states, measurement_rows(view, ablate).rows)
+    work = Work(training=32, validation=48, ablate=ablate)
     counted = found.epoch(states, population, work)
     np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-12)
     assert counted.dtype == torch.float64

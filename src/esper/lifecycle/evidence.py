@@ -17,7 +17,7 @@ class SlotEvidence(RowRecord):
     contribution: Tensor  # validation accuracy lost without the seed, in percentage points
     contribution_velocity: Tensor  # moving average of its change per tick, points
     contribution_age: Tensor  # ticks since it was measured
-    interaction: Tensor  # contribution in company minus contribution alone, points
+    interaction: Tensor  # never measured; a column of the features that stored controllers were trained with
     shadow_gain: Tensor  # validation accuracy gained if an isolated seed were adopted now, points
     gradient_norm: Tensor
     gradient_health: Tensor  # 0..1

@@ -36,7 +36,6 @@ class PopulationConfig(Config):
     )
     warmup: float = Field(0.05, ge=0, lt=1, description="one_cycle, flat: share of the episode spent rising")
     decay: float = Field(0.4, ge=0, le=1, description="flat: share of the episode spent falling to 0")
-    measure_pairs: bool = Field(False, description="also measure how pairs of seeds interact")
     rows_per_chunk: int = Field(
         4096, ge=1, description="members that go through the network together: bounds memory"
     )

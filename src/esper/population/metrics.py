@@ -43,22 +43,19 @@ class ValidationMetrics:
     accuracy: Tensor  # [N] 0..1
     contribution: Tensor  # [N, S] points lost without the seed
     shadow_gain: Tensor  # [N, S] points gained if the isolated seed were adopted
-    interaction: Tensor  # [N, S] mean synergy with the other seeds, points
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> ValidationMetrics:
         """NaN everywhere."""
-        rows, tables = _nan(num_members, num_slots, device, 2, 3)
+        rows, tables = _nan(num_members, num_slots, device, 2, 2)
         return ValidationMetrics(*rows, *tables)
 
 
-def worth_of_seeds(
-    accuracy: Tensor, own: int, without: Tensor, shadow: Tensor, without_pair: Tensor
-) -> dict[str, Tensor]:
-    """Contribution, shadow gain and interaction in points, from the accuracies of the rows.
+def worth_of_seeds(accuracy: Tensor, own: int, without: Tensor, shadow: Tensor) -> dict[str, Tensor]:
+    """Compute contribution and shadow gain in points, from the accuracies of the rows.
 
-    Of each seed, the row without it, with it if it were adopted [N, S], and without it and another [N, S, S],
-    -1 where none was asked for, or [N, S, 0] if pairs never are; accuracy [R], the members' own rows first
+    Of each seed, the row without it and the row with it if it were adopted [N, S], -1 where none was asked
+    for; accuracy [R], the members' own rows first
     """
 
     def answer(rows: Tensor) -> Tensor:
@@ -66,11 +63,7 @@ def worth_of_seeds(
         return accuracy[rows.clamp(min=0)].masked_fill(rows < 0, math.nan)
 
     alone = accuracy[:own].unsqueeze(1)  # [N, 1]
-    lacking, pair = answer(without), answer(without_pair)
-    others = lacking[:, : pair.shape[2]]  # the other seeds of pairs
-    synergy = (alone.unsqueeze(2) - lacking.unsqueeze(2)) - (others.unsqueeze(1) - pair)
     return {
-        "contribution": 100.0 * (alone - lacking),
+        "contribution": 100.0 * (alone - answer(without)),
         "shadow_gain": 100.0 * (answer(shadow) - alone),
-        "interaction": 100.0 * synergy.nanmean(dim=2),
     }

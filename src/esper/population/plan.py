@@ -204,70 +204,33 @@ def training_rows(view: SlotView) -> Rows:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The rows of a validation, each distinct subset of seeds once, and where each answer is found."""
+    """The rows of a validation and where each answer is found."""
 
     rows: Rows
     without: Ints  # [N, S] row with that heard slot off, or -1
     shadow: Ints  # [N, S] row with that isolated seed on, or -1
-    without_pair: Ints  # [N, S, S] row with both slots off, or -1; [N, S, 0] where pairs are not asked for
 
 
-def measurement_rows(view: SlotView, ablate: bool = True, pairs: bool = False) -> Measurement:
-    """Own rows, leave-one-out rows, shadow rows and, where asked, leave-two-out rows."""
-    num_slots = view.shape[1]
-    bit = 1 << np.arange(num_slots, dtype=np.int64)
-    heard = (view.alpha > 0) & ablate
-    subset = (view.alpha > 0) @ bit  # [N]
-    second = bit[: num_slots * pairs]  # the other slot of a pair
-    both = heard[:, :, None] & heard[:, None, : len(second)] & (bit[:, None] != second)
-    wanted = [
-        (subset[:, None] & ~bit, heard),
-        (subset[:, None] | bit, view.training & ablate),
-        (subset[:, None, None] & ~(bit[:, None] | second), both),
-    ]
-    keys, position = _distinct(subset, wanted, num_slots)
-    member = keys >> num_slots
-    active = (keys[:, None] & bit) > 0
-    alpha = np.where(active, np.where(view.training[member], 1.0, view.alpha[member]), 0.0)
-    rows = Rows(
-        member=member,
-        alpha=alpha,
-        shadow_slot=np.full(len(member), NO_ROW),
-        fork=_lowest_bit(keys ^ keys[member]),
-    )
-    return Measurement(rows, *position)
+def measurement_rows(view: SlotView, ablate: bool = True) -> Measurement:
+    """Build every member's own row, then one row for each seed: without it if it is heard, else with it.
 
-
-def _lowest_bit(numbers: Ints) -> Ints:
-    """The place of the lowest bit that is set, -1 where none is."""
-    lowest = numbers & -numbers
-    return np.frexp(lowest.astype(np.float64))[1].astype(np.int64) - 1
-
-
-def _distinct(own: Ints, wanted: list[tuple[Ints, Bools]], num_slots: int) -> tuple[Ints, list[Ints]]:
-    """Distinct (member, subset) keys in the order of `Rows`, and the row of every request, or -1.
-
-    own [N]: the subset of each member's own row
+    A seed that trains in isolation is not heard, so that no slot of a member asks for two rows and no subset
+    of seeds occurs twice. Row numbers follow from positions alone, for any number of slots.
     """
-    own = (np.arange(len(own)) << num_slots) | own
-    places = [np.nonzero(asked) for _, asked in wanted]
-    asked_keys = [
-        (place[0] << num_slots) | np.broadcast_to(subset, asked.shape)[place]
-        for (subset, asked), place in zip(wanted, places, strict=True)
-    ]
-    every = np.concatenate(asked_keys)
-    row = every >> num_slots  # right where the own row is asked for
-    new = every != own[row]
-    others, which = np.unique(every[new], return_inverse=True)
-    order = np.argsort(_lowest_bit(others ^ own[others >> num_slots]), kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
-    row[new] = len(own) + rank[which]
-    position = [np.full(asked.shape, NO_ROW) for _, asked in wanted]
-    ends = np.cumsum([len(keys) for keys in asked_keys])[:-1]
-    for table, place, found in zip(position, places, np.split(row, ends), strict=True):
-        table[place] = found
-    return np.concatenate([own, others[order]]), position
+    num_members = view.shape[0]
+    asked = ((view.alpha > 0) | view.training) & ablate
+    slot, member = np.nonzero(asked.T)
+    others = view.alpha[member]
+    others[np.arange(len(member)), slot] = np.where(view.training[member, slot], 1.0, 0.0)
+    row = np.full(view.shape, NO_ROW)
+    row[member, slot] = num_members + np.arange(len(member))
+    rows = Rows(
+        member=np.concatenate([np.arange(num_members), member]),
+        alpha=np.concatenate([view.alpha, others]),
+        shadow_slot=np.full(num_members + len(member), NO_ROW),
+        fork=np.concatenate([np.full(num_members, NO_ROW), slot]),
+    )
+    return Measurement(rows, np.where(view.training, NO_ROW, row), np.where(view.training, row, NO_ROW))
 
 
 def ship(array: NDArray[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -278,8 +278,8 @@ class Population:
             view = replace(view, active=np.ones_like(view.active))
         metrics = ValidationMetrics.unmeasured(*view.shape, self.device)
         for some in self._chunks(view):
-            wanted = measurement_rows(some, ablate, self.config.measure_pairs)
-            tables = (wanted.without, wanted.shadow, wanted.without_pair)
+            wanted = measurement_rows(some, ablate)
+            tables = (wanted.without, wanted.shadow)
             validation = self._replays.validation(Sketch(wanted.rows, some, tables, self._blank), data)
             _put(metrics, validation.plan, some, validation())
         return metrics

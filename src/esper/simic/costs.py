@@ -34,7 +34,6 @@ class Work:
     training: int
     validation: int
     ablate: bool = True  # each seed's worth is measured
-    pairs: bool = False  # and that of every pair
 
 
 @dataclass(frozen=True)
@@ -101,9 +100,6 @@ class ForwardCosts:
         validated = own
         if work.ablate:
             validated = validated + shadows + (heard * rest).sum(1)
-            if work.pairs:
-                partners = _behind(heard.double())
-                validated = validated + (heard * (partners * rest - _behind(grown))).sum(1)
         validated = work.validation * validated
         return trained + (validated if looks is None else torch.where(looks, validated, 0.0))
 

@@ -389,5 +389,4 @@ class GrowthEnvironment:
             training=config.batch_size * config.batches_per_epoch,
             validation=min(self.validation.num_samples, config.validation_samples),
             ablate=measure,
-            pairs=config.measure_pairs,
         )

@@ -69,7 +69,7 @@ def update_evidence(
         contribution=_newest(validation.contribution, evidence.contribution),
         contribution_velocity=torch.where(measured, velocity, evidence.contribution_velocity),
         contribution_age=(evidence.contribution_age + 1.0).masked_fill(measured, 0.0),
-        interaction=_newest(validation.interaction, evidence.interaction),
+        interaction=evidence.interaction,
         shadow_gain=shadow_gain.masked_fill(~isolated, math.nan),
         gradient_norm=_newest(seeds.norm, evidence.gradient_norm),
         gradient_health=_newest(seeds.health, evidence.gradient_health),
