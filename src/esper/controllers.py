@@ -182,7 +182,7 @@ def load_learned(
         agent.load_state_dict(under_prefix(LEARNER, checkpoint.tensors))
     except (ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
-    return LearnedController(agent, config.learner, deterministic)
+    return LearnedController(agent, deterministic)
 
 
 def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:

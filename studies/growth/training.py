@@ -146,7 +146,7 @@ def load_controllers(folder: Path, device: str) -> dict[str, LearnedController]:
     for path in sorted(folder.glob("main-*.safetensors")):
         agent = make_agent(CONFIG, torch.device(device))
         agent.load_state_dict(load_file(path, device=device))
-        found[path.stem] = LearnedController(agent, CONFIG.learner)
+        found[path.stem] = LearnedController(agent)
     if not found:
         raise UserError(f"{folder} holds no main-*.safetensors; give the folder that `train` wrote")
     return found

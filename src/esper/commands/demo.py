@@ -66,7 +66,7 @@ def _contest(run: TrainingRun, members: int) -> Contest:
     from esper.simic.learner import LearnedController
 
     arms = arms_of(",".join((*SIZES, SCHEDULE, TAMIYO)), run.config)
-    arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent, run.config.learner)
+    arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
     return Contest(run.config.model_copy(update={"members": members}), arms)
 
 

@@ -53,7 +53,7 @@ class RewardConfig(Config):
 
 
 class LearnerConfig(Config):
-    """How a controller begins, what it is shown and what it is credited with; PPO itself is `PPOConfig`."""
+    """How a controller begins; PPO itself is `PPOConfig`."""
 
     patience: float = Field(
         default=0.0,
@@ -65,13 +65,6 @@ class LearnerConfig(Config):
         default=0,
         ge=0,
         description="first rounds in which it learns to do what the rule of thumb does, at its own pace",
-    )
-    memory: bool = Field(default=True, description="whether it remembers the earlier steps of an episode")
-    shadow_gain: bool = Field(
-        default=True, description="whether it is shown what a seed that trains alone would gain"
-    )
-    credit: Literal["read", "all"] = Field(
-        default="read", description="a decision credits the heads that its op reads, or all of them"
     )
 
 

@@ -28,14 +28,6 @@ from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
 PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}
 
 
-class EveryHead(TamiyoNet):
-    """A network that chooses all heads at every step and is credited for each, whatever the op reads."""
-
-    def reads(self, op: Tensor) -> Tensor:
-        """All heads, under any op.  # [...] → [..., H] bool"""
-        return torch.ones(*op.shape, len(self.head_names), dtype=torch.bool, device=op.device)
-
-
 def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
     """A fresh network as a learner begins with it; its weights are drawn from torch's global generator.
 
@@ -43,7 +35,7 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
     planting only costs: such a learner stops planting before it can learn to raise anything. Patience lets
     the first policy raise what it plants, by the bias of its op head.
     """
-    network = EveryHead(shape) if config.credit == "all" else TamiyoNet(shape)
+    network = TamiyoNet(shape)
     with torch.no_grad():
         for op, bias in PATIENCE.items():
             network.op_head.bias[op] += config.patience * bias
@@ -51,15 +43,11 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
 
 
 class LearnedController:
-    """Decides by an agent's policy: samples with numbers that belong to each member, or takes the likeliest.
+    """Decide by an agent's policy: sample with numbers that belong to each member, or take the likeliest."""
 
-    `config` says what the policy is shown and whether it remembers: give the one that it was trained with.
-    """
-
-    def __init__(self, agent: PPOAgent, config: LearnerConfig | None = None, deterministic: bool = False):
+    def __init__(self, agent: PPOAgent, deterministic: bool = False):
         self.agent = agent
         self.looks = True
-        self.config = config or LearnerConfig()
         self.deterministic = deterministic
         self._decision = Captured(self._decide, Studio() if agent.device.type == "cuda" else None)
 
@@ -71,8 +59,7 @@ class LearnedController:
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """One legal action per member."""
-        forgets = step == 0 or not self.config.memory
-        reset = torch.full_like(self._scene.members, forgets, dtype=torch.bool)
+        reset = torch.full_like(self._scene.members, step == 0, dtype=torch.bool)
         scene = self._scene
         count = torch.full((), scene.counter(step), dtype=torch.long, device=scene.device)
         self._decided, self._memory = self._decision(
@@ -93,15 +80,8 @@ class LearnedController:
         """The step and the memory after it, as a function that a GPU can replay."""
         heads = len(Head)
         uniforms = None if self.deterministic else random_uniform(seed, members, Stream.ACTION, count, heads)
-        return self.agent.act(self._shown(observation), masks, memory, reset, uniforms)
-
-    def _shown(self, observation: Observation) -> TamiyoInputs:
-        """What the policy is shown: without shadow gain, that column reads as unmeasured."""
-        if not self.config.shadow_gain:
-            evidence = observation.evidence
-            unmeasured = torch.full_like(evidence.shadow_gain, float("nan"))
-            observation = replace(observation, evidence=replace(evidence, shadow_gain=unmeasured))
-        return TamiyoInputs(*batch_obs_to_features(observation))
+        inputs = TamiyoInputs(*batch_obs_to_features(observation))
+        return self.agent.act(inputs, masks, memory, reset, uniforms)
 
 
 class Learner(LearnedController):
@@ -121,7 +101,8 @@ class Learner(LearnedController):
         reward: RewardConfig | None = None,
     ):
         """steps: the most decisions of an episode."""
-        super().__init__(agent, config)
+        super().__init__(agent)
+        self.config = config or LearnerConfig()
         self.name = name
         self.steps = steps
         self.reward = reward or RewardConfig()
