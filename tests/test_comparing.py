@@ -31,6 +31,8 @@ from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
+from esper.tamiyo.controller import Controller
+from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.telemetry.schema import json_values
 from tests.shards import on_processes
@@ -116,6 +118,25 @@ def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batche
     assert abs(done - wanted) <= max(1, wanted // 20) or steps < 3  # few steps leave little to choose from
     assert abs(done - wanted) <= found.steps / 2
     assert min(steps, wanted) <= found.steps <= 2 * steps
+
+
+@pytest.mark.parametrize("controller", [Periodic(3), Schedule.parse("norm@0.2")], ids=["looks", "does not"])
+def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(controller: Controller) -> None:
+    world = make_environment(steps=8, best_epoch=True)
+    grown, static = compare(world, {"grown": controller, "static": Fixed()})
+    price = prices_of(world)
+    per_step = np.diff(static.record.spent, axis=0)  # [T, N]
+    minibatches = (per_step - price.validation) / price.batch
+    np.testing.assert_allclose(minibatches, np.round(minibatches), err_msg="minibatches and one validation")
+    assert static.record.flops.mean() == pytest.approx(grown.record.flops.mean(), rel=0.06)
+    least = world.batches * price.batch + price.validation
+    assert (np.diff(grown.record.spent, axis=0)[:-1] >= least - 1).all(), "a grown arm pays for it too"
+    alone = run_controller(world, "static", Static())
+    np.testing.assert_allclose(
+        alone.record.flops, world.steps * least, err_msg="nothing to decide, nothing paid"
+    )
+    for run in (static, alone):
+        np.testing.assert_array_equal(run.record.accuracy[-1], run.record.accuracy[1:].max(axis=0))
 
 
 # ---- the best of several ---------------------------------------------------------------------------------

@@ -116,10 +116,14 @@ def _with_host(task: Task, config: RunConfig) -> Task:
 
 
 def make_environment(
-    config: RunConfig, device: torch.device | None = None, members: Tensor | None = None
+    config: RunConfig,
+    device: torch.device | None = None,
+    members: Tensor | None = None,
+    best_epoch: bool = False,
 ) -> GrowthEnvironment:
     """The environment of a run with one task, with other members where they are given.  # members [N]
 
+    best_epoch: networks end with the weights of their best epoch, and pay for the validations that find it.
     Raises UserError where there are several tasks or budgets.
     """
     specs = make_specs(config, device, members)
@@ -130,7 +134,7 @@ def make_environment(
             f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
             "episode.flops instead"
         )
-    return GrowthEnvironment(specs[0])
+    return GrowthEnvironment(replace(specs[0], best_epoch=best_epoch))
 
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:

@@ -6,8 +6,12 @@ which is opened once per network, after its training.
 
 A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
 best of several hosts on validation data (`best-of`, `best-of:8`), a host of another size
-(`fixed:hidden=16+depth=2`), or the network that a controller ended with (`final:NAME`). It is charged for
-its training and for no validation, but for the one that chooses the best.
+(`fixed:hidden=16+depth=2`), or the network that a controller ended with (`final:NAME`).
+
+All arms take their weights by one rule and pay for the validation that they use. By default the weights are
+those of the last epoch; then a network that never changes pays for no validation, but for the one that
+chooses the best of several. Where the environment's `best_epoch` is set, every arm ends with the weights of
+its best epoch on validation data and pays for a validation in each.
 """
 
 from __future__ import annotations
@@ -91,15 +95,15 @@ def run_controller(
     initial_slots: SlotStates | None = None,
     on_step: OnStep | None = None,
     episode: int = EVALUATION_EPISODE,
-    decided: bool = False,
 ) -> ControllerRun:
     """One controller through one episode, and its networks on the test split.
 
-    decided: end as a growth does: the best epoch comes back, and every seed is kept or taken out.
+    With `best_epoch` in the environment's spec the best epoch comes back, and every seed is kept or taken
+    out.
     """
     shards, played = Shards.of(environment), []
     for each, slots in zip(shards.held, shards.slots(initial_slots), strict=True):
-        if decided:
+        if each.spec.best_epoch:
             record = Ending(each).play(controller, episode, slots, on_step)
         else:
             record = play(each, controller, episode, slots, on_step)
@@ -126,15 +130,19 @@ class TrainingLength:
     batches: int  # minibatches in a step
 
 
-def schedule_for(minibatches: float, like: TrainingLength) -> TrainingLength:
-    """The steps and the minibatches in a step whose product is nearest to `minibatches`.
+def schedule_for(minibatches: float, like: TrainingLength, validation: float = 0.0) -> TrainingLength:
+    """The steps and the minibatches in a step that cost what is nearest to `minibatches`.
 
     Steps lie between those of `like` and twice as many, or there is one for each minibatch if these are few.
+    validation: what the validation of a step costs, in minibatches.
     """
     wanted = max(1, round(minibatches))
     first = min(like.steps, wanted)
-    found = [TrainingLength(steps, max(1, round(wanted / steps))) for steps in range(first, 2 * first + 1)]
-    return min(found, key=lambda schedule: abs(schedule.steps * schedule.batches - wanted))
+    found = [
+        TrainingLength(steps, max(1, round(wanted / steps - validation)))
+        for steps in range(first, 2 * first + 1)
+    ]
+    return min(found, key=lambda schedule: abs(schedule.steps * (schedule.batches + validation) - wanted))
 
 
 def run_fixed(
@@ -149,19 +157,22 @@ def run_fixed(
 
     slots: the seeds that they have from the start, as `from_the_start` makes them; none by default. With
     several restarts each has an equal share of the budget and other first weights, and a member's best one on
-    validation data counts; with 0 restarts there are as many as can train for an episode each. Only that
-    choice is charged a validation; curves show others, which are free.
+    validation data counts; with 0 restarts there are as many as can train for an episode each. That choice
+    is charged a validation, and so is every epoch where the best one counts; curves show others, which are
+    free.
     """
     shards = Shards.of(environment)
     spec, prices = shards.first.spec, prices_of(shards, slots)
+    like = TrainingLength(spec.episode.steps, spec.population.batches_per_epoch)
+    step = like.batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
+    once = (not spec.best_epoch) * prices.validation  # [N] what it costs to choose among restarts
     if not restarts:
-        batches = spec.episode.steps * spec.population.batches_per_epoch
-        restarts = max(1, round(budget / float((batches * prices.batch + prices.validation).mean())))
-    choosing = prices.validation if restarts > 1 else 0.0 * prices.validation  # [N]
-    minibatches = (budget / restarts - float(choosing.mean())) / float(prices.batch.mean())
-    schedule = schedule_for(
-        minibatches, TrainingLength(spec.episode.steps, spec.population.batches_per_epoch)
-    )
+        restarts = max(1, round(budget / float((like.steps * step + once).mean())))
+    choosing = once if restarts > 1 else 0.0 * once
+    batch = float(prices.batch.mean())
+    minibatches = (budget / restarts - float(choosing.mean())) / batch
+    validation = spec.best_epoch * float(prices.validation.mean()) / batch
+    schedule = schedule_for(minibatches, like, validation)
     episode = {"steps": schedule.steps, "measure_every": schedule.steps, "clock": "steps", "flops": None}
     recipe = {"batches_per_epoch": schedule.batches}
     if slots is None:
@@ -175,7 +186,8 @@ def run_fixed(
         run_controller(world, name, Static(), slots, paced, EVALUATION_EPISODE + k) for k in range(restarts)
     ]
     best = best_of(runs)
-    share = np.arange(schedule.steps + 1)[:, None] * (schedule.batches * prices.batch)  # [T + 1, N]
+    step = schedule.batches * prices.batch + spec.best_epoch * prices.validation
+    share = np.arange(schedule.steps + 1)[:, None] * step  # [T + 1, N]
     share[-1] += choosing
     epochs = restarts * schedule.steps * schedule.batches / spec.population.batches_per_epoch
     return replace(best, record=replace(best.record, spent=restarts * share), epochs=epochs)
@@ -242,11 +254,8 @@ def compare(
     environment: GrowthEnvironment | Shards,
     arms: Mapping[str, Arm],
     on_step: OnStep | None = None,
-    decided: bool = False,
 ) -> list[ControllerRun]:
     """Every arm, in the order given. Controllers run first: what they spend is what the others may.
-
-    decided: the networks of controllers end as a growth does, with every seed kept or taken out.
 
     The final networks of a controller get what it spent, on the mean over members; other networks that never
     change get what the controller spent that spent most, or, without one, what an episode of the host costs.
@@ -265,11 +274,12 @@ def compare(
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
             pace = _Pace(on_step, ticks, ticks)
-            runs[name] = run_controller(environment, name, arm, on_step=pace, decided=decided)
+            runs[name] = run_controller(environment, name, arm, on_step=pace)
             pace.finish()
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
-    episode = one.steps * one.spec.population.batches_per_epoch
-    usual = max(spent.values(), default=episode * float(prices_of(environment).batch.mean()))
+    price, batches = prices_of(environment), one.spec.population.batches_per_epoch
+    epoch = batches * price.batch + one.spec.best_epoch * price.validation  # [N] FLOPs
+    usual = max(spent.values(), default=one.steps * float(epoch.mean()))
     for name, arm in fixed.items():
         budget = spent[arm.of] if arm.of else usual
         world, slots = _beginning(Shards.of(environment), arm, runs.get(arm.of))

@@ -21,8 +21,8 @@ from tests.tiny import TINY
 @pytest.mark.parametrize("rate", [0.0, 1.0])
 def test_the_exported_network_is_the_reported_one(rate: float, tmp_path: Path) -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "episode.steps=9"])
-    environment = make_environment(config)
-    run = run_controller(environment, "random", RandomLegal(rate), decided=True)
+    environment = make_environment(config, best_epoch=True)
+    run = run_controller(environment, "random", RandomLegal(rate))
     grown = GrownMember.best(environment, run)
     grown.save(tmp_path)
     row, slots = grown.row, run.record.final_slots

@@ -87,7 +87,9 @@ def _prepare(settings: RunConfig, controller: str) -> _Growth:
     from esper.foundation.devices import choose_device
 
     loaded = load_controller(controller, choose_device(settings.device))
-    return _Growth(settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings))
+    return _Growth(
+        settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings, best_epoch=True)
+    )
 
 
 def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> None:
@@ -110,7 +112,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         cpu_threads(settings.threads),
         step_progress(steps, "growing", quiet) as advance,
     ):
-        runs = compare(environment, growth.arms, on_step=lambda _: advance(), decided=True)
+        runs = compare(environment, growth.arms, on_step=lambda _: advance())
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)

@@ -74,10 +74,12 @@ class Arms:
     def _ungrown(
         self, arm: str, model: ModelOrMaker, grown: Grown, folder: GrowFolder | None
     ) -> Grown | None:
-        """A model that never grows, at the training FLOPs of what has grown; None if it was broken off."""
+        """A model that never grows, at the FLOPs of what has grown; None if it was broken off."""
         once = self._ready(model, 1)
-        samples = self.prepared.environment.samples_trained
-        epoch = TRAINING_PASSES * samples * once.environment.costs.host
+        growth = self.prepared.environment
+        # Both arms take the weights of their best epoch, so both pay for a validation in every epoch.
+        samples = TRAINING_PASSES * growth.samples_trained + growth.validation_samples
+        epoch = samples * once.environment.costs.host
         epochs = max(1, round(float(grown.record.flops.mean()) / epoch))
         run = self._lived(arm, self._ready(model, epochs), folder)
         return None if run.record.num_steps < epochs else run

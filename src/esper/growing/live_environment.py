@@ -163,6 +163,7 @@ class LiveEnvironment(GrowthEnvironment):
                 episode=settings.episode(epochs),
                 lifecycle=settings.rules(epochs),
                 population=PopulationConfig(folds=settings.training.get("folds", 0)),
+                best_epoch=True,
             )
         )
 
@@ -185,7 +186,7 @@ class LiveEnvironment(GrowthEnvironment):
 
     def _work(self, measure: bool) -> Work:
         training, validation = self.bodies.samples
-        return Work(training, validation, measure)
+        return Work(training, validation, measure, best_epoch=self.spec.best_epoch)
 
     def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
         """The score on each part of the validation data, and what it loses there without each heard seed."""

@@ -96,6 +96,7 @@ def _environment(request: Request, pieces: Cut, data: Data, goal: Goal) -> Growt
             population=settings.population(len(data.train), len(data.validation), data.batch_size),
             make_host=make_host,
             objective=goal.objective,
+            best_epoch=True,
         )
     )
 

@@ -34,6 +34,7 @@ class Work:
     training: int
     validation: int
     ablate: bool = True  # each seed's worth is measured
+    best_epoch: bool = False  # validation chooses the final weights: everyone pays for it
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,8 @@ class ForwardCosts:
         """Operations of one epoch of training and one validation.  # [N] float64
 
         A row that differs from its member's own from slot s on is charged from there. looks [N] bool: who is
-        charged for the validation, everyone by default.
+        charged for the validation and for what it measures of seeds, everyone by default; the others pay for
+        the plain validation where it chooses their weights.
         """
         folded, seed = self._by_slot(slots, population)  # [N, S] each
         heard = is_heard(slots)
@@ -101,7 +103,10 @@ class ForwardCosts:
         if work.ablate:
             validated = validated + shadows + (heard * rest).sum(1)
         validated = work.validation * validated
-        return trained + (validated if looks is None else torch.where(looks, validated, 0.0))
+        if looks is None:
+            return trained + validated
+        plain = work.validation * own if work.best_epoch else torch.zeros_like(own)
+        return trained + torch.where(looks, validated, plain)
 
     def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
         """What hosts that keep the seeds of these slots cost; nothing is measured of single seeds."""

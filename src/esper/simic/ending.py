@@ -133,15 +133,22 @@ class Ending:
         """Decide the seeds of the rows as they are, and measure what is left."""
         environment, rows = self.environment, self.environment.rows
         slots, alive = rows.slots, holds_seed(rows.slots)
+        measured_with = torch.zeros_like(alive)  # the seeds of the latest measurement
 
         def measure(kept: Tensor) -> BlockScores:
-            return environment.scores_by_block(at_full_strength(slots, kept), BLOCKS)
+            nonlocal measured_with
+            states = at_full_strength(slots, kept)
+            # Decided members are measured again with the others; they pay only for what is new.
+            environment.charge_validation(states, (kept != measured_with).any(dim=1))
+            measured_with = kept
+            return environment.scores_by_block(states, BLOCKS)
 
         decision = decide_seeds(measure, alive, self.planted)
         states, signals = at_full_strength(slots, decision.kept), rows.signals
         environment.population.prune(~decision.kept)
         if bool(alive.any()):
             measured = environment.population.validate(states, environment.validation, ablate=False)
+            environment.charge_validation(states, alive.any(dim=1), ablate=False)
             signals = signals.update(measured.loss, measured.accuracy)
         contribution = torch.where(decision.kept, decision.worth, torch.nan)
         evidence = rows.evidence.forget(~decision.kept).replace(contribution=contribution)

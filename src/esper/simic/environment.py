@@ -17,7 +17,8 @@ it at "decide", so that one `step(actions)` is, in this order:
 7. **reward**    from the potential before the action and after the governor
 
 Clocks. `clock` counts the decisions made, 0 at reset. Compute is the budget: a member spends the training
-FLOPs of its own rows and its shadows and, if its controller looks at what is measured, those of validation;
+FLOPs of its own rows and its shadows and, if its controller looks at what is measured or its weights are
+those of the best epoch (`EnvironmentSpec.best_epoch`), those of validation;
 `progress` is the share spent, and the learning rate follows it. A member whose budget is spent is finished:
 that step was its last and is terminal, nothing of it changes any more. A larger network therefore gets
 fewer steps; none gets more than `steps`. With `episode.clock: steps` everyone gets that many instead. An
@@ -33,6 +34,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -389,4 +391,13 @@ class GrowthEnvironment:
             training=config.batch_size * config.batches_per_epoch,
             validation=min(self.validation.num_samples, config.validation_samples),
             ablate=measure,
+            best_epoch=self.spec.best_epoch,
         )
+
+    def charge_validation(self, slots: SlotStates, who: Tensor, ablate: bool = True) -> None:
+        """Add the FLOPs of one validation of networks with these slots to what members spent.  # who [N] bool
+
+        ablate: with a measurement of every seed.
+        """
+        work = replace(self._work(ablate), training=0)
+        self.flops = self.flops + torch.where(who, self.costs.epoch(slots, self.population, work), 0.0)

@@ -40,6 +40,7 @@ class EnvironmentSpec:
     objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
     rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
     budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
+    best_epoch: bool = False  # networks end with the weights of their best epoch on validation data
 
 
 @dataclass(frozen=True)
