@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,7 +25,7 @@ REPRODUCE = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
 MEASURED = ROOT / "benchmarks/results"
 
 
-def lines(name: str) -> list[dict[str, float]]:
+def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (MEASURED / name).read_text().splitlines()]
 
 
@@ -125,6 +126,16 @@ def test_the_table_of_the_loop_is_what_was_measured() -> None:
         assert agrees(row[4], line["step_ms"])
     after = [f"{round(r['member_steps_per_s']):,}" for r in lines("h200-loop-by-slot.jsonl")]
     assert [speed for speed in after if speed not in PERFORMANCE] == []
+
+
+def test_factors_against_other_programs_are_those_of_the_measured_lines() -> None:
+    measured = [line for line in lines("h200-members.jsonl") if line["commit"] == "5cbea0d"]
+    compiled = [line["compiled_loop_ms"] / line["population_ms"] for line in measured]
+    slowest, *vmap = sorted(line["vmap_ms"] / line["population_ms"] for line in measured)
+    told = [row[1] for row in rows(section(PERFORMANCE, "In short"))]
+    found = [float(figure) for cell in told[1:4] for figure in re.findall(r"[\d.]+", cell)]
+    assert found == pytest.approx([min(compiled), max(compiled), min(vmap), max(vmap), slowest], rel=0.05)
+    assert slowest < 1 < vmap[0]
 
 
 @pytest.mark.parametrize(
