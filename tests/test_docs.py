@@ -24,6 +24,7 @@ from esper.lifecycle.actions import (
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
+from esper.simic.config import RewardConfig
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent
@@ -76,6 +77,11 @@ def test_gates_and_numbers_are_the_defaults() -> None:
     assert [f"{s.name} {n}" for s, n in SPEED_TICKS.items()] == re.findall(
         r"[A-Z]+ \d", row("alpha_speed")[1]
     )
+
+
+def test_the_rent_of_the_glossary_is_the_default() -> None:
+    page = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+    assert f"`reward.rent_weight`, {RewardConfig().rent_weight:g} unless" in row("Φ, worth", page)[1]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
