@@ -176,7 +176,7 @@ def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: b
 
 
 def show(results: list[Result], machine: str) -> None:
-    table = Table(title=f"One after another against the population ({machine})")
+    table = Table(title=f"Eager loop over modules against the population ({machine})")
     for name in asdict(results[0]):
         table.add_column(name, justify="right")
     for result in results:
@@ -196,7 +196,7 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     for work in sorted({r.work for r in results}):
         sizes = sorted({r.n for r in results if r.work == work})
         slow = [next(r.baseline_ms for r in results if (r.work, r.n) == (work, n)) for n in sizes]
-        axes.plot(sizes, slow, "--", marker="x", label=f"one after another: {work}")
+        axes.plot(sizes, slow, "--", marker="x", label=f"eager loop: {work}")
     axes.set(xscale="log", yscale="log", xlabel="members", ylabel="ms per training step", title=machine)
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")

@@ -8,6 +8,8 @@
 Bytes of the sources of the standard library and of torch, which every machine with torch has. Arms: 2, 4, 6
 and 8 layers, and 2 layers that become 4 after 5 % and 8 after 30 % of the budget, each time by copies of
 trained layers.
+
+The committed results were made with token embeddings of standard deviation 0.5; the host now has 0.02.
 """
 
 from __future__ import annotations

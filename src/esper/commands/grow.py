@@ -52,8 +52,8 @@ def grow(
     """Grow networks on a task, and write the one that is best on the validation split.
 
     Seeds are planted at the joints, the places between two layers of a network, and stay if they help. The
-    same networks are trained without any growth beside them, so that the report says what growth was worth.
-    It writes network.pt2, which torch alone can run, and a film of how the network grew.
+    same networks are also trained without any growth, and the report compares the two. It writes
+    network.pt2, which torch alone can run, and a film of how the network grew.
     """
     check_range("--members", members, 1, 1_000_000)
     settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)

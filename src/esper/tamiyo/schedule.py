@@ -66,7 +66,7 @@ class ScheduleLine:
         return event
 
 
-BY_BUDGET = (  # found on made tasks and judged on others: docs/study.md
+BY_BUDGET = (  # chosen on made tasks; docs/study.md says what it was judged on and what limits that
     ScheduleLine(0.05, Blueprint.WIDEN_FULL, updates=(1536, math.inf)),
     ScheduleLine(0.10, Blueprint.WIDEN_FULL, updates=(384, 1536)),
     ScheduleLine(0.20, Blueprint.CLONE, updates=(1536, math.inf)),
