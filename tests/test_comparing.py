@@ -247,8 +247,9 @@ def test_every_name_is_described() -> None:
     assert "random:0.1" in rows["random"]
 
 
-def test_a_contest_counts_its_steps_and_pairs_its_seeds() -> None:
-    config = load_config(overrides=[*TINY, "task=spirals", "members=2"])
+@pytest.mark.parametrize("budget", ["episode.flops=null", "episode.flops=4e5"])  # the second pays for 8 steps
+def test_a_contest_counts_its_steps_and_pairs_its_seeds(budget: str) -> None:
+    config = load_config(overrides=[*TINY, "task=spirals", "members=2", budget])
     contest = Contest(config, arms_of("static,habit,best-of:2", config), seeds=2)
     ticks: list[int] = []
     comparison, reel = contest.run(lambda result: ticks.append(1))

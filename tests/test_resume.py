@@ -155,6 +155,22 @@ def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
     assert_same_run(run, whole)
 
 
+@pytest.mark.parametrize("setting", ["budgets=[1,3]", "budgets=[0.5]", "shards=3", "task=spirals+digits"])
+def test_progress_rises_to_the_number_of_rounds_and_never_beyond(setting: str, tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class View(QuietView):
+        def progress(self, rounds_done: float) -> None:
+            seen.append(rounds_done)
+
+    run = TrainingRun.start(load_config(overrides=[*TINY, "task=spirals", setting]), tmp_path / "run")
+    with run.folder:
+        run.run(View(), StopRequest())
+    assert seen == sorted(set(seen))
+    assert 1.5 < seen[-1] <= 2.0
+    assert any(0.5 < done <= 1.0 for done in seen)
+
+
 @pytest.fixture
 def young(tmp_path: Path) -> Iterator[TrainingRun]:
     """A run that has not finished a round."""

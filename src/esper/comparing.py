@@ -273,7 +273,7 @@ def compare(
     runs = {}
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            pace = _Pace(on_step, ticks, ticks)
+            pace = _Pace(on_step, ticks, one.steps * len(Shards.of(environment).held))
             runs[name] = run_controller(environment, name, arm, on_step=pace)
             pace.finish()
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}

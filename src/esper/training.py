@@ -9,7 +9,7 @@ settings and the state that they begin with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import count
@@ -159,11 +159,7 @@ class TrainingRun:
 
         A stop that any process was asked for is one of all.
         """
-        gather, steps = self.trainer.gather, self.config.episode.steps * self.trainer.episodes_per_round
-        begun, ticks = self.trainer.rounds_done, count(1)
-
-        def show(result: StepResult) -> None:
-            view.progress(begun + next(ticks) / steps)
+        gather, begun = self.trainer.gather, self.trainer.rounds_done
 
         def sinks() -> Sequence[Sink]:
             settings = self.config.model_dump(mode="json")
@@ -174,9 +170,14 @@ class TrainingRun:
             for sink in self._sinks:
                 after.callback(sink.close)
             while not self.finished and not any_process(gather, stop.requested):
-                played = self.trainer.play_round(show)[LEARNER]
+                played = self.trainer.play_round(self._progress(view))[LEARNER]
                 if self.writes:
                     self._keep(played, view)
+
+    def _progress(self, view: QuietView) -> Callable[[StepResult], None]:
+        """Make a callback that shows how far the next round is; budgets above 1 have more steps."""
+        done, steps, ticks = self.trainer.rounds_done, self.trainer.steps_in_round, count(1)
+        return lambda result: view.progress(done + next(ticks) / steps)
 
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""

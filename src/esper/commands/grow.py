@@ -106,7 +106,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     from esper.telemetry.schema import json_values, to_json
 
     environment, settings = growth.environment, growth.settings
-    steps = environment.steps * len(growth.arms)
+    steps = environment.spec.episode.steps * len(growth.arms)
     with (
         interruption_told(folder),
         cpu_threads(settings.threads),

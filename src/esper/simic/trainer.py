@@ -122,9 +122,10 @@ class Trainer:
         return self.environments[max(self.rounds_done - 1, 0) % len(self.environments)][0]
 
     @property
-    def episodes_per_round(self) -> int:
-        """How many episodes this process plays in a round, one for each of its shards."""
-        return len(self.environments[0])
+    def steps_in_round(self) -> int:
+        """The most steps that this process plays in the next round, in all of its shards."""
+        shards = self.environments[self.rounds_done % len(self.environments)]
+        return sum(environment.steps for environment in shards)
 
     def run(self) -> Iterator[dict[str, Round]]:
         """The rounds that are left, one at a time."""
