@@ -176,12 +176,62 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"
 
 
+def test_a_training_that_is_started_again_honours_its_settings_or_refuses_them(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(trained, tmp_path / "run"))
+    again = ["train", "--quiet", "--resume", "--out", str(path)]
+    same = sets("task=spirals", "members=2")
+    before = files(path)
+    assert cli.run([*again, *same, "--set", "members=3"]) == 2
+    assert "members is 3 here and 2 in the run that has begun" in capsys.readouterr().err
+    assert cli.run([*again, "--task", "digits"]) == 2
+    assert "in the run that has begun" in capsys.readouterr().err
+    assert files(path) == before
+    assert cli.run([*again, *same, "--set", "rounds=3"]) == 0
+    assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("command", [["resume"], ["train", "--resume", "--out"]])
+def test_metrics_that_were_deleted_are_missed(
+    command: list[str], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = Path(shutil.copytree(trained, tmp_path / "run"))
+    (path / "metrics.jsonl").unlink()
+    assert cli.run([*command, str(path), "--set", "rounds=3"]) == 0
+    assert "metrics.jsonl lacks 2 rounds of the 2 that are done" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["compare", "grow"])
+def test_a_run_that_was_killed_before_its_report_gets_it(
+    kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = interrupted(tmp_path / "run", kind)
+
+    def killed(folder: RunFolder) -> Path:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("esper.telemetry.report.write_report", killed)
+        with pytest.raises(RuntimeError, match="killed"):
+            cli.run(["resume", str(path), "--quiet"])
+    before = files(path)
+    assert "report.html" not in before
+    capsys.readouterr()
+    assert cli.run(["resume", str(path)]) == 0
+    assert f"wrote {path / 'report.html'}" in capsys.readouterr().out
+    assert files(path) == before | {"report.html": b"a report"}
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
         ("rounds=1", "rounds is 1, and 2 are done; give at least that"),
-        ("members=5", "a run that has begun keeps its members; what may change is rounds, device, patience"),
-        ("ppo.gamma=0.5", "a run that has begun keeps its ppo"),
+        (
+            "members=5",
+            "members is 5 here and 2 in the run that has begun, which keeps it; what may",
+        ),
+        ("ppo.gamma=0.5", "ppo.gamma is 0.5 here and 0.995 in the run"),
         ("round=9", "round is not a setting; did you mean 'rounds'?"),
     ],
 )

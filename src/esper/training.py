@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from esper.builders import LEARNER, agent_schema, make_trainer
-from esper.config import RunConfig, load_config, saved_config
+from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config
-from esper.foundation.config_files import dump, parse_override, parse_yaml
+from esper.foundation.config_files import dump, parse_yaml
 from esper.foundation.devices import cpu_threads, own_device
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather, all_or_none, any_process, from_first
 from esper.foundation.interrupts import StopRequest
+from esper.foundation.settings import Config
 from esper.simic.events import episode_events
 from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
@@ -36,6 +37,7 @@ from esper.telemetry.sinks import Sink, open_sinks
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "patience", "telemetry")
+Change = Callable[[RunConfig], RunConfig]
 
 
 class TrainingRun:
@@ -101,18 +103,19 @@ class TrainingRun:
         path: Path,
         device: str | None = None,
         checkpoint: Path | None = None,
-        overrides: Sequence[str] = (),
+        change: Change | None = None,
         gather: Gather | None = None,
     ) -> TrainingRun:
         """A run that was stopped, from its last checkpoint or from the one that is given.
 
-        `overrides` change settings of MAY_CHANGE for good: `rounds=200` extends the run. `gather`: the
-        processes that share it now, as many as there are shards or fewer. Raises UserError for a folder of
-        another kind, for any other setting, and where rounds would be lost.
+        `change` gives the settings to go on with from those of the folder; those of MAY_CHANGE may differ,
+        and are then kept: more rounds extend the run. `gather`: the processes that share it now, as many as
+        there are shards or fewer. Raises UserError for a folder of another kind, for any other setting that
+        differs, and where rounds would be lost.
         """
         gather = gather or Alone()
         with ExitStack() as undo:
-            opened = all_or_none(gather, lambda: None if gather.rank else _Opened.of(path, overrides, undo))
+            opened = all_or_none(gather, lambda: None if gather.rank else _Opened.of(path, change, undo))
             config = shared_config(opened.config if opened else RunConfig(), gather)
 
             def prepare() -> TrainingRun:
@@ -213,13 +216,15 @@ class _Opened:
     config: RunConfig  # with what is to change
 
     @staticmethod
-    def of(path: Path, overrides: Sequence[str], undo: ExitStack) -> _Opened:
+    def of(path: Path, change: Change | None, undo: ExitStack) -> _Opened:
         """`undo` closes the folder again."""
         folder = undo.enter_context(RunFolder.open(path))
         if folder.kind not in ("train", "demo"):
             raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
         before = read_config(folder)
-        return _Opened(folder, before, with_changes(before, overrides))
+        config = change(before) if change else before
+        _check_kept(before, config)
+        return _Opened(folder, before, config)
 
 
 def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
@@ -236,16 +241,19 @@ def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
     return config.model_copy(update={"shards": gather.size})
 
 
-def with_changes(config: RunConfig, overrides: Sequence[str]) -> RunConfig:
-    """The settings of a run that has begun with others of MAY_CHANGE; UserError names any that may not."""
-    for override in overrides:
-        (name,) = parse_override(override)
-        if name in RunConfig.model_fields and name not in MAY_CHANGE:
-            raise UserError(
-                f"--set is {override!r}: a run that has begun keeps its {name}; what may change is "
-                f"{', '.join(MAY_CHANGE)}: start a new run with 'esper train'"
-            )
-    return load_config(overrides=overrides, base=config)
+def _check_kept(before: RunConfig, config: RunConfig) -> None:
+    """Raise UserError for a setting outside of MAY_CHANGE that differs."""
+    for name in RunConfig.model_fields:
+        was, asked = getattr(before, name), getattr(config, name)
+        if name in MAY_CHANGE or was == asked:
+            continue
+        if isinstance(was, Config):  # name the setting itself, not its group
+            key = next(key for key in type(was).model_fields if getattr(was, key) != getattr(asked, key))
+            name, was, asked = f"{name}.{key}", getattr(was, key), getattr(asked, key)
+        raise UserError(
+            f"{name} is {asked!r} here and {was!r} in the run that has begun, which keeps it; what may "
+            f"change is {', '.join(MAY_CHANGE)}: leave {name} out, or start a new run with 'esper train'"
+        )
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:

@@ -118,10 +118,10 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)
     folder.write(reel)
     folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
-    folder.append_events(episode_events(runs[-1].record, 0))
+    folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
     comparison = as_comparison(environment, runs)
-    folder.write(comparison)
     save_png(film_strips(reel), folder.path / "film.png")
+    folder.write(comparison)  # last but for the report: 'esper resume' takes it for the end of the run
     page = write_report(folder)
     if as_json:
         summary = {"folder": str(folder.path), "report": str(page), "network": best.record()}

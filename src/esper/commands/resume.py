@@ -64,10 +64,13 @@ def resume(
             if not from_first(gather, folder is not None and _is_finished(folder, json_lines)):
                 _again(kind, folder, gather, quiet, json_lines)
             return
+        from esper.config import load_config
         from esper.training import TrainingRun
 
         seen = max((line["round"] for line in folder.metrics_file), default=0) if folder else 0
-        continued = TrainingRun.resume(run, device, checkpoint, overrides or [], gather)
+        continued = TrainingRun.resume(
+            run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
+        )
         code = _go_on(continued, seen, quiet, json_lines) if folder else carry_through(continued)
     raise typer.Exit(code)
 
@@ -95,9 +98,15 @@ def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> 
 
 
 def _is_finished(folder: RunFolder, as_json: bool) -> bool:
-    """Whether a comparison or a growth has its results, which is then said."""
+    """Whether a comparison or a growth has its results, which is then said; a missing report is written."""
     if folder.results() is None:
         return False
+    if not folder.report_path.exists():
+        from esper.telemetry.report import write_report
+        from esper.telemetry.run_folder import RunFolder
+
+        with RunFolder.open(folder.path) as opened:
+            print_line(f"wrote {write_report(opened)}", as_json)
     print_line(f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json)
     return True
 

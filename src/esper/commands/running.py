@@ -30,8 +30,9 @@ def resolve_settings(
     controllers: Iterable[str] = (),
     members: int | None = None,
     usual_members: int | None = None,
+    base: RunConfig | None = None,
 ) -> RunConfig:
-    """The settings of a run: defaults, preset, file, options, --set, in that order.
+    """The settings of a run: defaults (or `base`), preset, file, options, --set, in that order.
 
     Where nothing else is named, those of the first run folder among the controllers stand for the defaults.
     `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
@@ -46,7 +47,8 @@ def resolve_settings(
         preset = task
     named = {"task": task, "device": device, "members": members}
     options = [f"{key}={value}" for key, value in named.items() if value is not None]
-    base = _trained_with(controllers) if preset is None and config is None else None
+    if base is None and preset is None and config is None:
+        base = _trained_with(controllers)
     return load_config(config, preset, [*options, *(overrides or [])], base)
 
 
@@ -114,6 +116,14 @@ def carry_through(
             run.run(QuietView(), asked)
         return asked.exit_code
     config, trainer = run.config, run.trainer
+    rounds = {line["round"] for line in run.folder.metrics_file}
+    missing = [number for number in range(1, trainer.rounds_done + 1) if number not in rounds]
+    if missing:
+        print_line(
+            f"note: {run.folder.metrics_file.path} lacks {plural(len(missing), 'round')} of the "
+            f"{trainer.rounds_done} that are done; the report cannot show what is missing",
+            for_machines=True,
+        )
     screen = console()
     device = trainer.environment.device
     place = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"

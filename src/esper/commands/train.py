@@ -21,7 +21,9 @@ def train(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="go on with the run in --out if there is one: for what starts commands again"
+            "--resume",
+            help="go on with the run in --out if there is one, for what starts commands again; settings that "
+            "differ from those of the run are refused, but for rounds, device, patience and telemetry",
         ),
     ] = False,
     device: Device = None,
@@ -51,7 +53,12 @@ def train(
     with processes(launch) as gather:
         folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0
         if from_first(gather, again and (folder / "config.yaml").is_file()):
-            run = TrainingRun.resume(folder, device, gather=gather)
+            run = TrainingRun.resume(
+                folder,
+                device,
+                change=lambda begun: resolve_settings(config, preset, overrides, task, base=begun),
+                gather=gather,
+            )
         else:
             run = TrainingRun.start(settings, folder, gather=gather)
         code = carry_through(run, quiet, json_lines)
