@@ -125,7 +125,7 @@ def test_a_budget_holds_here_too() -> None:
 
 @pytest.mark.parametrize("setting", ["members", "device", "schedule", "patience", "batches_per_epoch"])
 def test_a_setting_that_a_loop_of_ones_own_decides_is_refused(setting: str) -> None:
-    with pytest.raises(UserError, match=f"no setting '{setting}' here; allowed are objective"):
+    with pytest.raises(UserError, match=f"{setting} has no effect in a loop of your own; allowed are"):
         made(models.small_cnn(), **{setting: 2})
 
 

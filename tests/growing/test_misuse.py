@@ -46,7 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "the targets run from 2 to 4, but the model has 3 outputs": {"train": [(X, Y % 3 + 2)]},
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
     "make_optimiser gives None": {"make_optimiser": lambda groups: None},
-    "make_optimiser is a SGD: input should be callable": {"make_optimiser": FOREIGN},
+    r"make_optimiser is SGD \(.*; allowed is a function": {"make_optimiser": FOREIGN},
     "holds none of the 6 parameters of the model": {"make_optimiser": lambda groups: FOREIGN},
     "device is 'gpu'; allowed are auto, cpu, cuda": {"device": "gpu"},
     "validation_samples is 5, and of a DataLoader no part can be drawn": {"validation_samples": 5},
@@ -114,6 +114,41 @@ def test_a_stated_part_of_the_validation_data_is_drawn_from_all_of_it() -> None:
     assert set(last.tolist()) == {0, 1, 2}
 
 
-def test_a_setting_of_rows_alone_lets_them_grow_it() -> None:
-    grown = esper.grow(models.small_mlp(), (X, Y), (X, Y), epochs=1, rows_per_chunk=8, progress=False)
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"schedule": "flat", "decay": 0.2},
+        {"schedule": "cosine", "warmup": 0.1},
+        {"validation_batch": 7},
+        {"host_lr": 1e-3, "seed_lr": 1e-2},
+        {"controller": "static"},
+    ],
+    ids=str,
+)
+def test_only_members_and_engine_choose_the_engine(given: dict[str, Any]) -> None:
+    usual = esper.grow(models.small_mlp(), (X, Y), epochs=3, progress=False)
+    grown = esper.grow(models.small_mlp(), (X, Y), epochs=3, progress=False, **given)
+    assert grown.engine == usual.engine == "live"
+    if "controller" not in given:
+        assert [e.decision for e in grown.history] == [e.decision for e in usual.history]
+
+
+def test_members_are_grown_as_rows() -> None:
+    grown = esper.grow(models.small_mlp(), (X, Y), epochs=1, progress=False, members=2)
     assert grown.engine == "rows"
+
+
+def test_rates_follow_the_schedule_and_decay_that_were_asked_for() -> None:
+    rates: list[float] = []
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            rates.append(self.param_groups[0]["lr"])
+            super().step(closure)
+
+    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        return Watched(groups, lr=1.0)
+
+    settings = {"schedule": "flat", "warmup": 0.0, "decay": 0.5, "make_optimiser": make}
+    esper.grow(models.small_mlp(), LOADER, LOADER, controller="static", epochs=4, progress=False, **settings)
+    assert rates == pytest.approx([1.0] * 6 + [1 - k / 6 for k in range(6)])

@@ -12,10 +12,10 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import ValidationError
@@ -135,7 +135,7 @@ def build(kind: type[AnyConfig], data: Mapping[str, Any]) -> AnyConfig:
     except ValidationError as error:
         problems = error.errors(include_url=False)
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(_sentence(kind, data, dict(problems[0])) + more) from None
+        raise UserError(describe_problem(kind, data, dict(problems[0])) + more) from None
     except (RecursionError, ValueError) as error:
         raise UserError(f"the configuration cannot be read: {error}") from None
 
@@ -159,18 +159,24 @@ def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None)
 
 def allowed(field: FieldInfo) -> str:
     """What a field takes, in words."""
+    return _bounded(_kind(field.annotation), field.metadata)
+
+
+def _bounded(kind: str, metadata: Sequence[Any]) -> str:
+    """Add the bounds in the metadata of a type to its name, as in "a number above 0"."""
     bounds = [
         f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
-        for item in field.metadata
+        for item in metadata
         for name, word in _BOUNDS.items()
         if (limit := getattr(item, name, None)) is not None
     ]
-    return " ".join([_kind(field.annotation), " and ".join(bounds)]).strip()
+    name, null, _ = kind.partition(" or null")  # "a number above 0 or null"
+    return " ".join([name, " and ".join(bounds)]).strip() + null
 
 
 def shown(value: Any) -> str:
     """A value as the person wrote it, shortened."""
-    text = repr(value)
+    text = " ".join(repr(value).split())  # some objects describe themselves in several lines
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
@@ -178,6 +184,10 @@ def _kind(annotation: Any) -> str:
     if annotation in _KINDS:
         return _KINDS[annotation]
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _bounded(_kind(args[0]), args[1:])
+    if origin is Callable:
+        return "a function"
     if origin is Literal:
         return "one of " + ", ".join(map(str, args))
     if origin in (Union, types.UnionType):
@@ -194,7 +204,7 @@ def _config_class(annotation: Any) -> type[Config] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Config) else None
 
 
-def _sentence(kind: type[Config], data: Any, problem: dict[str, Any]) -> str:
+def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> str:
     """One pydantic problem as one sentence."""
     field: FieldInfo | None = None
     inner: type[Config] | None = kind

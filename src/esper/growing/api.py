@@ -13,10 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
-
-from esper.foundation.devices import ROWS
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.arms import Arms, folder_of
@@ -26,11 +22,9 @@ from esper.growing.live_engine import prepare_live
 from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
-from esper.growing.rows_engine import CannotRun, prepare_rows
-from esper.growing.settings import LIVE_ONLY, LIVE_SETTINGS
+from esper.growing.rows_engine import prepare_rows
+from esper.growing.settings import LIVE_ONLY
 from esper.tamiyo.controller import Controller
-
-LARGEST_ROWS = 300_000  # parameters up to which a model is copied into rows without being asked
 
 
 def grow(
@@ -61,8 +55,8 @@ def grow(
         an object.
     epochs: passes over the training data; before each the controller decides once.
     budget: the most parameters that growth may add at any one time; None is no limit.
-    engine: rows trains copies of a small model as one program; live trains any one model as it is, with data
-        streamed from its loader; auto chooses, and says why.
+    engine: live trains any one model as it is, with data streamed from its loader; rows trains copies of a
+        small model as one program; auto is rows where members is above 1, and live otherwise.
     step: live: (model, batch) → loss, score, for batches and models of any kind.
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
         network and a report page. 'esper watch' shows it while it is written.
@@ -92,45 +86,21 @@ def grow(
 
 
 def prepare(request: Request) -> Prepared:
-    """The model made ready, by the engine that was asked for or suits it."""
-    engine, given = request.engine, request.given
-    reason = why_live(request) if engine == "auto" else "it was asked for"
-    if engine != "live" and (engine == "rows" or reason is None):
-        refused = sorted(set(given) & set(LIVE_ONLY))
-        if refused or request.step is not None:
-            raise UserError(f"{(refused or ['step'])[0]} is for the live engine; give engine='live'")
-        try:
-            return prepare_rows(request)
-        except CannotRun as error:
-            if engine == "rows" or request.settings.members > 1:
-                raise
-            reason = str(error)
-    prepared = prepare_live(request, str(reason))
-    if request.settings.progress:
-        print(f"esper grows it with the live engine: {reason}")
-    return prepared
+    """Make the model ready: several members as rows of one program, one model live.
+
+    Nothing but `engine` and `members` chooses the engine.
+    """
+    if request.engine == "rows" or (request.engine == "auto" and request.settings.members > 1):
+        refused = (["step"] if request.step is not None else []) + sorted(set(request.given) & set(LIVE_ONLY))
+        if refused:
+            raise UserError(
+                f"{refused[0]} is for one model, and {request.settings.members} members as rows were asked "
+                "for; give engine='live' and leave members out"
+            )
+        return prepare_rows(request)
+    return prepare_live(request, "it was asked for" if request.engine == "live" else "it grows any one model")
 
 
 def _tell_of_the_end() -> None:
     """Answer Ctrl-C at once; called inside a signal handler."""
     os.write(2, b"ending with what has grown so far; again to stop at once\n")
-
-
-def why_live(request: Request) -> str | None:
-    """Why the live engine is the one for this, or None where rows may do."""
-    asked = sorted(set(request.given) & set(LIVE_ONLY))
-    if request.step is not None or asked:
-        return f"{'step' if request.step is not None else asked[0]} was given"
-    if request.controller is None and not set(request.given) - set(LIVE_SETTINGS):
-        return "its own layers are to get wider, which rows cannot"
-    if request.device.type not in ROWS:
-        return f"the device is {request.device.type}"
-    train, data = request.train, getattr(request.train, "dataset", request.train)
-    in_memory = isinstance(data, TensorDataset) and getattr(train, "num_workers", 0) == 0
-    if isinstance(train, DataLoader | Dataset) and not in_memory and request.settings.members == 1:
-        return "its data come from a loader, which is read anew in every epoch"
-    if isinstance(request.model, nn.Module) and request.settings.members == 1:
-        size = sum(p.numel() for p in request.model.parameters())
-        if size > LARGEST_ROWS:
-            return f"the model has {size:,} parameters"
-    return None

@@ -68,7 +68,7 @@ class Grower:
         if not isinstance(model, nn.Module):
             raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
         checked_optimiser("optimiser is", optimiser)
-        chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS))
+        chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self._seed, self._device = model, chosen.seed, device
         request = Request(model, train, val, slots, controller, epochs, budget, step=step)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.controllers import make_controller
+from esper.foundation.errors import UserError
 from esper.growing.batches import first_batch, loaders_of
 from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
@@ -77,7 +78,12 @@ def prepare_live(request: Request, reason: str) -> Prepared:
 
     reason: why it is this engine.
     """
-    settings = settings_of(request.given, LIVE_SETTINGS)
+    if request.settings.members > 1:
+        raise UserError(
+            f"members is {request.settings.members}, and the live engine trains one model; give "
+            "engine='rows' for several at once, or leave members out"
+        )
+    settings = settings_of(request.given, LIVE_SETTINGS, "the live engine")
     model = copy.deepcopy(request.build_model()).to(request.device)
     growth = LiveGrowth.of(request, settings, model, request.device)
     environment, places = growth.environment, growth.live.places

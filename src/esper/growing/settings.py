@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
+from esper.foundation.config_files import describe_problem
 from esper.foundation.errors import UserError
 from esper.foundation.settings import Config
 from esper.lifecycle.config import LifecycleConfig
@@ -97,27 +98,35 @@ OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "trai
 
 # What the live engine honours: of the bodies, how weights move; nothing about rows.
 LIVE_SETTINGS = (
-    *(name for name in OWN_SETTINGS if name != "members"),
+    *OWN_SETTINGS,
     *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
-    *("second_beta", "clip_norm", "schedule", "warmup", "precision", "folds", "validation_samples"),
+    *("second_beta", "clip_norm", "schedule", "warmup", "decay", "precision", "folds", "validation_samples"),
+    "validation_batch",
 )
 
 
-def settings_of(given: Mapping[str, Any], allowed: Collection[str] | None = None) -> GrowSettings:
+def settings_of(
+    given: Mapping[str, Any], allowed: Collection[str] | None = None, where: str = "esper.grow"
+) -> GrowSettings:
     """Checked settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
 
-    Raises a UserError in one sentence for a key that is not in `allowed` (all, if left out) and for a value
-    that does not fit its key.
+    Raises a UserError in one sentence for a key that is not in `allowed` (all, if left out), which `where`
+    cannot honour, and for a value that does not fit its key.
     """
-    allowed = (*OWN_SETTINGS, *PopulationConfig.model_fields) if allowed is None else allowed
-    unknown = [key for key in given if key not in allowed]
-    if unknown:
-        raise UserError(f"there is no setting {unknown[0]!r} here; allowed are {', '.join(allowed)}")
+    known = (*OWN_SETTINGS, *PopulationConfig.model_fields)
+    allowed = known if allowed is None else allowed
+    for key in (key for key in given if key not in allowed):
+        said = f"{key} has no effect in {where}" if key in known else f"there is no setting {key!r}"
+        raise UserError(f"{said}; allowed are {', '.join(allowed)}")
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
     _checked(PopulationConfig, training)
     own = {key: value for key, value in given.items() if key in OWN_SETTINGS}
     if "device" in own:
         own["device"] = str(own["device"])  # a torch.device too
+    for key in ("loss", "metric", "on_epoch"):
+        if isinstance(own.get(key), type):
+            name = own[key].__name__
+            raise UserError(f"{key} is the class {name}; give an instance of it: {key}={name}()")
     return _checked(GrowSettings, {**own, "training": training})
 
 
@@ -125,8 +134,7 @@ def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
     try:
         return kind(**given)
     except ValidationError as error:
-        first = error.errors()[0]
-        key = str(first["loc"][0])
-        about, reason = kind.model_fields[key].description, first["msg"]
-        value = repr(given[key]) if "\n" not in repr(given[key]) else f"a {type(given[key]).__name__}"
-        raise UserError(f"{key} is {value}: {reason[0].lower()}{reason[1:]} ({key}: {about})") from None
+        problem = error.errors()[0]
+        about = kind.model_fields[str(problem["loc"][0])].description if problem["loc"] else None
+        note = f" ({problem['loc'][0]}: {about})" if about else ""
+        raise UserError(describe_problem(kind, given, dict(problem)) + note) from None
