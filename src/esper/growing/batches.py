@@ -6,8 +6,10 @@ shuffling and its augmentation do what they always do.
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from esper.growing.data import ALLOWED, VALIDATION_SHARE, read_split
 from esper.growing.settings import BATCH_SIZE, GrowSettings
 
 UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
+TARGETS = ("labels", "label", "targets", "target", "y")  # what the targets in a dictionary may be called
 IGNORED = -100  # a target that counts for nothing, as in torch's own losses
 
 
@@ -113,14 +116,54 @@ def ran_dry(name: str) -> UserError:
 
 
 def over_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch of the same structure with every tensor in it changed."""
+    """Apply `change` to every tensor in a batch; containers keep their type.
+
+    batch: a tensor, or tensors in tuples, lists, namedtuples, mappings and dataclasses, nested as one likes.
+    Anything else is returned as it is.
+    """
     if isinstance(batch, Tensor):
         return change(batch)
     if isinstance(batch, Mapping):
         return type(batch)({key: over_tensors(value, change) for key, value in batch.items()})  # type: ignore[call-arg]
     if isinstance(batch, tuple | list):
-        return type(batch)(over_tensors(value, change) for value in batch)
+        values = [over_tensors(value, change) for value in batch]
+        # A namedtuple takes its fields one by one, where a tuple takes an iterable.
+        return type(batch)(*values) if hasattr(batch, "_fields") else type(batch)(values)
+    if is_record(batch):
+        changed = copy.copy(batch)
+        for own in fields(batch):  # past __init__ and __setattr__: fields may be frozen or computed
+            before = getattr(batch, own.name)
+            if (after := over_tensors(before, change)) is not before:
+                object.__setattr__(changed, own.name, after)
+        return changed
     return batch
+
+
+def is_record(batch: Any) -> bool:
+    """Tell whether a batch is an instance of a dataclass."""
+    return is_dataclass(batch) and not isinstance(batch, type)
+
+
+def values_of(batch: Any) -> list[Any] | None:
+    """List what a tuple, list, namedtuple, mapping or dataclass holds, in order; None for anything else."""
+    if isinstance(batch, Mapping):
+        return list(batch.values())
+    if isinstance(batch, tuple | list):
+        return list(batch)
+    return [getattr(batch, own.name) for own in fields(batch)] if is_record(batch) else None
+
+
+def inputs_and_targets(batch: Any) -> tuple[list[Any], Any] | None:
+    """Split a tuple, list, namedtuple or dataclass into the model's inputs and the targets, its last value.
+
+    Returns None for a mapping, and for what holds fewer than two values.
+    """
+    values = None if isinstance(batch, Mapping) else values_of(batch)
+    if values is None or len(values) < 2:
+        return None
+    *inputs, targets = values
+    nested = len(inputs) == 1 and isinstance(inputs[0], tuple | list)
+    return (list(inputs[0]) if nested else inputs), targets
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
@@ -134,11 +177,11 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def samples_in(batch: Any) -> int:
-    """The length of the first tensor in it."""
+    """Return the length of the first tensor in a batch."""
     if isinstance(batch, Tensor):
         return len(batch) if batch.ndim else 1
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else ()
-    return next((samples_in(part) for part in parts if isinstance(part, Tensor | tuple | list | Mapping)), 1)
+    held = (v for v in values_of(batch) or () if isinstance(v, Tensor) or values_of(v) is not None)
+    return next((samples_in(value) for value in held), 1)
 
 
 @dataclass(frozen=True)
@@ -156,9 +199,10 @@ class Judged:
 class Judge:
     """From a batch to a loss and a score: by the user's step, by the user's functions, or by the targets.
 
-    A batch is (inputs, targets), (input, input, ..., targets) or a dictionary of named inputs for a model
-    that computes its own loss. Where no score is known, it is the
-    share of the first loss that is gone.
+    A batch is (inputs, targets) or (input, input, ..., targets) in a tuple, list, namedtuple or dataclass. A
+    dictionary holds the named inputs of a model that computes its own loss or, for a model that takes no
+    such names, inputs in their order and one entry of targets (see TARGETS). Where no score is known, it is
+    the share of the first loss that is gone.
     """
 
     settings: GrowSettings
@@ -185,17 +229,16 @@ class Judge:
         if self.step is not None:
             loss, score = _two(self.step(model, batch))
             return Judged(loss, samples_in(batch), _one_number("the score of step", score))
-        if isinstance(batch, Mapping):
+        pair = _named_targets(batch, model) if isinstance(batch, Mapping) else inputs_and_targets(batch)
+        if pair is None and isinstance(batch, Mapping):
             loss = _own_loss(model(**batch), model)
             return Judged(loss, samples_in(batch), torch.exp(-loss.detach().float()))
-        if not isinstance(batch, tuple | list) or len(batch) < 2:
+        if pair is None:
             raise UserError(
                 f"a batch is a {type(batch).__name__}; give pairs (inputs, targets), or step=, a function "
                 "(model, batch) → loss, score"
             )
-        *inputs, targets = batch
-        if len(inputs) == 1 and isinstance(inputs[0], tuple | list):
-            inputs = list(inputs[0])
+        inputs, targets = pair
         outputs = logits_of(model(*inputs), model)
         if self.checks and self.settings.loss is None:
             self.classes = check_targets(outputs, targets)
@@ -208,9 +251,9 @@ class Judge:
         """Raises a UserError for classes that the model has no output for: among all targets where they lie
         in memory, else among those of the first batch."""
         data = getattr(loader, "dataset", None)
-        batch = data.tensors if isinstance(data, TensorDataset) else first
-        if self.classes > 1 and isinstance(batch, tuple | list):
-            check_range(batch[-1][batch[-1] != IGNORED], self.classes)
+        pair = inputs_and_targets(data.tensors if isinstance(data, TensorDataset) else first)
+        if self.classes > 1 and pair is not None and isinstance(pair[1], Tensor):
+            check_range(pair[1][pair[1] != IGNORED], self.classes)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The score of some samples, one number."""
@@ -245,6 +288,21 @@ def _one_number(what: str, value: Any) -> Tensor:
     if found.numel() != 1:
         raise UserError(f"{what} has the shape {list(found.shape)}; it must be one number: take the mean")
     return found.reshape(())
+
+
+def _named_targets(batch: Mapping[str, Any], model: nn.Module) -> tuple[list[Any], Any] | None:
+    """Split a dictionary into inputs and targets, where the model does not take all of its entries by name.
+
+    Returns None where it does, and where no entry, or more than one, is called like targets.
+    """
+    try:
+        inspect.signature(model.forward).bind(**batch)
+        return None
+    except TypeError:
+        found = [key for key in TARGETS if key in batch]
+    if len(found) != 1 or len(batch) < 2:
+        return None
+    return [value for key, value in batch.items() if key != found[0]], batch[found[0]]
 
 
 def _own_loss(output: Any, model: nn.Module) -> Tensor:

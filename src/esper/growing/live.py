@@ -293,22 +293,32 @@ class LivePopulation:
     ) -> ValidationMetrics:
         """Loss and score of the model, and what each seed is worth: one pass over `val` for each answer.
 
-        `unfinished` says nothing here: there is one member.
+        What the user reported of this epoch is not measured again; without a seed to measure, `val` is then
+        not read at all. `unfinished` says nothing here: there is one member.
         """
         self.follow(states)
         heard = tuple((slot.blueprint, slot.strength, slot.blend) for slot in self.slots)
+        reported, self.reported = self.reported, {}
+        found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
+        measured = [
+            k
+            for k, slot in enumerate(self.slots if ablate else [])
+            if slot.strength > 0 or (slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING)
+        ]
+        if not measured and len(reported) == 2:
+            found.loss[0], found.accuracy[0] = reported["val_loss"], reported["val_accuracy"]
+            return found
         if heard not in self._known:
             self._known = {heard: self.evaluate()}
         own = self._known[heard]
-        reported, self.reported = self.reported, {}
-        found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
         found.loss[0] = reported.get("val_loss", own.loss)
         found.accuracy[0] = reported.get("val_accuracy", own.score)
-        for k, slot in enumerate(self.slots if ablate else []):
+        for k in measured:
+            slot = self.slots[k]
             if slot.strength > 0:
                 with slot.at_strength(0.0):
                     found.contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
-            elif slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING:
+            else:
                 with slot.at_strength(1.0):
                     found.shadow_gain[0, k] = 100.0 * (self.evaluate().score - own.score)
         return found

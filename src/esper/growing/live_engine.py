@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from esper.controllers import make_controller
 from esper.foundation.errors import UserError
-from esper.growing.batches import first_batch, loaders_of
+from esper.growing.batches import first_batch, inputs_and_targets, loaders_of
 from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
@@ -124,8 +124,5 @@ def _parts(model: nn.Module, places: Sequence[Place]) -> tuple[HostPart, ...]:
 
 def _example(batch: Any) -> tuple[Any, ...]:
     """What a model is called with, where a batch says so; nothing for batches of another kind."""
-    if isinstance(batch, Mapping) or not isinstance(batch, tuple | list) or len(batch) < 2:
-        return ()
-    inputs = batch[:-1]
-    inputs = inputs[0] if len(inputs) == 1 and isinstance(inputs[0], tuple | list) else inputs
-    return tuple(x[:_SAMPLES] if isinstance(x, Tensor) else x for x in inputs)
+    pair = inputs_and_targets(batch)
+    return () if pair is None else tuple(x[:_SAMPLES] if isinstance(x, Tensor) else x for x in pair[0])

@@ -1,0 +1,141 @@
+"""Batches in every container that users' loaders yield, for `esper.grow` and for `esper.Grower`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import esper
+from esper.foundation.errors import UserError
+from esper.growing.batches import over_tensors, samples_in
+from tests.growing import models
+
+X, Y = models.table(24)
+Pair = namedtuple("Pair", "image label")
+
+
+@dataclass(frozen=True)
+class Record:
+    image: Tensor
+    label: Tensor
+    size: int = field(init=False, default=7, repr=False, compare=False)
+
+
+@dataclass
+class Sample:
+    image: Tensor
+    label: Tensor
+
+
+MAKERS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "tuple": lambda x, y: (x, y),
+    "list": lambda x, y: [x, y],
+    "namedtuple": Pair,
+    "dict": lambda x, y: {"label": y, "image": x},
+    "dataclass": Sample,
+}
+
+
+def batches(container: str) -> list[Any]:
+    return [MAKERS[container](X[k : k + 8], Y[k : k + 8]) for k in range(0, 24, 8)]
+
+
+def read(container: str, batch: Any) -> tuple[Tensor, Tensor]:
+    if container == "dict":
+        return batch["image"], batch["label"]
+    return (batch.image, batch.label) if container in ("namedtuple", "dataclass") else (batch[0], batch[1])
+
+
+def by_grow(model: nn.Module, data: list[Any], **settings: Any) -> nn.Module:
+    return esper.grow(model, data, data, progress=False, **settings).model
+
+
+def by_grower(model: nn.Module, data: list[Any], **settings: Any) -> nn.Module:
+    grower = esper.Grower(model, torch.optim.SGD(model.parameters(), 0.1), data, data, **settings)
+    for _ in range(settings["epochs"]):
+        grower.step()
+    return grower.finish()
+
+
+@pytest.mark.parametrize("entry", [by_grow, by_grower])
+@pytest.mark.parametrize("own_step", [False, True], ids=["by its targets", "by a step"])
+@pytest.mark.parametrize("container", MAKERS)
+def test_every_container_gives_what_a_tuple_gives(entry: Any, own_step: bool, container: str) -> None:
+    def grown(kind: str) -> dict[str, Tensor]:
+        def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+            assert isinstance(batch, type(MAKERS[kind](X, Y)))
+            x, y = read(kind, batch)
+            outputs = model(x)
+            return F.cross_entropy(outputs, y), (outputs.argmax(1) == y).float().mean()
+
+        torch.manual_seed(0)
+        settings = {"epochs": 3, "controller": "schedule:mlp@0.1", "step": step if own_step else None}
+        return entry(models.small_mlp(), batches(kind), **settings).state_dict()
+
+    usual, found = grown("tuple"), grown(container)
+    assert usual.keys() == found.keys()
+    assert all(torch.equal(found[name], value) for name, value in usual.items())
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (X, Y),
+        [X, (Y, {"rest": X})],
+        Pair(X, Y),
+        OrderedDict(image=X, label=Y),
+        Record(X, Y),
+        Sample(X, [Y, "a name"]),
+        {"both": Pair(X, Record(X, Y))},
+    ],
+)
+def test_tensors_are_moved_and_containers_keep_their_type(batch: Any) -> None:
+    def shape(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.dtype
+        if isinstance(value, dict):
+            return type(value), {key: shape(part) for key, part in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value), [shape(part) for part in value]
+        return (type(value), shape(vars(value))) if hasattr(value, "image") else value
+
+    moved = over_tensors(batch, lambda tensor: tensor.to("meta"))
+    assert shape(moved) == shape(batch)
+    seen: list[str] = []
+    over_tensors(moved, lambda tensor: seen.append(tensor.device.type) or tensor)
+    assert set(seen) == {"meta"}
+    assert samples_in(batch) == len(X)
+
+
+@pytest.mark.parametrize("batch", [X, (X,), {"image": X, "answer": Y}, object()])
+def test_a_batch_that_cannot_be_read_is_refused_in_one_sentence(batch: Any) -> None:
+    with pytest.raises(UserError, match=r"(give|or) step=") as told:
+        esper.grow(models.small_mlp(), [batch], [batch], epochs=1, progress=False)
+    assert "\n" not in str(told.value)
+
+
+def test_reported_metrics_cost_no_validation_pass_where_no_seed_is_measured() -> None:
+    class Counted(list[Any]):
+        reads = 0
+
+        def __iter__(self) -> Any:
+            self.reads += 1
+            return super().__iter__()
+
+    model, val = models.small_mlp(), Counted(batches("tuple"))
+    rule = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, rule, batches("tuple"), val, controller="schedule:mlp@0.5", epochs=6)
+    reads = []
+    for _ in range(6):
+        before = val.reads
+        grower.step({"val_loss": 1.0, "val_accuracy": 0.5})
+        reads.append(val.reads - before)
+    assert reads[:2] == [0, 0]
+    assert reads[-1] > 0  # a seed lives, and what it is worth is measured
