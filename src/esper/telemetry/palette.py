@@ -22,9 +22,10 @@ _STAGES = {
     "FOSSILIZED": ("#009e73", "F", "part of the network for good"),
     "PRUNED": ("#d55e00", "x", "removed"),
     "EMBARGOED": ("#c3a3b5", "e", "the slot must rest"),
-    "RESETTING": ("#dccbd5", "r", "the slot is being cleared"),
+    "RESETTING": ("#6e5c69", "r", "the slot is being cleared"),
 }
 STAGE_COLOURS = {stage: colour for stage, (colour, _, _) in _STAGES.items()}
+STAGE_COLOURS_DARK = STAGE_COLOURS | {"DORMANT": "#2b3643"}  # on a dark page, where pale grey shines
 STAGE_LETTERS = {stage: letter for stage, (_, letter, _) in _STAGES.items()}
 STAGE_MEANINGS = {stage: meaning for stage, (_, _, meaning) in _STAGES.items() if meaning}
 

@@ -113,6 +113,8 @@ class _Routes:
     def palette(self, request: Request) -> Any:
         return {
             "stages": palette.STAGE_COLOURS,
+            "stages_dark": palette.STAGE_COLOURS_DARK,
+            "stage_letters": palette.STAGE_LETTERS,
             "stage_meanings": palette.STAGE_MEANINGS,
             "ops": palette.OP_COLOURS,
             "op_glyphs": {op: glyph for op, (glyph, _) in palette.OP_GLYPHS.items()},

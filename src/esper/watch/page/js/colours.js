@@ -2,6 +2,8 @@
 
 let palette = {
   stages: {},
+  stages_dark: {},
+  stage_letters: {},
   stage_meanings: {},
   ops: {},
   op_glyphs: {},
@@ -47,7 +49,10 @@ export function seriesColour(i) {
   return isDark() && brightness(colour) < 140 ? mix(colour, "#ffffff", 0.78) : colour;
 }
 
-export const stageColour = (name) => onPage(palette.stages[name] ?? seriesColour(hashed(name)));
+export const stageColour = (name) =>
+  (isDark() ? palette.stages_dark : palette.stages)[name] ?? seriesColour(hashed(name));
+export const stageLetter = (name) => palette.stage_letters[name] ?? String(name)[0];
+export const inkOn = (colour) => (brightness(colour) < 128 ? "#ffffff" : "#17202b");
 export const opColour = (name) => onPage(palette.ops[name] ?? seriesColour(hashed(name)));
 export const opGlyph = (name) => palette.op_glyphs[name] ?? String(name)[0];
 export const stageMeaning = (name) => palette.stage_meanings[name] ?? "";

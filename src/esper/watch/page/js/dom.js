@@ -68,4 +68,8 @@ export function table(titles, rows, classes = "") {
   );
 }
 
-export const swatch = (colour) => h("i", { class: "swatch", style: `background:${colour}` });
+// A patch of colour, with a letter on it where the colour alone may not be told apart.
+export function swatch(colour, letter = "", ink = "inherit") {
+  const style = `background:${colour};color:${ink}`;
+  return h("i", { class: letter ? "swatch lettered" : "swatch", style }, letter);
+}

@@ -1,6 +1,6 @@
 // The life of one member's slots, large: one lane per slot, ops as letters over the steps.
 
-import { css, grownColour, opColour, opGlyph, shaded, stageColour } from "./colours.js";
+import { css, grownColour, inkOn, opColour, opGlyph, shaded, stageColour, stageLetter } from "./colours.js";
 
 const LANE = 22;
 const HEAD = 20;
@@ -35,6 +35,13 @@ export function drawStrip(canvas, lanes, n, step) {
       const grown = name === "DORMANT" && lanes.folded[(t * lanes.N + n) * lanes.S + s] > 0;
       context.fillStyle = grown ? grownColour() : shaded(name, colours[name] ?? "#888888", alpha);
       context.fillRect(edge(t), y, cell + 0.5, LANE - 3);
+      const begins = t === 0 || name !== lanes.stageName(t - 1, n, s);
+      if (begins && cell >= 9 && name !== "DORMANT") {
+        const colour = context.fillStyle;
+        context.fillStyle = inkOn(colour);
+        context.textAlign = "center";
+        context.fillText(stageLetter(name), edge(t) + cell / 2, y + LANE / 2 - 1);
+      }
     }
   }
   context.globalAlpha = 1;
