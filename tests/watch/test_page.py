@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +28,7 @@ from tests.watch.made_up_runs import add_round, summary, trained
 from tests.watch.served import Served, serving
 
 pytestmark = pytest.mark.first  # it waits much, and should not be dealt out to two browsers in the end
+DOCS = Path(__file__).parents[2] / "docs"
 VIEWS = ("overview", "controller", "members", "events", "compare", "settings")
 
 
@@ -52,6 +55,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for i, name in enumerate(("static", "tamiyo"), start=1):
         contest.lanes.write(made_up_lanes(i, members=8, title=name), 2)
     contest.close()
+    crowded = trained(folder / "crowded", rounds=3, of=3, members=4)
+    shutil.copy(DOCS / "demo" / "results.json", crowded.path)  # six controllers, long names, close together
+    crowded.close()
     grown = made_up_run(folder / "growth", rounds=0)
     grown.lanes.write(made_up_lanes(0, members=8))
     (grown.path / "network.md").write_text("# A network grown on digits\n")
@@ -77,6 +83,18 @@ def live(tmp_path: Path) -> Iterator[RunFolder]:
         yield folder
 
 
+# What is wider than the window, or reaches out of its card; what scrolls sideways in a box of its own may.
+SPILLED = """() => [...document.querySelectorAll('body *')].filter((e) => {
+  const box = e.getBoundingClientRect();
+  if (!box.width || e.parentElement.closest('.wide, svg')) return false;
+  const card = e.closest('.card, .panel')?.getBoundingClientRect() ?? { left: 0, right: innerWidth };
+  return box.left < Math.max(card.left, 0) - 1 || box.right > Math.min(card.right, innerWidth) + 1;
+}).map((e) => `${e.tagName} ${e.className.baseVal ?? e.className} ${e.textContent.slice(0, 40)}`)"""
+UNLABELLED = """() => [...document.querySelectorAll('main .uplot, main canvas, main svg')]
+  .filter((e) => !e.closest('[role=img][aria-label]:not([aria-label=""]), [aria-hidden=true]'))
+  .map((e) => e.outerHTML.slice(0, 80))"""
+
+
 @pytest.mark.parametrize(
     ("run", "width", "theme"),
     [
@@ -85,6 +103,12 @@ def live(tmp_path: Path) -> Iterator[RunFolder]:
         ("growth", 900, "dark"),
         ("mine", 1440, "light"),
         ("first", 600, "light"),
+        ("first&runs=second", 360, "dark"),
+        ("contest", 360, "light"),
+        ("mine", 360, "light"),
+        ("first", 1280, "light"),
+        ("crowded", 1280, "light"),
+        ("crowded", 360, "dark"),
     ],
 )
 def test_every_view_shows_without_an_error_and_fits(
@@ -95,10 +119,36 @@ def test_every_view_shows_without_an_error_and_fits(
         visit.go(f"runs={run}&view={view}")
         assert visit.page.locator("main .panel:visible").count() >= 1, view
         wide = "(e) => e.scrollWidth > e.clientWidth + 2"
-        boxes = "[...document.querySelectorAll('main, .panel, header.top')]"
+        boxes = "[...document.querySelectorAll('main, .panel, .card, header.top')]"
         assert visit.ask(f"() => {boxes}.filter({wide}).map((e) => e.className)") == [], view
+        assert visit.ask(SPILLED) == [], view
+        assert visit.ask(UNLABELLED) == [], view
     assert visit.errors == []
     assert all(url.startswith(served.address) for url in visit.requests)
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_label_of_the_frontier_covers_another(tab: Any, served: Served, width: int) -> None:
+    visit = Visit(tab, served.address, "runs=crowded&view=compare", width)
+    visit.wait("() => document.querySelector('.plot .mark')")
+    boxes = visit.ask("""() => [...document.querySelector('.plot').querySelectorAll('.mark')].map((e) => {
+      const { left, right, top, bottom } = e.getBoundingClientRect();
+      return [left, right, top, bottom];
+    })""")
+    assert len(boxes) == 6
+    for a, b in itertools.combinations(boxes, 2):
+        across, down = min(a[1], b[1]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[2], b[2])
+        assert across <= 0 or down <= 2, (a, b)  # a box of text is taller than its letters
+
+
+def test_what_lies_above_twins_has_an_axis_of_its_own(tab: Any, served: Served) -> None:
+    visit = Visit(tab, served.address, "runs=first")
+    named = "document.querySelector('[role=img][aria-label^=\"Above ungrown twins\"]')"
+    visit.wait(f"() => {named}")
+    assert "return above twins over round" in visit.ask(f"() => {named}.getAttribute('aria-label')")
+    visit.go("runs=mine")
+    visit.wait("() => document.querySelector('#rounds-done')?.textContent === '5 / 5'")
+    assert visit.page.locator(".chart:visible", has_text="Above ungrown twins").count() == 0
 
 
 def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(tab: Any, served: Served) -> None:
@@ -201,6 +251,10 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(tab: Any, li
         told = visit.page.locator("#notes").inner_text()
         assert "1 line of metrics.jsonl could not be read" in told
         assert "results.json does not hold a Comparison" in told
+        visit.wait(
+            "() => document.querySelector('#notes').textContent.includes('000005.safetensors is damaged')"
+        )
+        assert "lanes/000005.safetensors is damaged" in visit.page.locator(".wall .empty").inner_text()
         for view in VIEWS:
             visit.go(f"view={view}")
         assert visit.errors == []

@@ -19,7 +19,7 @@ function cardsOf({ focus, record, runs }) {
       "div",
       { class: "card", "data-card": name },
       h("span", {}, name),
-      h("b", {}, value),
+      figure(value),
       h("small", {}, note),
       key && sparkline(focus, key, colour, record.round),
     );
@@ -57,6 +57,12 @@ function cardsOf({ focus, record, runs }) {
     growth?.finished && outcome(growth),
     card("throughput", short(rate), (r) => r.member_epochs / r.seconds, "member-epochs per second"),
   ];
+}
+
+// The interval is smaller than the mean and goes to a line of its own where a card is narrow.
+function figure(text) {
+  const [mean, ci] = text.split(" ± ");
+  return h("b", {}, mean, ci && h("i", {}, `± ${ci}`));
 }
 
 // What a growth came to, beside what it is measured against.
@@ -114,9 +120,7 @@ function resultCards(focus) {
         "div",
         { class: "card flat" },
         h("span", {}, controller.name),
-        h(
-          "b",
-          {},
+        figure(
           `${interval(
             100 * controller.figures.test_accuracy?.mean,
             100 * controller.figures.test_accuracy?.ci,

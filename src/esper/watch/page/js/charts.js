@@ -21,12 +21,14 @@ export class Chart {
       range,
       sync,
       xName = "round",
+      yName = title.toLowerCase(),
       onPick,
       classes = "",
     },
   ) {
     const { root, body, side } = panel(title, hint, `chart ${classes}`);
-    Object.assign(this, { root, body, side, form, least: height, filling, range, sync, xName, onPick });
+    Object.assign(this, { root, body, side, form, least: height, filling, range, sync, onPick });
+    Object.assign(this, { title, xName, yName });
     body.style.minHeight = `${height}px`;
     body.classList.toggle("filling", filling);
     this.empty = h("p", { class: "empty" }, "nothing yet");
@@ -51,7 +53,7 @@ export class Chart {
     const shape = lines
       .map((line) => [line.name, line.colour, Boolean(line.low), line.dash].join())
       .join(";");
-    const key = shape + document.documentElement.dataset.theme;
+    const key = [shape, this.xName, document.documentElement.dataset.theme].join();
     if (!this.plot || key !== this.shape) {
       this.shape = key;
       this.build();
@@ -63,6 +65,7 @@ export class Chart {
     this.plot?.destroy();
     this.body.replaceChildren();
     this.plot = new uPlot(this.options(), this.data, this.body);
+    this.plot.root.setAttribute("role", "img");
   }
 
   options() {
@@ -91,6 +94,9 @@ export class Chart {
       grid: { stroke: css("--line"), width: 1 },
       ticks: { show: false },
       font: `11px ${css("--font")}`,
+      labelFont: `11px ${css("--font")}`,
+      labelSize: 15,
+      labelGap: 0,
     };
     return {
       ...this.size(),
@@ -108,10 +114,11 @@ export class Chart {
       axes: [
         {
           ...axis,
-          size: 28,
+          label: this.xName,
+          size: 26,
           values: (_, ticks) => ticks.map((tick) => (tick % 1 ? noLabel() : this.xForm(tick))),
         },
-        { ...axis, size: 52, values: (_, ticks) => ticks.map((tick) => this.form(tick)) },
+        { ...axis, label: this.yName, size: 48, values: (_, ticks) => distinct(ticks.map(this.form)) },
       ],
       hooks: {
         draw: [(plot) => this.drawMark(plot)],
@@ -157,6 +164,11 @@ export class Chart {
     }
     const spoken = this.lines.filter((line) => line.name && line.show !== false);
     const order = this.stacked ? [...spoken].reverse() : spoken;
+    const names = spoken.map((line) => line.name).join(", ");
+    this.plot.root.setAttribute(
+      "aria-label",
+      `${this.title}: ${this.yName} over ${this.xName}${names && ` of ${names}`}`,
+    );
     this.side.replaceChildren(
       h("span", { class: "when" }, `${this.xName} ${this.xForm(x[at])}`),
       ...order.map((line) => {
@@ -189,6 +201,9 @@ export class Chart {
 export function repaintCharts() {
   for (const chart of drawn) if (chart.has && chart.root.isConnected) chart.build();
 }
+
+// A flat line has ticks that differ by less than is written: each text stands once.
+const distinct = (texts) => texts.map((text, i) => (text === texts[i - 1] ? noLabel() : text));
 
 function wide(plot, low, high) {
   return low === high ? [low - 1, high + 1] : [low, high];

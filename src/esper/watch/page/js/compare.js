@@ -3,7 +3,7 @@
 import { seriesColour } from "./colours.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
 import { finite, fixed, interval, short } from "./format.js";
-import { drawDifferences, drawFrontier } from "./plots.js";
+import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
 import { getJson } from "./stream.js";
 
 const QUANTITIES = {
@@ -45,7 +45,9 @@ export function makeCompare() {
       }
       const folders = moment.runs.filter((run) => run.facts?.results?.controllers?.length);
       const now =
-        folders.map((run) => `${run.name}${run.version}`).join() + document.documentElement.dataset.theme;
+        folders.map((run) => `${run.name}${run.version}`).join() +
+        document.documentElement.dataset.theme +
+        plotWidth();
       if (now !== held.drawn)
         fill(
           results,
@@ -165,7 +167,7 @@ export function resultPictures(run) {
   frontier.body.append(drawFrontier(controllers));
   const paired = panel("Differences, member by member", `against ${controllers[0].name}, 95 % intervals`);
   const accuracy = differences.filter((gap) => gap.quantity === "test_accuracy");
-  if (accuracy.length) paired.body.append(drawDifferences(accuracy));
+  if (accuracy.length) paired.body.append(drawDifferences(accuracy, controllers[0].name));
   paired.body.append(
     table(
       ["controller", "quantity", "difference"],

@@ -14,8 +14,8 @@ const HEALTH = [
   ["Explained variance", "explained_variance", "1 is all of it", 2],
   ["Value loss", "value_loss", "", 3],
   ["Entropy", "entropy", "", 2],
-  ["Clipped", "clip_fraction", "share of ratios", 3],
-  ["Gradient", "gradient_norm", "norm before clipping", 2],
+  ["Clipped", "clip_fraction", "share of ratios", 3, "share"],
+  ["Gradient", "gradient_norm", "norm before clipping", 2, "norm"],
 ];
 
 export function makeController() {
@@ -23,11 +23,13 @@ export function makeController() {
   const ops = new Chart("Ops, round by round", {
     ...over,
     hint: "a refused action counts as waiting",
+    yName: "share of ops",
     form: whole,
     range: shares,
   });
   const steps = new Chart("Ops, step by step", {
     hint: "over the episode",
+    yName: "share of ops",
     form: whole,
     range: shares,
     xName: "step",
@@ -36,17 +38,19 @@ export function makeController() {
   const heads = new Chart("Entropy of each head", {
     ...over,
     hint: "1 chooses evenly among what is legal, 0 is certain",
+    yName: "entropy",
     form: (v) => fixed(v, 2),
     range: shares,
   });
   const seeds = new Chart("Blueprints planted", {
     ...over,
     hint: "seeds per member",
+    yName: "seeds per member",
     form: (v) => fixed(v, 2),
   });
-  const health = HEALTH.map(([title, key, hint, digits]) => ({
+  const health = HEALTH.map(([title, key, hint, digits, yName]) => ({
     key,
-    chart: new Chart(title, { ...over, hint, form: (v) => fixed(v, digits), height: 120 }),
+    chart: new Chart(title, { ...over, hint, yName, form: (v) => fixed(v, digits), height: 140 }),
   }));
   const root = h(
     "div",

@@ -41,7 +41,7 @@ export function makeEvents() {
           { class: "hint" },
           `and ${rest.toLocaleString("en")} more; choose a member to see all of its events`,
         ),
-      found.damaged > 0 && h("p", { class: "hint" }, `${found.damaged} lines could not be read`),
+      found.damaged > 0 && h("p", { class: "hint" }, `${found.damaged} lines of events.jsonl could not be read`),
     );
     fill(ledger.body, ledgerTable(found.ledger));
     fill(governor.body, notes(moment));

@@ -27,13 +27,15 @@ export function lanesOf(run, round, arrived) {
   cache.set(key, { waiting: true });
   const words = new URLSearchParams({ run: run.name, round });
   fetch(`api/lanes?${words}`)
-    .then((answer) => (answer.ok ? answer.arrayBuffer() : Promise.reject(new Error(answer.statusText))))
-    .then((buffer) => {
+    .then(async (answer) => {
+      if (!answer.ok) throw new Error((await answer.json()).error);
+      const lanes = parse(await answer.arrayBuffer(), fileOf(round));
       if (before) cache.delete(before[0]);
-      keep(key, parse(buffer));
+      run.unread.delete(round);
+      keep(key, lanes);
     })
     .catch((error) => {
-      console.warn(`round ${round} of ${run.name} cannot be shown:`, error.message);
+      run.unread.set(round, `${run.name}: ${error.message}; round ${round} shows no members`);
       cache.set(key, { lanes: null });
     })
     .finally(() => arrived());
@@ -59,10 +61,19 @@ function keep(key, lanes) {
   }
 }
 
-export function parse(buffer) {
+const fileOf = (round) => `lanes/${String(round).padStart(6, "0")}.safetensors`;
+
+function parse(buffer, file) {
+  try {
+    return columnsOf(buffer);
+  } catch {
+    throw new Error(`${file} is damaged`); // whatever the bytes led to: no number, no JSON, too short
+  }
+}
+
+function columnsOf(buffer) {
   const view = new DataView(buffer);
   const length = Number(view.getBigUint64(0, true));
-  if (length > buffer.byteLength - 8) throw new Error("the lanes are damaged");
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
   const about = JSON.parse(header.__metadata__.lanes);
   const columns = {};

@@ -119,7 +119,8 @@ function drawHeader({ runs, focus }) {
 
 function problems(runs) {
   return runs.flatMap((run) => [
-    ...(run.facts?.problems ?? []),
+    ...(run.facts?.problems ?? []).map((text) => `${run.name}: ${text}`),
+    ...run.unread.values(),
     ...(run.damaged
       ? [`${run.name}: ${run.damaged} line${run.damaged > 1 ? "s" : ""} of metrics.jsonl could not be read`]
       : []),
@@ -178,7 +179,10 @@ async function begin() {
   onData((kind, name) => {
     if (kind === "link") page.link = name;
     if (kind === "runs" && !state.runs.length) chooseRuns();
-    if (kind === "facts" && runOf(name).facts.lanes.at(-1) < (runOf(name).newest ?? 0)) forgetLanes(name);
+    if (kind === "facts" && runOf(name).facts.lanes.at(-1) < (runOf(name).newest ?? 0)) {
+      forgetLanes(name);
+      runOf(name).unread.clear();
+    }
     if (kind === "facts") runOf(name).newest = runOf(name).facts.lanes.at(-1) ?? 0;
     redraw();
   });
@@ -188,6 +192,7 @@ async function begin() {
     event.preventDefault();
     update({ view: "overview" });
   });
+  addEventListener("resize", () => redraw());
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     setTheme();
     repaintCharts();

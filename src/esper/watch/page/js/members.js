@@ -43,6 +43,7 @@ function makeMember() {
   const strip = h("canvas", { class: "strip", role: "img", "aria-label": "the life of every slot" });
   const accuracy = new Chart("Accuracy over steps", {
     hint: "dashed: median of all members",
+    yName: "accuracy, %",
     form: (v) => fixed(v, 1),
     height: 150,
     filling: true,
@@ -51,6 +52,7 @@ function makeMember() {
   });
   const compute = new Chart("Accuracy against compute", {
     hint: "training FLOPs since the episode began",
+    yName: "accuracy, %",
     form: (v) => fixed(v, 1),
     height: 150,
     filling: true,

@@ -6,7 +6,8 @@ import { seriesColour } from "./colours.js";
 import { resultPictures } from "./compare.js";
 import { fill, h } from "./dom.js";
 import { finite, fixed } from "./format.js";
-import { focusRun, update } from "./state.js";
+import { plotWidth } from "./plots.js";
+import { update } from "./state.js";
 import { makeWallPanel } from "./wall_panel.js";
 
 const pickRound = (round) => update({ round });
@@ -16,17 +17,26 @@ const CURVES = [
     hint: "mean over members, 95 % interval",
     form: (v) => fixed(v, 3),
     pick: (r) => [r.return_mean, r.return_ci],
-    twin: (r) => [r.extra.above_twin, r.extra.above_twin_ci],
+  },
+  {
+    title: "Above ungrown twins",
+    hint: "what growing was worth",
+    yName: "return above twins",
+    form: (v) => fixed(v, 3),
+    pick: (r) => [r.extra.above_twin, r.extra.above_twin_ci],
+    optional: true,
   },
   {
     title: "Accuracy",
-    hint: "validation, per cent",
+    hint: "validation",
+    yName: "accuracy, %",
     form: (v) => fixed(v, 1),
     pick: (r) => [100 * r.accuracy_mean, 100 * r.accuracy_ci],
   },
   {
     title: "Parameters",
     hint: "times the host's own",
+    yName: "× host",
     form: (v) => fixed(v, 2),
     pick: (r) => [r.parameter_ratio_mean, r.parameter_ratio_ci],
   },
@@ -34,19 +44,18 @@ const CURVES = [
 
 export function makeOverview() {
   const cards = makeCards();
-  const charts = CURVES.map(({ title, hint, form, pick, twin }, i) => ({
+  const charts = CURVES.map(({ title, pick, optional, ...options }) => ({
     pick,
-    twin,
-    chart: new Chart(title, {
-      hint,
-      form,
-      sync: "rounds",
-      onPick: pickRound,
-      height: i ? 150 : 200,
-      filling: true,
-    }),
+    optional,
+    chart: new Chart(title, { ...options, sync: "rounds", onPick: pickRound, height: 150, filling: true }),
   }));
-  const score = new Chart("Score", { hint: "of validation", form: (v) => fixed(v, 3), filling: true });
+  const [reward, twins, accuracy, parameters] = charts.map(({ chart }) => chart.root);
+  const score = new Chart("Score", {
+    hint: "of validation",
+    yName: "score",
+    form: (v) => fixed(v, 3),
+    filling: true,
+  });
   const wall = makeWallPanel({ compact: true });
   const results = makeResults();
   const root = h(
@@ -59,9 +68,8 @@ export function makeOverview() {
       h(
         "div",
         { class: "curves" },
-        charts[0].chart.root,
-        score.root,
-        h("div", { class: "pair" }, charts[1].chart.root, charts[2].chart.root),
+        h("div", { class: "pair" }, reward, score.root, twins),
+        h("div", { class: "pair" }, accuracy, parameters),
       ),
       results.root,
       wall.root,
@@ -79,12 +87,15 @@ export function makeOverview() {
       results.update(moment.focus);
       const growing = moment.runs.filter((run) => run.growth);
       score.root.hidden = !moment.focus?.growth;
-      charts[0].chart.root.hidden = !score.root.hidden;
+      reward.hidden = !score.root.hidden;
       if (!score.root.hidden) drawScores(score, growing, moment);
-      for (const { chart, pick, twin } of charts) {
+      for (const { chart, pick, optional } of charts) {
+        const known = optional ? runs.filter((run) => run.rounds.some((r) => finite(pick(r)[0]))) : runs;
+        if (optional) chart.root.hidden = !known.length;
         chart.xName = moment.focus?.unit ?? "round";
-        chart.update({ ...curves(runs, moment.runs, pick, twin), mark });
+        chart.update({ ...curves(known, moment.runs, pick), mark });
       }
+      wall.root.hidden = !runs.length && moment.shown === null; // there are results only
       wall.update(moment);
     },
   };
@@ -127,7 +138,8 @@ function makeResults() {
     root,
     update(focus) {
       const shown = focus && !focus.rounds.length && focus.facts?.results?.controllers?.length;
-      const key = shown ? focus.name + focus.version + document.documentElement.dataset.theme : "";
+      const { theme } = document.documentElement.dataset;
+      const key = shown ? [focus.name, focus.version, theme, plotWidth()].join() : "";
       if (key !== drawn) fill(root, shown && resultPictures(focus));
       root.hidden = !shown;
       drawn = key;
@@ -135,18 +147,13 @@ function makeResults() {
   };
 }
 
-// One line with its interval for each run, and what lies above ungrown twins, dashed, for the run in focus.
-export function curves(runs, all, pick, twin) {
+// One line with its interval for each run.
+export function curves(runs, all, pick) {
   const { x, columns } = aligned(runs, pick);
   const alone = runs.length === 1;
   const lines = runs.map((run, i) =>
     line(columns[i], alone ? "mean" : run.name, seriesColour(all.indexOf(run))),
   );
-  const focus = runs.find((run) => run.name === focusRun()) ?? runs[0];
-  if (twin && alone && focus?.rounds.some((record) => finite(twin(record)[0]))) {
-    const extra = aligned([focus], twin).columns[0];
-    lines.push({ ...line(extra, "above ungrown twins", seriesColour(2)), dash: [5, 4] });
-  }
   return { x, lines };
 }
 

@@ -24,6 +24,7 @@ export class Run {
     this.facts = null;
     this.at = ""; // how far its rounds were read
     this.damaged = 0;
+    this.unread = new Map(); // round → why its members cannot be shown
     this.forget();
   }
 

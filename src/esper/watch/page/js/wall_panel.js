@@ -1,6 +1,6 @@
 // The wall of members with its legend, its order and its choice.
 
-import { grownColour, shaded, stageColour, stageMeaning } from "./colours.js";
+import { grownColour, inkOn, shaded, stageColour, stageLetter, stageMeaning } from "./colours.js";
 import { fill, h, panel, swatch } from "./dom.js";
 import { fixed, percent, words } from "./format.js";
 import { state, update } from "./state.js";
@@ -39,7 +39,8 @@ export function makeWallPanel({ compact = false }) {
       empty.hidden = Boolean(lanes);
       canvas.hidden = !lanes;
       if (!lanes) {
-        empty.textContent = focus?.facts && moment.shown === null ? "this folder keeps no members" : "…";
+        const none = focus?.facts && moment.shown === null && "this folder keeps no members";
+        empty.textContent = none || focus?.unread.get(moment.shown) || "…";
         fill(legend);
         hint.textContent = "";
         return;
@@ -145,8 +146,9 @@ function drawLegend(root, lanes, t) {
 
 function stageMark(name) {
   const colour = stageColour(name);
-  if (shaded(name, colour, 0) === colour) return swatch(colour);
-  return swatch(`linear-gradient(90deg, ${shaded(name, colour, 0)}, ${colour})`);
+  const faint = shaded(name, colour, 0);
+  const shown = faint === colour ? colour : `linear-gradient(90deg, ${faint}, ${colour})`;
+  return swatch(shown, stageLetter(name), inkOn(shaded(name, colour, 0.5)));
 }
 
 function point(tip, wall, row, event, moment) {
@@ -161,7 +163,7 @@ function point(tip, wall, row, event, moment) {
       h(
         "div",
         {},
-        swatch(stageColour(slot.stage)),
+        stageMark(slot.stage),
         `${moment.lanes.slots[s]} ${words(slot.stage)} `,
         slot.blueprint && h("em", {}, words(slot.blueprint)),
         slot.stage === "BLENDING" && ` α ${fixed(slot.alpha, 2)}`,
