@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -444,7 +445,7 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
     ending = ", for good" if folds else " ("
     lines = grown.diff().splitlines()
     assert lines[0] == "  99 parameters as given"
-    for told in (f"+ 0 6 → 9 wide{ending}", f"+ 3 repeated{ending}"):
+    for told in (f"+ 0 6 → 9 wide{ending}", f"+ 2 to 3 repeated{ending}"):
         assert any(line.startswith(told) for line in lines), grown.report()
     assert lines[-1] == f"= {sum(p.numel() for p in grown.model.parameters())} parameters"
     assert next(e.decision for e in grown.history if e.decision != "waited") == "planted CLONE after 3"
@@ -456,7 +457,8 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
 
 def test_a_schedule_that_no_slot_can_follow_is_refused_and_one_that_some_can_is_remarked_on() -> None:
     strided = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
-    with pytest.raises(UserError, match=r"asks for CLONE, which no slot of this model takes: .* WIDEN_FULL"):
+    takes = r"asks for CLONE, which no slot of this model takes: after 2, no weights .* keep .* WIDEN_FULL"
+    with pytest.raises(UserError, match=takes):
         grow(strided, (X, Y), controller="schedule:clone@0.1")
     recipe = "schedule:clone@0.1+widen_full@0.2"
     grown = grow(strided, (X, Y), controller=recipe, epochs=4, engine="auto")
@@ -481,6 +483,55 @@ def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:
     given = sum(p.numel() for p in models.small_mlp().parameters() if p.ndim > 1)
     assert seen[0] == 1.0
     assert seen[-1] == pytest.approx(wider / given)  # a product for each weight
+
+
+class ThreeBetas(torch.optim.AdamW):
+    """Betas as those of Adan or AdEMAMix."""
+
+    def __init__(self, groups: Any, lr: float) -> None:
+        super().__init__(groups, lr)
+        for group in self.param_groups:
+            group["betas"] = (*group["betas"], 0.99)
+
+    def step(self, closure: Any = None) -> None:
+        before = [group["betas"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["betas"] = group["betas"][:2]
+        super().step(closure)
+        for group, betas in zip(self.param_groups, before, strict=True):
+            group["betas"] = betas
+
+
+def test_an_optimiser_with_three_betas_goes_on_after_a_fold_as_one_with_two() -> None:
+    kinds = (ThreeBetas, torch.optim.AdamW)
+    grown = []
+    for kind in kinds:
+        torch.manual_seed(0)
+        recipe = {"controller": "schedule:widen_full@0.1", "epochs": 6, "folds": 1, "step": rising_score()}
+        make = partial(kind, lr=1e-2)
+        grown.append(grow(models.small_mlp(), models.table(), make_optimiser=make, **recipe))
+    assert all(run.folded for run in grown)
+    assert [e.train_loss for e in grown[0].history] == [e.train_loss for e in grown[1].history]
+
+
+class Scaled(nn.Module):
+    """A model without products: torch counts no operation of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(3))
+        self.bend = nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(x[:, :3] * self.scale)
+
+
+def test_a_model_without_counted_operations_grows_and_has_a_baseline() -> None:
+    recipe = {"controller": "schedule:mlp@0.1", "slots": ["bend"], "epochs": 3, "baseline": True}
+    grown = grow(Scaled(), models.table(), **recipe)
+    assert grown.baseline is not None
+    assert grown.baseline.record.num_steps > 3  # seeds cost operations
+    assert grown.record.flops[0] > 0
 
 
 def rising_score() -> Callable[..., tuple[Tensor, float]]:

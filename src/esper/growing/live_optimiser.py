@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -162,7 +162,7 @@ class LiveOptimiser:
         """Bound the gradients of the model and of each seed; the norm of the model's before.  # → []"""
         for parameters in self.seeds.values():
             nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
-        return nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach()
+        return nn.utils.clip_grad_norm_(self.host, self.config.clip_norm).detach().float()
 
     # ---- saving ----------------------------------------------------------------------------------------
 
@@ -214,14 +214,16 @@ def checked_optimiser(said: str, given: Any) -> Optimizer:
 
 
 def _joined_state(
-    joined: Joined, old: dict[str, Any], beside: dict[str, Any], betas: tuple[float, float]
+    joined: Joined, old: dict[str, Any], beside: dict[str, Any], betas: Sequence[float]
 ) -> dict[str, Any]:
     """What an optimiser remembers of a parameter that got wider.
 
     A moment that decays by b is the larger by 1 − b^n the more steps n it has seen. New entries that have
     seen none get the mean second moment of the others: with 0 their first step would be far too large.
     """
-    decays = dict(zip(("exp_avg", "exp_avg_sq"), betas, strict=True))
+    # Of optimisers with three betas, AdEMAMix decays the squares by the second and Adan by the third.
+    # The larger one makes the moment larger if anything, and so the first steps of new units smaller.
+    decays = {"exp_avg": betas[0], "exp_avg_sq": max(betas[1:], default=0.0)}
     state = dict(old or beside)
     for key in {*old, *beside}:
         first, second = (
