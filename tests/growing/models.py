@@ -104,6 +104,36 @@ class Attending(nn.Module):
         return self.head(x + self.attention(self.norm(x)))
 
 
+class GPTBlock(nn.Module):
+    """Attention and a perceptron, each behind a norm and beside a skip."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attention = Attention(width, heads, "kinds first")
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x))
+        return x + self.mlp(self.second(x))
+
+
+class GPT(nn.Module):
+    """The shape of nanoGPT."""
+
+    def __init__(self, width: int = 8, depth: int = 2, heads: int = 2, vocabulary: int = 64) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(64, width)
+        self.blocks = nn.ModuleList(GPTBlock(width, heads) for _ in range(depth))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
 class LanguageModel(nn.Module):
     """Embeddings, a ModuleList of blocks, a check of the length, and a mask made from it."""
 

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from esper.growing import live_hooks, widening
 from esper.growing.batches import Judge
 from esper.growing.ground import Ground
 from esper.growing.live_hooks import Hooks
@@ -259,3 +260,160 @@ def test_frozen_and_shared_layers_keep_their_width() -> None:
     tied = models.small_mlp()
     tied[2].weight = tied[0].weight = nn.Parameter(torch.randn(6, 6))
     assert not grounded(tied, (torch.randn(6, 6), TABLE[1])).fits(0, Blueprint.WIDEN_FULL)
+
+
+@pytest.mark.parametrize("failing", ["before", "in the middle"])
+def test_a_fold_that_fails_takes_nothing_back_but_itself(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, batch = doubled(models.small_mlp, TABLE)
+    hooks = grounded(model, batch)
+    for k in (0, 1):
+        hooks.plant(k, Blueprint.WIDEN_FULL, CPU, k)
+        hooks.slots[k].strength = 1.0
+        if k == 0:
+            hooks.fold(0)
+    before, names = said(model, batch), [(n, p.shape) for n, p in model.named_parameters()]
+    module, name = (live_hooks.Hooks, "_wider") if failing == "before" else (widening, "_grow")
+    original, calls = getattr(module, name), list[None]()
+
+    def broken(*args: Any) -> Any:
+        calls.append(None)
+        if failing == "before" or len(calls) > 1:
+            raise RuntimeError("a fold that fails")
+        return original(*args)
+
+    monkeypatch.setattr(module, name, broken)
+    with pytest.raises(RuntimeError, match="a fold that fails"):
+        hooks.plain_model()
+    assert len(hooks.folds) == 1
+    assert [(n, p.shape) for n, p in model.named_parameters()] == names
+    assert torch.equal(said(model, batch), before)  # hooks are attached again
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)), "0 to 1 repeated"),
+        (Counted, "blocks.0 repeated"),
+        (
+            lambda: nn.Sequential(nn.Sequential(nn.Linear(5, 5), nn.Tanh()), nn.Linear(5, 3)),
+            "0 repeated",
+        ),
+    ],
+)
+def test_what_is_repeated_is_named(make: Callable[[], nn.Module], words: str) -> None:
+    model, batch = doubled(make, TABLE)
+    hooks = grounded(model, batch)
+    hooks.plant(0, Blueprint.CLONE, CPU, 0)
+    hooks.slots[0].strength = 1.0
+    assert hooks.widened()[0].startswith(words)
+    assert hooks.fold(0).words == words
+
+
+# ---- the precision of trial passes -------------------------------------------------------------------------
+
+
+class Probed(nn.Module):
+    """Notes under which settings it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.seen = models.small_mlp(), set[tuple[Any, ...]]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add(precision())
+        return self.body(x)
+
+
+def precision() -> tuple[Any, ...]:
+    backends = torch.backends
+    tf32 = (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32)
+    return torch.get_float32_matmul_precision(), *tf32, torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("setting", ["highest", "high", "medium"])
+def test_trial_passes_run_in_full_precision_and_leave_the_settings_as_they_were(setting: str) -> None:
+    before, model = torch.get_float32_matmul_precision(), Probed()
+    hooks = grounded(model, TABLE)
+    try:
+        torch.set_float32_matmul_precision(setting)
+        with torch.autocast("cpu", torch.bfloat16):
+            settings, model.seen = precision(), set()
+            hooks.version += 1
+            offers = hooks.offers
+            hooks.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
+            assert precision() == settings
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert model.seen == {("highest", False, False, False)}
+    assert Blueprint.CLONE in offers[1].parameters
+
+
+def test_a_block_that_is_put_into_its_list_and_never_runs_is_not_offered() -> None:
+    """Its outputs say nothing: it begins as the identity."""
+
+    class Fixed(Counted):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks[1](self.blocks[0](x)))
+
+    model = Fixed()
+    for block in model.blocks:
+        nn.init.zeros_(block.outer.weight)
+        nn.init.zeros_(block.outer.bias)
+    hooks = grounded(model, TABLE)
+    assert not hooks.fits(0, Blueprint.CLONE)
+    assert hooks.refusals(Blueprint.CLONE) == [
+        "after blocks.0, its list takes no more entries (the model then leaves one out)"
+    ]
+
+
+def test_what_a_model_raises_in_a_trial_is_the_reason() -> None:
+    class Strict(nn.Linear):
+        calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not bool((x == TABLE[0][: len(x)]).all()):
+                raise ValueError("these are not the inputs I know")
+            return super().forward(x)
+
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks, self.head = nn.ModuleList([Strict(5, 5)]), nn.Linear(5, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.blocks[0](x))
+
+    (reason,) = grounded(Two(), TABLE, ["blocks.0"]).refusals(Blueprint.CLONE)
+    assert reason == "after blocks.0, it cannot be called on its own output (these are not the inputs I know)"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_copied_block_folds_without_a_change_in_any_dtype(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model, batch = Counted().to(dtype), (TABLE[0].to(dtype), TABLE[1])
+    hooks = grounded(model, batch)
+    hooks.plant(0, Blueprint.CLONE, CPU, 0)
+    hooks.slots[0].strength = 1.0
+    heard = said(model, batch)
+    hooks.fold(0)
+    assert torch.equal(said(model, batch), heard)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", ["highest", "high"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_gpt_offers_its_blocks_on_a_gpu_whatever_precision_is_set(setting: str, dtype: torch.dtype) -> None:
+    device, before = torch.device("cuda"), torch.get_float32_matmul_precision()
+    torch.manual_seed(0)
+    model = models.GPT(width=256, depth=4, heads=4).to(device, dtype)
+    tokens = torch.randint(0, 64, (4, 33), device=device)
+    try:
+        torch.set_float32_matmul_precision(setting)
+        hooks = grounded(model, (tokens[:, :-1], tokens[:, 1:]))
+        assert torch.get_float32_matmul_precision() == setting
+    finally:
+        torch.set_float32_matmul_precision(before)
+    for k in range(len(hooks.slots)):
+        assert {*hooks.offers[k].parameters} == GROWTH_BLUEPRINTS, hooks.offers[k].refused

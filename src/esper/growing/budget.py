@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -37,9 +37,11 @@ class SeedPrices:
         population: Population | LivePopulation,
         allowed: Sequence[str] | None = None,
         causal: bool = False,
+        refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
     ):
         """allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that
         look only at the past are not among them. Raises a UserError for one that does not fit.
+        refusals: by blueprint, why slots do not take it.
         """
         topology, fits = population.bodies.host.topology, population.growable()[0].any(dim=0).tolist()
         fitting = {b.name: b for b in Blueprint if fits[b]}
@@ -48,7 +50,7 @@ class SeedPrices:
         if not names or not set(names) <= set(fitting):
             known = ", ".join(fitting)
             raise UserError(f"blueprints are {names}; in a {topology} allowed are {known}, at least one")
-        self._population = population
+        self._population, self.refusals = population, refusals
         self._allowed = torch.tensor([b.name in names for b in Blueprint], device=population.device)
 
     @property
@@ -98,18 +100,18 @@ class Limited:
             )
         missing = not_taken(controller, prices)
         if missing and {event.blueprint.name for event in cast(Schedule, controller).events} == {*missing}:
-            raise UserError(f"the schedule asks for {', '.join(missing)}, {self._why_not(prices)}")
-        self.remarks = tuple(f"{name} was asked for, {self._why_not(prices)}" for name in missing)
+            raise UserError(
+                f"the schedule asks for {', '.join(missing)}, {self._why_not(prices, missing[0])}"
+            )
+        self.remarks = tuple(f"{name} was asked for, {self._why_not(prices, name)}" for name in missing)
         self.controller, self.prices, self.budget = controller, prices, budget
         self.looks = getattr(controller, "looks", True)  # a user's own may say nothing
 
     @staticmethod
-    def _why_not(prices: SeedPrices) -> str:
+    def _why_not(prices: SeedPrices, name: str) -> str:
         taken = [b.name for b in Blueprint if bool(prices.choosable[:, b].any())]
-        return (
-            "which no slot of this model takes: what is repeated must keep the shape of its input, and new "
-            f"units must be read by layers that can get wider; here a slot takes {', '.join(taken)}"
-        )
+        reasons = "; ".join(prices.refusals(Blueprint[name])) or f"{name} is not for such a model"
+        return f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(taken)}"
 
     def begin(self, scene: Scene) -> None:
         """An episode begins."""

@@ -107,13 +107,11 @@ class Grower:
             raise UserError(
                 f"the {environment.steps} epochs are over; call finish(), or give a larger epochs"
             )
-        was_training = self.model.training
         draw = hash((self._seed, environment.clock)) & 0x7FFFFFFF
         with own_randomness(draw, self._device), torch.inference_mode(False), torch.enable_grad():
             training = bodies.train_isolated(environment.begun.states)
             bodies.reported = given
             self._ending.look(environment.end(training))
-        self.model.train(was_training)
         return "the end" if environment.done else self._decide()
 
     def finish(self) -> nn.Module:

@@ -24,6 +24,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from esper.foundation.errors import one_line
 from esper.growing.units import CONVOLUTIONS, Role, dense, passing, positions_without, units_in
 
 Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
@@ -166,8 +167,8 @@ class Reach:
                     elif passing(layer) is not None and not isinstance(layer, CONVOLUTIONS):
                         hooks.enter_context(layer.register_forward_hook(passes))
                 self.run()
-        except Exception:  # a model whose way depends on values
-            return {}
+        except Exception as error:  # a model whose way depends on values
+            raise CannotWiden(f"the model does not run with other values ({one_line(error)})") from error
         return _arrivals(leaves, {layer: x for layer, x in read.items() if x.requires_grad})
 
 
@@ -217,7 +218,7 @@ def _attempt(run: Run) -> None:
     except CannotWiden:
         raise
     except Exception as error:  # whatever a stranger's forward raises about a shape
-        raise CannotWiden(f"the model takes no more units there ({error})") from error
+        raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
     if not bool(judged.isfinite().all()):
         raise CannotWiden("units reach the output of the model")
 

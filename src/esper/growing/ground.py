@@ -16,18 +16,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.foundation.errors import one_line
 from esper.growing.batches import Judge, over_tensors, samples_in
 from esper.growing.coupling import CannotWiden, Part, Reach, find_parts, new_to_new
 from esper.growing.heads import Units, heads_in
 from esper.growing.places import Place, tensor_of
-from esper.growing.repeating import Repeat, Span, find_span, insert, touched_by
-from esper.growing.undoing import at_rest, undone
+from esper.growing.repeating import CannotRepeat, Repeat, Span, find_span, insert, touched_by
+from esper.growing.undoing import at_rest, full_precision, undone
 from esper.growing.units import Role, dense, units_out
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blueprint
 
 SAMPLES = 2  # on which everything is tried
 SMALL = 0.1  # of the operations between two places: units that cost less are not what makes them wide
+# By how much outputs may differ, as a share of the largest one. New units take products of other shapes, so
+# that sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 WIDENINGS = {Blueprint.WIDEN_HALF: 2, Blueprint.WIDEN_FULL: 1}  # units of a layer per new unit
 
 
@@ -41,6 +45,7 @@ class Offer:
     touched: frozenset[int] = frozenset()  # places whose activations get wider too
     parameters: Mapping[Blueprint, int] = field(default_factory=dict)
     flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
+    refused: Mapping[Blueprint, str] = field(default_factory=dict)  # why the others cannot grow there
 
 
 Found = tuple[list[Place], list[Offer], float]
@@ -53,12 +58,13 @@ class Ground:
         """batch: of validation data, on the model's device. grows: else nothing is tried and offered."""
         self.model, self.judge, self.grows = model, judge, grows
         self.batch = few_samples(batch)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
 
     def run(self) -> Tensor:
         """One pass of the model, as one row of numbers: its loss and, where they are known, its outputs."""
         judged = self.judge(self.model, self.batch)
-        outputs = [] if judged.outputs is None else [judged.outputs.flatten().float()]
-        return torch.cat([judged.loss.detach().float().view(1), *outputs])
+        outputs = [] if judged.outputs is None else [judged.outputs.flatten().double()]
+        return torch.cat([judged.loss.detach().double().view(1), *outputs])
 
     def look(self, modules: Sequence[nn.Module], places: Sequence[Place]) -> Found:
         """The places behind these modules as they are now, what each offers, and the operations of one
@@ -67,7 +73,7 @@ class Ground:
         places: as they were. A module that does not run for the two samples stays as it was, without offer.
         No hook of a seed may be attached; the generators of the caller are left as they were.
         """
-        with at_rest(self.model), torch.random.fork_rng(devices=[]):
+        with at_rest(self.model), full_precision(self.device), torch.random.fork_rng(devices=[]):
             look = _Look(self, modules)
             offers = [look.offer(k) if self.grows else Offer() for k in range(len(modules))]
             return look.places(places), offers, look.flops
@@ -75,7 +81,7 @@ class Ground:
     def parts(self, offer: Offer, blueprint: Blueprint) -> list[Part]:
         """The layers of a widening, with where the new units arrive; raises CannotWiden."""
         assert offer.units is not None, "a widening was asked for where there is none"
-        with at_rest(self.model):
+        with at_rest(self.model), full_precision(self.device):
             return find_parts(self.model, offer.units.parts(new_units(offer.units, blueprint)), self.run)
 
 
@@ -87,7 +93,9 @@ class _Look:
         self.shapes: dict[nn.Module, tuple[Any, Any]] = {}
         self.order: list[nn.Module] = []  # modules in the order in which they ended
         self.costs: dict[nn.Module, float] = {}  # of one run of a module, for one sample
-        self.inserts: dict[nn.Module, bool | None] = {}  # by list: whether counts follow; None: it stays
+        self.dtypes: dict[nn.Module, torch.dtype] = {}  # of what modules gave
+        self.inserts: dict[nn.Module, bool | CannotRepeat] = {}  # by list: whether counts must follow
+        self.refusals: list[str] = []  # why units of the place at hand cannot be added to
         self.clean, self.flops = self._first_pass()
         self.reach = Reach(self.model, ground.run)
         self.shared = _shared_parameters(self.model)
@@ -99,7 +107,8 @@ class _Look:
         for module, place in zip(self.modules, before, strict=True):
             shape = self.shapes.get(module, (None, None))[1]
             now = place.shape if shape is None else tuple(shape[1:])
-            found.append(replace(place, name=names[module], shape=now))
+            dtype = self.dtypes.get(module, place.dtype)
+            found.append(replace(place, name=names[module], shape=now, dtype=dtype))
         return found
 
     def _first_pass(self) -> tuple[Tensor, float]:
@@ -107,6 +116,8 @@ class _Look:
             given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
             gave = tensor_of(output)
             shape = None if gave is None else gave.shape
+            if gave is not None and gave.is_floating_point():
+                self.dtypes[module] = gave.dtype
             self.shapes[module] = (given[0].shape if given else None, shape)
             self.order.append(module)
 
@@ -127,16 +138,30 @@ class _Look:
         by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
         return result, counter.get_total_flops() / samples, by_name
 
-    def _same(self, found: Tensor, wanted: Tensor) -> bool:
-        return found.shape == wanted.shape and torch.allclose(found, wanted, rtol=1e-3, atol=1e-4)
+    def _difference(self, found: Tensor, wanted: Tensor) -> str | None:
+        """How loss or outputs differ by more than rounding; None where they do not."""
+        if found.shape != wanted.shape:
+            return f"the model then gives {found.numel() - 1} numbers instead of {wanted.numel() - 1}"
+        allowed = max((TOLERANCES.get(dtype, 0.0) for dtype in self.dtypes.values()), default=0.0)
+        for what, part in (("the loss", slice(1)), ("an output", slice(1, None))):
+            if found[part].numel():
+                largest = float(wanted[part].abs().max())
+                apart = float((found[part] - wanted[part]).abs().max())
+                if not apart <= allowed * largest:
+                    return f"{what} differs by {apart:.1e}, more than {allowed:.0e} of {largest:.1e}"
+        return None
 
     def offer(self, k: int) -> Offer:
         """What can grow behind module k."""
-        if self.order.count(self.modules[k]) != 1:
-            return Offer()
-        span, offer = self._repetition(k), self._widening(k)
-        if span is None:
-            return offer
+        times = self.order.count(self.modules[k])
+        if times != 1:
+            reason = f"it runs {times} times in a forward pass of {SAMPLES} samples"
+            return Offer(refused=dict.fromkeys((Blueprint.CLONE, *WIDENINGS), reason))
+        offer = self._widening(k)
+        try:
+            span = self._repetition(k)
+        except CannotRepeat as error:
+            return replace(offer, refused={**offer.refused, Blueprint.CLONE: str(error)})
         price = sum(p.numel() for block in span.blocks for p in block.parameters())
         cost = sum(self.costs[block] for block in span.blocks)
         parameters = {**offer.parameters, Blueprint.CLONE: price}
@@ -144,46 +169,65 @@ class _Look:
 
     # ---- repeating -------------------------------------------------------------------------------------
 
-    def _repetition(self, k: int) -> Span | None:
+    def _repetition(self, k: int) -> Span:
+        """What can be repeated behind module k; raises CannotRepeat."""
         span = find_span(self.model, self.modules[k], self.shapes)
-        if span is None:
-            return None
         if span.container not in self.inserts:
-            self.inserts[span.container] = self._tried(span)
+            try:
+                self.inserts[span.container] = self._try_insert(span)
+            except CannotRepeat as error:
+                self.inserts[span.container] = error
         counted = self.inserts[span.container]
-        return None if counted is None else replace(span, counted=counted)
+        if isinstance(counted, CannotRepeat):
+            raise counted
+        return replace(span, counted=counted)
 
-    def _tried(self, span: Span) -> bool | None:
-        """Whether counts must follow where one more entry is put into a list; None where it does not work."""
+    def _try_insert(self, span: Span) -> bool:
+        """Whether counts must follow where one more entry is put into a list; raises CannotRepeat.
+
+        The wanted outputs are those of the blocks called twice in a row by a hook. One more entry then runs
+        the same operations on the same numbers, so that rounding does not matter.
+        """
         seed = Repeat(span)
 
-        def hears(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
+        def run_twice(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
             h = tensor_of(output)
             assert h is not None
-            said = h + seed.output(h, inputs, named)
-            return (said, *output[1:]) if isinstance(output, tuple) else said
+            again = seed.output(h, inputs, named)
+            return (again, *output[1:]) if isinstance(output, tuple) else again
 
         try:
-            with span.blocks[-1].register_forward_hook(hears, with_kwargs=True):
+            with span.blocks[-1].register_forward_hook(run_twice, with_kwargs=True):
                 wanted = self.ground.run()
-        except Exception:  # a block that cannot be called again like this
-            return None
+        except Exception as error:  # whatever the user's block raises
+            raise CannotRepeat(f"it cannot be called on its own output ({one_line(error)})") from error
+        reasons = []
         for counted in (False, True):
-            tried = replace(span, counted=counted)
+            tried, blocks, ran = replace(span, counted=counted), list(Repeat(span).blocks), set[nn.Module]()
+            entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
             try:
-                with undone(touched_by(self.model, tried)):
-                    insert(self.model, tried, list(Repeat(span).blocks))
-                    if self._same(self.ground.run(), wanted):
-                        return counted
-            except Exception:  # a model that cannot have one more block
+                with undone(touched_by(self.model, tried)), ExitStack() as hooks:
+                    insert(self.model, tried, blocks)
+                    for entry in entries:
+                        hooks.enter_context(entry.register_forward_hook(lambda m, *_, ran=ran: ran.add(m)))
+                    found = self.ground.run()
+            except Exception as error:  # whatever the user's model raises
+                reasons.append(one_line(error))
                 continue
-        return None
+            # Blocks that begin as the identity change no output: that they run has to be seen.
+            idle = "the model then leaves one out" if len(ran) < len(entries) else None
+            reason = idle or self._difference(found, wanted)
+            if reason is None:
+                return counted
+            reasons.append(reason)
+        raise CannotRepeat(f"its list takes no more entries ({'; '.join(dict.fromkeys(reasons))})")
 
     # ---- widening --------------------------------------------------------------------------------------
 
     def _widening(self, k: int) -> Offer:
         """What is inside the module of the place and nobody else makes, else what is ahead of it; where that
         is but a small part of what happens there, the first layer together with its partners."""
+        self.refusals = []
         run, inside = self._run_before(k), set(self.modules[k].modules())
         for modules in ([module for module in run if module in inside], run):
             best, enough = self._hidden(modules)
@@ -191,7 +235,10 @@ class _Look:
                 return best
         groups = (self._coupled(layer) for layer in run if dense(layer) is not None)
         partners = (self._widened(Units(makers)) for makers in groups if len(makers) > 1)
-        return next((offer for offer in partners if offer is not None), best)
+        found = next((offer for offer in partners if offer is not None), best)
+        nothing = "no layer with units of its own runs between the slot before and this one"
+        reason = "; ".join(dict.fromkeys(self.refusals)) or nothing
+        return replace(found, refused={b: reason for b in WIDENINGS if b not in found.parameters})
 
     def _hidden(self, modules: Sequence[nn.Module]) -> tuple[Offer, bool]:
         """The units of the first layer that makes its own, or else the heads of an attention; and whether
@@ -217,21 +264,28 @@ class _Look:
     def _coupled(self, layer: nn.Module) -> tuple[nn.Module, ...]:
         try:
             return tuple(self.reach.coupled(layer))
-        except CannotWiden:
+        except CannotWiden as error:
+            self.refusals.append(str(error))
             return ()
 
     def _widened(self, units: Units) -> Offer | None:
-        """Try to double the units; None where the model then gives something else."""
+        """Try to double the units; None, and the reason among `refusals`, where that is not possible."""
+        try:
+            return self._doubled(units)
+        except (CannotWiden, ValueError) as error:
+            self.refusals.append(str(error))
+            return None
+
+    def _doubled(self, units: Units) -> Offer:
+        """Double the units for one pass. Raises CannotWiden where the model then gives something else, and
+        ValueError for part of a group of channels."""
         count = units.count
         if any(units_out(maker) != units_out(units.makers[0]) for maker in units.makers):
-            return None
-        try:
-            parts = find_parts(self.model, units.parts(count), self.ground.run)
-            seed = Widening(parts)
-        except (CannotWiden, ValueError):
-            return None
+            raise CannotWiden("layers whose outputs meet have different widths")
+        parts = find_parts(self.model, units.parts(count), self.ground.run)
+        seed = Widening(parts)
         if not self._all_trained(parts):
-            return None
+            raise CannotWiden("a layer that would grow is frozen, or shares its weights")
         shapes: dict[int, Any] = {}
         handles = [h for role in Role for h in seed.attach(role, lambda: 1.0)]
         handles += [
@@ -243,10 +297,11 @@ class _Look:
                 for handle in handles:
                     hooks.enter_context(handle)
                 result, flops, _ = self._counted()
-        except Exception:  # a model that takes no more units after all
-            return None
-        if not self._same(result, self.clean):
-            return None
+        except Exception as error:  # whatever the user's model raises
+            raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
+        reason = self._difference(result, self.clean)
+        if reason is not None:
+            raise CannotWiden(f"with new units that nothing reads yet, {reason}")
         size, inner = sum(p.numel() for p in seed.parameters()), new_to_new(parts, parts)
         sizes = {b: new_units(units, b) for b in WIDENINGS if _whole(parts, units, b)}
         touched = {k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]}

@@ -23,7 +23,7 @@ from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
 from esper.growing.places import trained
 from esper.growing.tally import Evaluation, Tally
-from esper.growing.undoing import at_rest
+from esper.growing.undoing import at_rest, in_eval_mode
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style, has_gate
 from esper.lifecycle.gates import blueprint_table
@@ -53,6 +53,8 @@ class LivePopulation:
         settings = live.settings
         self.model, self.judge, self.settings, self.place = live.model, live.judge, settings, live.device
         self.train_loader, self.val_loader = live.loaders
+        if optimiser is None and not live.model.training:
+            live.model.train()  # else submodules in eval mode were put there by the user, and stay there
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
         )
@@ -179,7 +181,6 @@ class LivePopulation:
         shadow = torch.zeros(self.num_slots, device=self.place)
         host_norm = torch.zeros((), device=self.place)
         count = samples = 0
-        self.model.train()
         for batch in self._epoch():
             if self.stop():
                 self.interrupted = True
@@ -188,7 +189,7 @@ class LivePopulation:
             judged = self._backward(batch, count)
             total += judged.loss.detach()
             for k in alone:
-                shadow[k] += self._train_alone(self.slots[k], batch)
+                shadow[k] += self._train_alone(k, batch)
             count, samples = count + 1, samples + judged.samples
             if count % self.settings.accumulate == 0:
                 host_norm = self._move()
@@ -214,18 +215,19 @@ class LivePopulation:
         norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
         host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.place)
         losses = torch.full((1, self.num_slots), math.nan)
-        for k, slot in enumerate(self.slots):
+        for k in range(self.num_slots):
             if int(states.stage[0, k]) == Stage.TRAINING:
-                losses[0, k] = self._pass_alone(k, slot)
+                losses[0, k] = self._pass_alone(k)
         unknown = torch.zeros(1)  # the loss of the user's own epoch is the user's
         return TrainMetrics(unknown, losses, self.gradients(host_norm))
 
-    def _pass_alone(self, k: int, slot: LiveSlot) -> float:
+    def _pass_alone(self, k: int) -> float:
+        slot = self.slots[k]
         rule = self.optimiser.raise_alone(k, slot)
         total, count = torch.zeros((), device=self.place), 0
         for batch in self._epoch():
             rule.zero_grad(set_to_none=True)
-            total += self._train_alone(slot, batch)
+            total += self._train_alone(k, batch)
             nn.utils.clip_grad_norm_(slot.parameters(), self.config.clip_norm)
             rule.step()
             count += 1
@@ -260,13 +262,17 @@ class LivePopulation:
             )
         return judged
 
-    def _train_alone(self, slot: LiveSlot, batch: Any) -> Tensor:
-        """Gradients of the loss that the model would have with this seed, for the seed alone.  # → []"""
+    def _train_alone(self, k: int, batch: Any) -> Tensor:
+        """Gradients of the loss that the model would have with the seed of slot k, for it alone.  # → []"""
+        slot = self.slots[k]
         own = [p for p in slot.parameters() if p.requires_grad]
-        self.model.eval()  # running statistics and dropout belong to the model's own pass
-        with slot.at_strength(1.0, alone=True), self._autocast():
+        if self.model.training:
+            slot.copy_modes(self.hooks.modules[k])
+        else:  # a user's own loop may call `step` in eval mode, which says nothing about training
+            slot.train()
+        # Running statistics and dropout belong to the model's own pass.
+        with in_eval_mode(self.model), slot.at_strength(1.0, alone=True), self._autocast():
             loss = self.judge(self.model, batch).loss
-        self.model.train()
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
             if gradient is not None:
                 gradient = gradient / self.settings.accumulate

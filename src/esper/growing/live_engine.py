@@ -68,7 +68,8 @@ class LiveGrowth:
             given = default_controller(live.hooks, request.budget, settings.blueprints)
             decider = make_controller(given, cpu)
         environment = LiveEnvironment(live, request.epochs, optimiser)
-        controller = Limited(decider, SeedPrices(environment.bodies, settings.blueprints), request.budget)
+        prices = SeedPrices(environment.bodies, settings.blueprints, refusals=live.hooks.refusals)
+        controller = Limited(decider, prices, request.budget)
         name = given if isinstance(given, str) else type(given).__qualname__
         return LiveGrowth(live, environment, controller, name, Randomness(device, loaders))
 

@@ -7,7 +7,9 @@ can be taken back, so that a model can return to what it was before.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -40,6 +42,7 @@ class Fold:
     was_at: nn.Module  # the module that the slot hung on
     words: str  # what a person would say has changed
     undo: Undo
+    parameters: int = 0  # that it added to the model
     joined: list[Joined] = field(default_factory=list)  # parameters that got wider
     moved: list[tuple[nn.Parameter, nn.Parameter]] = field(default_factory=list)  # of the seed → of the model
 
@@ -76,9 +79,13 @@ class Hooks:
 
     @property
     def flops(self) -> float:
-        """Operations of one sample's forward pass through the model without seeds."""
+        """Operations of one sample's forward pass through the model without seeds.
+
+        Torch counts products and convolutions. A model that has neither counts a multiply-add for each of its
+        parameters: costs are compared with those of the model as it was given, which must not be 0.
+        """
         self._look()
-        return self._flops
+        return self._flops or 2.0 * max(1, self.model_parameters())
 
     def place(self, k: int) -> Place:
         """Slot k's place in the model as it is now."""
@@ -170,6 +177,14 @@ class Hooks:
             if own.layer is other.layer
         )
 
+    def refusals(self, blueprint: Blueprint) -> list[str]:
+        """Why slots do not take a blueprint, at most two reasons with the first slot that each holds for."""
+        reasons: dict[str, str] = {}
+        for name, offer in zip(self.names, self.offers, strict=True):
+            if blueprint in offer.refused:
+                reasons.setdefault(offer.refused[blueprint], name)
+        return [f"after {name}, {reason}" for reason, name in list(reasons.items())[:2]]
+
     def disturbed(self, k: int) -> bool:
         """Whether the seed of another slot makes the activations of slot k wider."""
         return any(k in slot.touched for j, slot in enumerate(self.slots) if j != k)
@@ -227,7 +242,13 @@ class Hooks:
     def fold(self, k: int) -> Fold:
         """Make the seed of slot k part of the model, at the strength that it has; the slot is empty after."""
         self.detach()
-        fold = self._folded(k)
+        before = self.model_parameters()
+        try:
+            fold = self._folded(k)
+        except BaseException:
+            self.attach()
+            raise
+        fold = replace(fold, parameters=self.model_parameters() - before)
         self.folds.append(fold)
         self.slots[k].clear()
         self.version += 1
@@ -239,22 +260,36 @@ class Hooks:
         fold = partial(Fold, k, slot.blueprint, slot.blend, slot.born, self.modules[k])
         assert slot.seed is not None, "an empty slot has nothing to fold"
         if isinstance(slot.seed, Repeat):
-            undo = Undo(touched_by(self.model, slot.seed.span))
-            self.modules[k] = insert(self.model, slot.seed.span, list(slot.seed.blocks))
+            words, undo = self._repeated(slot.seed), Undo(touched_by(self.model, slot.seed.span))
+            slot.seed.copy_modes()
+            with _undone_if_it_fails(undo):
+                self.modules[k] = insert(self.model, slot.seed.span, list(slot.seed.blocks))
             moved = [(p, p) for p in slot.seed.parameters()]
-            return fold(f"{name} repeated", undo, moved=moved)
+            return fold(words, undo, moved=moved)
         if isinstance(slot.seed, Widening):
-            words = self._wider(slot.seed)
-            undo = Undo(part.layer for part in slot.seed.parts)
-            return fold(words, undo, joined=slot.seed.fold(slot.strength))
+            words, undo = self._wider(slot.seed), Undo(part.layer for part in slot.seed.parts)
+            with _undone_if_it_fails(undo):
+                joined = slot.seed.fold(slot.strength)
+            return fold(words, undo, joined=joined)
         module, graft = self.modules[k], slot.graft()
         plain = plain_graft(graft, slot.place.spatial_dims)
-        plain.to(next((p.device for p in graft.parameters()), None))
+        like = next(graft.parameters(), None)
+        plain.to(None if like is None else like.device, slot.place.dtype).train(module.training)
         undo = Undo(m for m in self.model.modules() if module in (m, *m.children()))
         current = next(n for n, m in self.model.named_modules() if m is module)
-        self.modules[k] = install(self.model, current, slot.place.in_tuple, plain)
+        with _undone_if_it_fails(undo):
+            self.modules[k] = install(self.model, current, slot.place.in_tuple, plain)
         moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
         return fold(f"{Blueprint(slot.blueprint).name} behind {name}", undo, moved=moved)
+
+    def _repeated(self, seed: Repeat) -> str:
+        """What is repeated: a block of a list, some entries of a sequence or a whole one."""
+        blocks, container = seed.span.blocks, seed.span.container
+        names = {module: name for name, module in self.model.named_modules()}
+        if names[container] and len(blocks) == len(list(container.children())) > 1:
+            return f"{names[container]} repeated"
+        first, last = names[blocks[0]], names[blocks[-1]]
+        return f"{first} repeated" if first == last else f"{first} to {last} repeated"
 
     def _wider(self, seed: Widening) -> str:
         """What a widening changes, as in: conv1 64 → 96 wide, or attn 4 → 6 heads."""
@@ -282,7 +317,7 @@ class Hooks:
 
         Its class is the model's own; it needs no esper to be loaded.
         """
-        version, as_before = self.version, Undo(self.slots)
+        version, as_before, folds = self.version, Undo(self.slots), len(self.folds)
         heard = [k for k, slot in enumerate(self.slots) if slot.seed is not None and slot.strength > 0]
         try:
             for k in heard:
@@ -290,7 +325,7 @@ class Hooks:
             self.detach()
             return copy.deepcopy(self.model).cpu().eval()
         finally:
-            for _ in range(len(heard)):
+            while len(self.folds) > folds:  # a fold may have failed
                 self.unfold()
             as_before()
             self.version = version
@@ -305,10 +340,20 @@ class Hooks:
         lines = {}
         for k, slot in enumerate(self.slots):
             if slot.strength > 0 and isinstance(slot.seed, Repeat):
-                lines[k] = f"{self.names[k]} repeated"
+                lines[k] = self._repeated(slot.seed)
             elif slot.strength > 0 and isinstance(slot.seed, Widening):
                 lines[k] = self._wider(slot.seed)
         return lines
+
+
+@contextmanager
+def _undone_if_it_fails(undo: Undo) -> Iterator[None]:
+    """Take a change back where it raises in the middle."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 def compatible(one: Part, other: Part) -> bool:

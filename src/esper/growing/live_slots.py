@@ -37,10 +37,14 @@ class LiveSlot(nn.Module):
         self.touched: frozenset[int] = frozenset()  # slots whose activations it makes wider
 
     def plant(self, blueprint: int, device: torch.device) -> None:
-        """Begin a seed with a body of its own; its first weights come from torch's generator."""
+        """Begin a seed with a body of its own, in the dtype of the activation that it reads.
+
+        Its first weights are drawn in float32 by torch's generator, so that they are the same in any dtype.
+        """
         place = self.place
         seed = build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
-        self.put(blueprint, seed.to(device), BlendGate(place.width, place.topology).to(device))
+        gate = BlendGate(place.width, place.topology)
+        self.put(blueprint, seed.to(device, place.dtype), gate.to(device, place.dtype))
 
     def put(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
         """Begin a seed that is already made."""
@@ -64,12 +68,21 @@ class LiveSlot(nn.Module):
         if self.seed is None or self.strength == 0.0 or isinstance(self.seed, Widening):
             return None
         h = output[0] if self.place.in_tuple else output
+        if not self.alone:
+            self.copy_modes(module)
         if isinstance(self.seed, Repeat):
-            self.seed.train(module.training or self.alone)
-            result = h + self.strength * self.seed.output(h, inputs, named)
+            # At strength 1, lerp gives the second tensor to the bit: a fold changes nothing in any dtype.
+            result = torch.lerp(h, self.seed.output(h, inputs, named).to(h.dtype), self.strength)
         else:
             result = self.graft()(h)
         return (result, *output[1:]) if self.place.in_tuple else result
+
+    def copy_modes(self, module: nn.Module) -> None:
+        """Give the seed the train or eval mode of what it is added to; module: that the slot hangs on."""
+        if isinstance(self.seed, Repeat | Widening):
+            self.seed.copy_modes()
+        else:
+            self.train(module.training)
 
     @contextmanager
     def at_strength(self, strength: float, alone: bool = False) -> Iterator[None]:

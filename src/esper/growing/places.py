@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -33,6 +34,7 @@ class Place:
     topology: str
     shape: tuple[int, ...]  # of one sample
     in_tuple: bool = False  # whether the activation is the first of a tuple
+    dtype: torch.dtype = torch.float32  # of the activation
 
     @property
     def width(self) -> int:
@@ -57,7 +59,7 @@ class _Call:
     module: nn.Module
     gave: str  # the type of what it gave
     shape: tuple[int, ...] | None  # of the activation, None where there is none
-    floats: bool  # whether the activation is of decimals
+    dtype: torch.dtype  # of the activation
     times: int  # it ran in one forward pass
 
 
@@ -137,8 +139,8 @@ def _calls(model: nn.Module, run: Callable[[], Any]) -> list[_Call]:
         def ends(module: nn.Module, inputs: Any, output: Any) -> None:
             before, value = ended.pop(name, None), tensor_of(output)
             shape = None if value is None else tuple(value.shape)
-            floats, times = value is not None and value.is_floating_point(), before.times if before else 0
-            ended[name] = _Call(name, module, type(output).__name__, shape, floats, times + 1)
+            dtype, times = torch.long if value is None else value.dtype, before.times if before else 0
+            ended[name] = _Call(name, module, type(output).__name__, shape, dtype, times + 1)
 
         return ends
 
@@ -208,13 +210,18 @@ def block_ends(steps: Iterable[tuple[nn.Module | None, bool, AnyPlace | None]]) 
 
 
 def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
-    if call.shape is None or call.times > 1 or not call.floats or not 2 <= len(call.shape) <= 4:
+    if (
+        call.shape is None
+        or call.times > 1
+        or not call.dtype.is_floating_point
+        or not 2 <= len(call.shape) <= 4
+    ):
         return None
     shape = call.shape[1:]
     kind = {2: "mlp", 4: "cnn"}.get(len(call.shape)) or topology or sequence_topology(model)
     if kind == "cnn" and all(side == 1 for side in shape[1:]):
         return None  # a convolution over a single point
-    return Place(call.name, kind, shape, call.gave == "tuple")
+    return Place(call.name, kind, shape, call.gave == "tuple", call.dtype)
 
 
 def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:

@@ -79,11 +79,11 @@ class _AlibiAttention(nn.Module):
         query = self.query(unit).unflatten(-1, [self.heads, -1]).transpose(1, 2)  # [B, heads, T, D / heads]
         pair = self.key_value(unit).unflatten(-1, [2, -1])
         key, value = pair.select(2, 0).unsqueeze(1), pair.select(2, 1).unsqueeze(1)  # [B, 1, T, D / heads]
-        steps = torch.ones_like(h[0, :, 0]).cumsum(0)  # [T]
+        steps = torch.ones_like(h[0, :, 0], dtype=torch.float32).cumsum(0)  # [T]; bfloat16 ends at 256
         distance = steps.unsqueeze(0) - steps.unsqueeze(1)  # [T, T], above 0 in the future
         bias = (self.slopes * distance).masked_fill(distance > 0, float("-inf"))
         scores = query @ key.transpose(-1, -2) * (self.width // self.heads) ** -0.5
-        mixed = torch.softmax(scores + bias, dim=-1) @ value
+        mixed = torch.softmax(scores + bias, dim=-1).type_as(value) @ value
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return result
 

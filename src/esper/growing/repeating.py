@@ -16,6 +16,10 @@ COUNT = "num_hidden_layers"  # where the configurations of transformers count th
 INDEX = "layer_idx"  # where their blocks say which one they are
 
 
+class CannotRepeat(Exception):
+    """Why nothing can be repeated behind a module."""
+
+
 @dataclass(frozen=True)
 class Span:
     """Entries of a list or a sequence that follow one another and keep the shape of what runs through."""
@@ -26,17 +30,15 @@ class Span:
     counted: bool = False  # whether numbers of the owner that count the blocks must follow
 
 
-def find_span(
-    model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tuple[Any, Any]]
-) -> Span | None:
-    """What a copy behind this module would repeat, or None.
+def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tuple[Any, Any]]) -> Span:
+    """Find what a copy behind this module would repeat; raises CannotRepeat where there is nothing.
 
     In a sequence it is the shortest run of entries up to the module that has weights and keeps the shape; in
     a list the module itself.
     """
     found = next(((n, m) for n, m in model.named_modules() if _holds(m, module)), None)
     if found is None:
-        return None
+        raise CannotRepeat("it is no entry of a ModuleList or Sequential")
     name, container = found
     owner = model.get_submodule(name.rpartition(".")[0]) if name else None
     entries = list(container.children())
@@ -45,10 +47,13 @@ def find_span(
     for first in firsts:
         blocks = tuple(entries[first : last + 1])
         if not all(block in shapes for block in blocks):
-            return None
+            raise CannotRepeat("not all entries of its sequence run")
         if shapes[blocks[0]][0] == shapes[module][1] and any(has_weights(block) for block in blocks):
             return Span(owner, container, blocks)
-    return None
+    given, gave = (None if shape is None else list(shape) for shape in shapes[module])
+    raise CannotRepeat(
+        f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
+    )
 
 
 def _holds(container: nn.Module, module: nn.Module) -> bool:
@@ -57,7 +62,7 @@ def _holds(container: nn.Module, module: nn.Module) -> bool:
 
 
 class Repeat(nn.Module):
-    """Copies of blocks as a seed: s(h) = copy(h) − h, so that at full strength the blocks run twice."""
+    """Copies of blocks as a seed: at full strength the blocks run twice."""
 
     def __init__(self, span: Span):
         super().__init__()
@@ -66,17 +71,26 @@ class Repeat(nn.Module):
         self.blocks = nn.ModuleList(copy.deepcopy(block, dict(configs)) for block in span.blocks)
         self.requires_grad_(True)
 
+    def copy_modes(self) -> None:
+        """Give every part of the copies the train or eval mode of the part that it was copied from."""
+        for block, origin in zip(self.blocks, self.span.blocks, strict=True):
+            modes = {name: part.training for name, part in origin.named_modules()}
+            for name, part in block.named_modules():
+                part.training = modes.get(name, part.training)
+
     def forward(self, h: Tensor, *inputs: Any, **named: Any) -> Tensor:
-        """What the copies make of an activation, minus the activation."""
-        said = h
+        """What the copies make of an activation."""
         for block in self.blocks:
-            found = tensor_of(block(said, *inputs, **named))
+            found = tensor_of(block(h, *inputs, **named))
             assert found is not None, "a block that is repeated hands on a tensor"
-            said = found
-        return said - h
+            h = found
+        return h
 
     def output(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
-        """s(h), with what else the block was called with; a cache of keys and values is the block's alone."""
+        """What the copies make of h, called with what else the block was called with.
+
+        A cache of keys and values is the block's alone.
+        """
         rest = {key: _uncached(value) for key, value in named.items()}
         if not inputs:
             main = next(key for key, x in rest.items() if isinstance(x, Tensor) and x.shape == h.shape)

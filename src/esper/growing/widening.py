@@ -54,7 +54,7 @@ class Widening(nn.Module):
     ) -> list[RemovableHandle]:
         """Wire the layers of a role; the roles go in their own order.
 
-        alone: whether the seed learns while the model does not.
+        alone: whether the seed learns while the model does not; then it keeps the modes that it has.
         """
         handles = []
         for part, beside in zip(self.parts, self.beside, strict=True):
@@ -66,6 +66,11 @@ class Widening(nn.Module):
                 handles.append(part.layer.register_forward_pre_hook(before))
             handles.append(part.layer.register_forward_hook(after, always_call=counter))
         return handles
+
+    def copy_modes(self) -> None:
+        """Give every new layer the train or eval mode of the layer that it stands beside."""
+        for part, beside in zip(self.parts, self.beside, strict=True):
+            beside.train(part.layer.training)
 
     def neighbours(self) -> dict[nn.Parameter, nn.Parameter]:
         """By new parameter, the model's own that it stands beside."""
@@ -120,7 +125,8 @@ def _hooks(
     def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
         if strength() == 0.0:
             return None
-        beside.train(layer.training or alone())
+        if not alone():
+            beside.train(layer.training)
         if part.role is Role.MAKER:
             return spread(output, beside(inputs[0].narrow(axis, 0, reads)), axis, part.where)
         if part.role is Role.READER:

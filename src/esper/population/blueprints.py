@@ -313,15 +313,15 @@ class AlibiAttention(nn.Module):
         key, value = self.key_value(unit).chunk(2, dim=-1)  # each [..., T, D / heads]
         scores = (query @ key.mT).unflatten(-2, (time, self.heads))  # [..., T, heads, T]
         scores = scores * query.shape[-1] ** -0.5 + self._distance_bias(time, h)
-        weights = torch.softmax(scores + causal_mask(time, h).unsqueeze(1), dim=-1)
+        weights = torch.softmax(scores + causal_mask(time, h).unsqueeze(1), dim=-1).type_as(value)
         mixed = weights.flatten(-3, -2) @ value  # [..., T·heads, D / heads]
         result: Tensor = self.out(mixed.unflatten(-2, (time, self.heads)).flatten(-2))
         return result
 
     def _distance_bias(self, time: int, like: Tensor) -> Tensor:
         """Minus the distance to the past, times a slope per head: 2^-2, 2^-4 ...  # [T, heads, T]"""
-        steps = torch.arange(time, device=like.device, dtype=like.dtype)
-        heads = torch.arange(1, self.heads + 1, device=like.device, dtype=like.dtype)
+        steps = torch.arange(time, device=like.device, dtype=torch.float32)  # bfloat16 ends at 256
+        heads = torch.arange(1, self.heads + 1, device=like.device, dtype=torch.float32)
         slopes = torch.exp2(-8.0 * heads / self.heads)
         return slopes[None, :, None] * (steps[None, None, :] - steps[:, None, None])
 
