@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from esper.builders import make_specs
 from esper.comparing import (
     Contest,
     ControllerRun,
@@ -24,16 +26,30 @@ from esper.comparing import (
     schedule_for,
 )
 from esper.config import load_config
-from esper.controllers import CONTROLLER_NAMES, Arm, Fixed, arms_of, describe, load_controller
+from esper.controllers import (
+    CONTROLLER_NAMES,
+    Arm,
+    Fixed,
+    arms_of,
+    conditions_in,
+    conditions_of,
+    describe,
+    find_checkpoint,
+    load_controller,
+    load_learned,
+)
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Gather
 from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
+from esper.tamiyo.conditions import STUDY, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.tasks import load_task
+from esper.telemetry.checkpoints import Checkpoint
 from esper.telemetry.schema import json_values
 from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment
@@ -281,3 +297,57 @@ def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
 
     alone = work(None)
     assert on_processes(2, work) == [alone, alone]
+
+
+# ---- controllers outside of the conditions that they were trained in ---------------------------------------
+
+
+STUDIED = ["task=spirals", "members=2", "episode.steps=4", "population.batch_size=128", "population.folds=1"]
+STUDIED += ["population.batches_per_epoch=48", "population.host_lr=0.01", "population.schedule=flat"]
+STUDIED += ["lifecycle.block_blueprints=[clone, widen_full]"]
+
+
+def test_the_shipped_controller_says_what_it_was_trained_for() -> None:
+    shipped = load_learned(find_checkpoint("tamiyo")).conditions
+    assert shipped == STUDY.model_copy(update={"blueprints": ("clone", "widen_full")})
+    spec = make_specs(load_config(overrides=STUDIED))[0]
+    assert conditions_of([spec]).minibatches == (192, 192)
+    assert differences(shipped, conditions_of([spec])) == []
+
+
+def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:
+    (spec,) = make_specs(load_config(overrides=STUDIED))
+    bare = GrowthEnvironment(spec).bare_cost
+    for steps in (3.99, 4.0):
+        asked = replace(spec, episode=spec.episode.model_copy(update={"flops": steps * bare}))
+        assert conditions_of([asked]).minibatches[0] == pytest.approx(48 * steps)
+        assert (differences(STUDY, conditions_of([asked])) == []) == (steps == 4.0)
+
+
+def test_an_older_checkpoint_is_judged_by_its_settings() -> None:
+    config = load_config(overrides=[*TINY, "budgets=[1, 4]", "episode.clock=compute"])
+    record = {"config": config.model_dump(mode="json")}
+    found = conditions_in(Checkpoint({}, record, ""), Path("old"))
+    steps = config.episode.steps * config.population.batches_per_epoch
+    assert found.minibatches == (steps, 4 * steps)
+    assert list(found.hosts) == [load_task(config.task).host.preset]
+    record["config"]["task"] = "nowhere:nothing"
+    assert conditions_in(Checkpoint({}, record, ""), Path("old")).hosts == {}
+
+
+def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> None:
+    config = load_config(overrides=[*STUDIED, "population.batch_size=64", "population.batches_per_epoch=1"])
+    arms = arms_of("static,tamiyo,final:tamiyo,schedule,schedule:clone@0.1", config)
+    contest = Contest(config, arms)
+    (told, by_rule) = contest.remarks
+    assert told.startswith("tamiyo does not grow here, because it is outside the conditions")
+    assert "population.batch_size is 64 (trained with 128)" in told
+    assert "--force" in told
+    assert by_rule.startswith("schedule does not grow here")
+    comparison, _ = contest.run()
+    results = {result.name: result for result in comparison.controllers}
+    for name in ("tamiyo", "static-final of tamiyo", "schedule"):
+        assert results[name].test_accuracy == results["static"].test_accuracy
+    assert results["schedule:clone@0.1"].parameters > results["static"].parameters
+    assert comparison.remarks == contest.remarks
+    assert Contest(config, arms, force=True).arms["tamiyo"] is arms["tamiyo"]

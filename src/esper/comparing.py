@@ -27,7 +27,7 @@ import torch
 
 from esper.builders import shaped_host
 from esper.config import RunConfig
-from esper.controllers import Arm, Fixed
+from esper.controllers import Arm, Fixed, arms_that_may_grow
 from esper.foundation.devices import cpu_threads
 from esper.foundation.errors import UserError
 from esper.foundation.gather import Alone, Gather
@@ -281,6 +281,10 @@ def compare(
     epoch = batches * price.batch + one.spec.best_epoch * price.validation  # [N] FLOPs
     usual = max(spent.values(), default=one.steps * float(epoch.mean()))
     for name, arm in fixed.items():
+        twin = next((n for n, other in fixed.items() if n in runs and other == arm), None)
+        if twin is not None:  # a controller that does not act here is the same as not growing
+            runs[name] = replace(runs[twin], name=name)
+            continue
         budget = spent[arm.of] if arm.of else usual
         world, slots = _beginning(Shards.of(environment), arm, runs.get(arm.of))
         runs[name] = run_fixed(world, name, budget, slots, arm.restarts, on_step)
@@ -312,7 +316,9 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
     return shards, from_the_start(of.record.final_slots)
 
 
-def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> Comparison:
+def as_comparison(
+    environment: GrowthEnvironment, runs: Sequence[ControllerRun], remarks: Sequence[str] = ()
+) -> Comparison:
     """What the report and results.json hold; differences are against the first run."""
     task, results = environment.spec.task, [run.result() for run in runs]
     return Comparison(
@@ -320,6 +326,7 @@ def as_comparison(environment: GrowthEnvironment, runs: Sequence[ControllerRun])
         host=str(task.host) if environment.spec.make_host is None else "given",
         controllers=results,
         differences=paired_differences(results),
+        remarks=list(remarks),
     )
 
 
@@ -331,14 +338,25 @@ class Contest:
     """
 
     def __init__(
-        self, config: RunConfig, arms: Mapping[str, Arm], seeds: int = 1, gather: Gather | None = None
+        self,
+        config: RunConfig,
+        arms: Mapping[str, Arm],
+        seeds: int = 1,
+        gather: Gather | None = None,
+        force: bool = False,
     ) -> None:
-        """gather: the processes that share the members, each of which runs the contest."""
+        """gather: the processes that share the members, each of which runs the contest.
+
+        force: controllers act outside of the conditions that they were trained in, too; without it networks
+        that never grow stand for them, and `remarks` says why.
+        """
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
-        self.config, self.arms, self.seeds = config, arms, seeds
+        self.config, self.seeds = config, seeds
         self.gather = gather or Alone()
         self._first = Shards.made(config, self.gather)
+        spec = self._first.first.spec
+        self.arms, self.remarks = (dict(arms), []) if force else arms_that_may_grow(arms, spec)
         self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 
     @property
@@ -361,7 +379,7 @@ class Contest:
         self.lanes = [
             lanes_of(run.record, self._first.first, i, run.name) for i, run in enumerate(filmed, start=1)
         ]
-        comparison = as_comparison(self._first.first, filmed)
+        comparison = as_comparison(self._first.first, filmed, self.remarks)
         return replace(comparison, controllers=joined, differences=paired_differences(joined)), _films(filmed)
 
     def _shards(self, k: int) -> Shards:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
 import torch
 
-from esper.builders import LEARNER, agent_schema, make_agent
+from esper.builders import LEARNER, agent_schema, make_agent, make_specs
 from esper.config import RunConfig, saved_config
 from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.foundation.rows import under_prefix
+from esper.population.hosts import HOST_PRESETS
+from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
+from esper.simic.steps import EnvironmentSpec
+from esper.tamiyo.conditions import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
@@ -26,6 +31,7 @@ from esper.telemetry.run_folder import RunFolder
 
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"
+SIZE_OPTIONS = ("width", "hidden", "depth", "stages", "heads", "expansion")  # of a host
 AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controller is made from
 GREEDY = ":greedy"
 FINAL = "final:"  # in a comparison: the network that a controller ended with, from the start
@@ -72,9 +78,10 @@ SCRIPTED: dict[str, Script] = {
         "the steps of the seeds, as in scheduled:2+8+14",
     ),
     "schedule": Script(
-        lambda: Schedule(BY_BUDGET),
+        lambda: Schedule(BY_BUDGET, STUDY),
         "grows by the share of the budget that is spent and keeps all: nothing if that pays the first host "
-        "fewer than 384 minibatches, widens at 10 % below 1,536, else widens at 5 % and clones at 20 %",
+        "fewer than 384 minibatches, widens at 10 % below 1,536, else widens at 5 % and clones at 20 %; "
+        "nothing outside of the conditions of docs/study.md",
         Schedule.parse,
         "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2, or a YAML file with a list of them",
     ),
@@ -182,7 +189,80 @@ def load_learned(
         agent.load_state_dict(under_prefix(LEARNER, checkpoint.tensors))
     except (ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
-    return LearnedController(agent, deterministic)
+    return LearnedController(agent, deterministic, conditions_in(checkpoint, path))
+
+
+def conditions_in(checkpoint: Checkpoint, path: Path) -> Conditions:
+    """The conditions that the controller of a checkpoint was trained under; by its settings in older ones."""
+    if "conditions" in checkpoint.record:
+        return Conditions.model_validate(checkpoint.record["conditions"])
+    config = checkpoint_config(checkpoint, path)
+    try:
+        return conditions_of(make_specs(config, torch.device("cpu")))
+    except UserError:  # a task of somebody's own that cannot be loaded here
+        return conditions_of([config])
+
+
+def conditions_of(settings: Sequence[EnvironmentSpec | RunConfig]) -> Conditions:
+    """The conditions that these environments have together; the settings of a run alone name no host."""
+    hosts: dict[str, dict[str, tuple[float, float]]] = {}
+    minibatches: list[float] = []
+    for one in settings:
+        budget: float = one.episode.steps * one.population.batches_per_epoch
+        if isinstance(one, EnvironmentSpec):
+            kind, sizes = _host_of(one)
+            known = hosts.setdefault(kind, {})
+            known |= {n: _range([size, *known.get(n, ())]) for n, size in sizes.items()}
+            if one.episode.flops is not None:
+                budget = one.episode.flops / _minibatch_flops(one)
+        minibatches += [share * budget for share in one.budgets]
+    return Conditions(
+        clock=settings[0].episode.clock,
+        minibatches=_range(minibatches),
+        batch_size=_range([one.population.batch_size for one in settings]),
+        learning_rate=_range([one.population.host_lr for one in settings]),
+        schedules=tuple(sorted({one.population.schedule for one in settings})),
+        hosts=hosts,
+        blueprints=tuple(sorted(settings[0].lifecycle.block_blueprints)),
+    )
+
+
+def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
+    """The kind of a host and the options that decide its size; a model of the user's is of no known kind."""
+    host = spec.task.host
+    if spec.make_host is not None or host.preset not in HOST_PRESETS:
+        return "a model of your own", {}
+    taken = inspect.signature(HOST_PRESETS[host.preset]).parameters
+    options = {name: taken[name].default for name in SIZE_OPTIONS if name in taken} | host.options
+    sizes = {name: int(options[name]) for name in SIZE_OPTIONS if name in options}
+    if host.preset == "resnet":
+        sizes["hidden"] = sizes["hidden"] or sizes["width"]  # 0 is as many as the width
+    return host.preset, sizes
+
+
+def _minibatch_flops(spec: EnvironmentSpec) -> float:
+    """Training FLOPs of one minibatch of the bare host."""
+    alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
+    return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, override: str) -> str | None:
+    """Why a controller does not grow in an environment, in one sentence; None where it may.
+
+    override: what lets it act all the same, as the caller would write it.
+    """
+    trained = getattr(controller, "conditions", None)  # a user's own controller may have none
+    found = differences(trained, conditions_of([spec])) if trained is not None else []
+    if not found:
+        return None
+    return (
+        f"{name} does not grow here, because it is outside the conditions that it was trained in: "
+        f"{' and '.join(found)}; {override} lets it act all the same"
+    )
 
 
 def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:
@@ -223,6 +303,23 @@ class Fixed:
 
 
 Arm = Controller | Fixed
+
+
+def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[dict[str, Arm], list[str]]:
+    """Put networks that never grow in place of controllers outside the conditions that they were trained in.
+
+    Returns the arms, and one sentence for each controller that does not act.
+    """
+    told = {
+        name: why
+        for name, arm in arms.items()
+        if not isinstance(arm, Fixed) and (why := why_not_here(name, arm, spec, "--force"))
+    }
+    changed = {
+        name: Fixed() if name in told or (isinstance(arm, Fixed) and arm.of in told) else arm
+        for name, arm in arms.items()
+    }
+    return changed, list(told.values())
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:

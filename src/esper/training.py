@@ -18,7 +18,7 @@ from typing import Any
 
 from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
-from esper.controllers import checkpoint_config
+from esper.controllers import checkpoint_config, conditions_of
 from esper.foundation.config_files import dump, parse_yaml
 from esper.foundation.devices import cpu_threads, own_device
 from esper.foundation.errors import UserError
@@ -195,7 +195,11 @@ class TrainingRun:
             self.folder.write(reel)
         if telemetry.lanes:
             self.folder.lanes.write(lanes_of(round.record, self.trainer.environment, number), telemetry.lanes)
-        record = {"config": self.config.model_dump(mode="json")}
+        worlds = [shards[0].spec for shards in self.trainer.environments]
+        record = {
+            "config": self.config.model_dump(mode="json"),
+            "conditions": conditions_of(worlds).model_dump(mode="json"),
+        }
         self.store.save(
             number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
         )

@@ -26,6 +26,7 @@ from esper.foundation.launch import Launch
 from esper.foundation.processes import processes
 from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
+from esper.tamiyo.conditions import STUDY
 from esper.telemetry.checkpoints import save_checkpoint
 from esper.telemetry.files import write_atomically
 from studies.growth.families import FAMILIES, make_tasks
@@ -156,6 +157,11 @@ def ship(args: argparse.Namespace) -> None:
     """Write a trained policy as the controller that comes with the package."""
     agent = make_agent(CONFIG, torch.device("cpu"))
     agent.load_state_dict(load_file(args.policy))
-    record = {"config": CONFIG.model_dump(mode="json"), "round": args.rounds}
+    trained_for = STUDY.model_copy(update={"blueprints": tuple(sorted(CONFIG.lifecycle.block_blueprints))})
+    record = {
+        "config": CONFIG.model_dump(mode="json"),
+        "conditions": trained_for.model_dump(mode="json"),
+        "round": args.rounds,
+    }
     tensors = {f"{LEARNER}.{name}": value for name, value in agent.state_dict().items()}
     save_checkpoint(args.to, tensors, record, agent_schema())

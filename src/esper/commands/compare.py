@@ -10,6 +10,7 @@ from esper.commands.options import (
     CONTROLLER_HELP,
     ConfigFile,
     Device,
+    Force,
     JsonResult,
     Out,
     Overrides,
@@ -61,6 +62,7 @@ def compare(
     task: TaskName = None,
     out: Out = None,
     device: Device = None,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: JsonResult = False,
 ) -> None:
@@ -69,7 +71,8 @@ def compare(
     Every controller gets the same members (networks), with the same first weights and the same order of the
     data. Networks that never grow get as many FLOPs as the controller that spent most, and final:NAME as many
     as NAME. What is compared is accuracy on a test split that nothing else reads. Settings are those of the
-    first run folder among the controllers, if there is one.
+    first run folder among the controllers, if there is one. A learned controller, and the rule of thumb
+    'schedule', do not grow outside of the conditions that they were trained or found in, and say so.
     """
     check_range("--members", members, 1, 1_000_000)
     check_range("--seeds", seeds, 1, 10_000)
@@ -81,8 +84,8 @@ def compare(
 
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)
-        contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather))
-        request = {"controllers": controllers, "seeds": seeds}
+        contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather, force))
+        request = {"controllers": controllers, "seeds": seeds, "force": force}
         folder = all_or_none(
             gather, lambda: None if gather.rank else begin_folder(shared, out, "compare", request)
         )
@@ -96,24 +99,25 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
     from esper.telemetry.run_folder import RunFolder
     from esper.training import read_config, shared_config
 
-    def ask() -> tuple[RunConfig, str, int]:
+    def ask() -> tuple[RunConfig, str, int, bool]:
         if folder is None:
-            return RunConfig(), "", 0
-        return read_config(folder), requested(folder, "controllers"), requested(folder, "seeds")
+            return RunConfig(), "", 0, False
+        force = bool(folder.request.get("force"))
+        return read_config(folder), requested(folder, "controllers"), requested(folder, "seeds"), force
 
-    settings, controllers, seeds = all_or_none(gather, ask)
+    settings, controllers, seeds, force = all_or_none(gather, ask)
     shared = shared_config(settings, gather)
-    controllers, seeds = from_first(gather, [controllers, seeds])
-    contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather))
+    controllers, seeds, force = from_first(gather, [controllers, seeds, force])
+    contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather, force))
     opened = all_or_none(gather, lambda: None if folder is None else RunFolder.open(folder.path))
     _finish(contest, opened, quiet, as_json)
 
 
-def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather) -> Contest:
+def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather, force: bool) -> Contest:
     from esper.comparing import Contest
     from esper.controllers import arms_of
 
-    return Contest(settings, arms_of(controllers, settings), seeds, gather)
+    return Contest(settings, arms_of(controllers, settings), seeds, gather, force)
 
 
 def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bool) -> None:
@@ -188,3 +192,5 @@ def print_comparison(comparison: Comparison, worth: bool = True) -> None:
     print_line("")
     screen.print(table)
     screen.print()
+    for remark in comparison.remarks:
+        print_line(remark)

@@ -11,6 +11,7 @@ from esper.commands.options import (
     CONTROLLER_HELP,
     ConfigFile,
     Device,
+    Force,
     JsonResult,
     Out,
     Overrides,
@@ -46,6 +47,7 @@ def grow(
     task: TaskName = None,
     out: Out = None,
     device: Device = None,
+    force: Force = False,
     quiet: Quiet = False,
     as_json: JsonResult = False,
 ) -> None:
@@ -57,8 +59,8 @@ def grow(
     """
     check_range("--members", members, 1, 1_000_000)
     settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)
-    growth = _prepare(settings, controller)
-    with begin_folder(settings, out, "grow", {"controller": controller}) as folder:
+    growth = _prepare(settings, controller, force)
+    with begin_folder(settings, out, "grow", {"controller": controller, "force": force}) as folder:
         _finish(growth, folder, quiet, as_json)
 
 
@@ -67,7 +69,8 @@ def grow_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     from esper.telemetry.run_folder import RunFolder
     from esper.training import read_config
 
-    growth = _prepare(read_config(folder), requested(folder, "controller"))
+    force = bool(folder.request.get("force"))
+    growth = _prepare(read_config(folder), requested(folder, "controller"), force)
     with RunFolder.open(folder.path) as opened:
         _finish(growth, opened, quiet, as_json)
 
@@ -77,19 +80,24 @@ class _Growth:
     """All that a growth needs, known to work before anything is written."""
 
     settings: RunConfig
-    arms: dict[str, Arm]  # the baseline first, whose networks are in no file, then who grows
+    arms: dict[str, Arm]  # the baseline first, whose networks are in no file, then who grows; or static alone
     environment: GrowthEnvironment
+    remarks: list[str]
 
 
-def _prepare(settings: RunConfig, controller: str) -> _Growth:
+def _prepare(settings: RunConfig, controller: str, force: bool) -> _Growth:
     from esper.builders import make_environment
-    from esper.controllers import Fixed, load_controller
+    from esper.controllers import Fixed, load_controller, why_not_here
     from esper.foundation.devices import choose_device
+    from esper.tamiyo.scripted import Static
 
     loaded = load_controller(controller, choose_device(settings.device))
-    return _Growth(
-        settings, {BASELINE: Fixed()} | {controller: loaded}, make_environment(settings, best_epoch=True)
-    )
+    environment = make_environment(settings, best_epoch=True)
+    why_not = None if force else why_not_here(controller, loaded, environment.spec, "--force")
+    arms: dict[str, Arm] = {BASELINE: Fixed(), controller: loaded}
+    if why_not or isinstance(loaded, Static):  # both arms would be the same
+        arms = {BASELINE: Static()}
+    return _Growth(settings, arms, environment, [why_not] if why_not else [])
 
 
 def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> None:
@@ -119,7 +127,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     folder.write(reel)
     folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
     folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
-    comparison = as_comparison(environment, runs)
+    comparison = as_comparison(environment, runs, growth.remarks)
     save_png(film_strips(reel), folder.path / "film.png")
     folder.write(comparison)  # last but for the report: 'esper resume' takes it for the end of the run
     page = write_report(folder)
@@ -128,4 +136,6 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         print(to_json({**summary, **json_values(comparison)}))
         return
     print_line(best.describe().split("\n```")[0])
+    for remark in growth.remarks:
+        print_line(remark)
     print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")

@@ -37,6 +37,9 @@ Out = Annotated[
 TaskName = Annotated[
     str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
 ]
+Force = Annotated[
+    bool, typer.Option("--force", help="let controllers act outside of the conditions they were trained in")
+]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
 JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, for machines")]

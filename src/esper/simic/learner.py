@@ -16,6 +16,7 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
+from esper.tamiyo.conditions import Conditions
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import TamiyoNetConfig
@@ -45,8 +46,9 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
 class LearnedController:
     """Decide by an agent's policy: sample with numbers that belong to each member, or take the likeliest."""
 
-    def __init__(self, agent: PPOAgent, deterministic: bool = False):
-        self.agent = agent
+    def __init__(self, agent: PPOAgent, deterministic: bool = False, conditions: Conditions | None = None):
+        """conditions: those that the agent was trained under, where they are known."""
+        self.agent, self.conditions = agent, conditions
         self.looks = True
         self.deterministic = deterministic
         self._decision = Captured(self._decide, Studio() if agent.device.type == "cuda" else None)

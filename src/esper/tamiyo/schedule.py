@@ -23,6 +23,7 @@ from esper.foundation.errors import UserError
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.gates import grows_block
 from esper.lifecycle.stages import Stage
+from esper.tamiyo.conditions import Conditions
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
@@ -82,8 +83,14 @@ class Schedule:
 
     looks = False
 
-    def __init__(self, events: Iterable[ScheduleLine | Sequence[object]]) -> None:
-        """events: lines as `ScheduleLine.of` takes them, their shares rising; raises UserError otherwise."""
+    def __init__(
+        self, events: Iterable[ScheduleLine | Sequence[object]], conditions: Conditions | None = None
+    ) -> None:
+        """events: lines as `ScheduleLine.of` takes them, their shares rising; raises UserError otherwise.
+
+        conditions: under which it is known to do no harm, if it is meant for those only.
+        """
+        self.conditions = conditions
         self.events = [ScheduleLine.of(line) for line in events]
         if [e.at for e in self.events] != sorted(e.at for e in self.events):
             raise UserError(

@@ -215,6 +215,7 @@ class Comparison:
     host: str
     controllers: Sequence[ControllerResult]
     differences: Sequence[PairedDifference]  # `differences.paired_differences(controllers)`
+    remarks: Sequence[str] = ()  # on arms that did not do what was asked for, one sentence each
 
 
 @dataclass(frozen=True)
