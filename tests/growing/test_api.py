@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
-from esper.lifecycle.actions import Actions, Blueprint
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.scripted import Scheduled
 from tests.growing import models
@@ -235,14 +235,35 @@ def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
         assert grown.diff().endswith("nothing was added")
 
 
-def test_without_a_controller_hidden_units_are_doubled_where_they_can_be() -> None:
-    from esper.growing.live_engine import HEURISTIC, WIDENING, default_controller
-    from tests.growing.test_live_hooks import grounded
+@pytest.mark.parametrize("engine", ["rows", "live"])
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({}, "ask for growth with controller='schedule:"),
+        ({"controller": "tamiyo"}, "tamiyo does not grow here, because it was trained on hosts of esper"),
+        ({"controller": "schedule"}, "schedule does not grow here"),
+    ],
+)
+def test_where_growth_is_not_known_to_pay_nothing_grows_and_it_is_said(
+    engine: str, asked: dict[str, Any], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, chosen = models.table(), {**asked, "epochs": 2, "engine": engine}
+    grown = esper.grow(models.small_mlp(), data, baseline=True, budget=1, **chosen)
+    assert grown.diff().endswith("nothing was added")
+    (told,) = [line for line in grown.report().splitlines() if said in line]
+    assert told in capfd.readouterr().err, "beside the bar as well"
+    assert grown.baseline is not None
+    assert grown.baseline.record is grown.record, "nothing is trained twice"
+    if asked.get("controller") == "tamiyo":
+        forced = esper.grow(models.small_mlp(), data, force=True, progress=False, **chosen)
+        assert said not in forced.report()
 
-    grown = esper.grow(models.small_mlp(), models.table(), epochs=3, progress=False)
-    planted = grown.record.seen_blueprint
-    assert set(planted[planted >= 0].tolist()) == {int(Blueprint.WIDEN_FULL)}
-    wide, fixed = grounded(models.small_mlp(), models.table(6)), grounded(models.Tied(), models.text(6))
-    assert default_controller(wide, None, None) == default_controller(wide, 80, None) == WIDENING
-    assert default_controller(wide, 40, None) == default_controller(wide, None, ["LORA"]) == HEURISTIC
-    assert default_controller(fixed, None, None) == HEURISTIC
+
+def test_a_grower_without_a_controller_says_why_nothing_grows() -> None:
+    model = models.small_mlp()
+    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, optimiser, train=models.table(), epochs=2)
+    first, second = grower.step(), grower.step()
+    assert first == f"waited; {grower.remarks[0]}"
+    assert second == "the end"
+    assert "controller='schedule:" in first

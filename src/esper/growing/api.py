@@ -41,18 +41,19 @@ def grow(
     resume: bool = False,
     baseline: bool = False,
     control: str | None = None,
+    force: bool = False,
     **settings: Any,
 ) -> Grown:
-    """Train a model and let it grow where that helps.
+    """Train a model, and let it grow as a controller decides.
 
     model: any nn.Module, or a function that makes one (then every member begins with weights of its own). It
         is copied, never changed; frozen parameters stay frozen.
     train, val: a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays. Without `val`, a
         fifth of the samples is held back. Nothing else is ever looked at: keep a test set.
     slots: names of the submodules after which something may grow; found if left out.
-    controller: schedule:widen_full@0.1 (twice the hidden units at a tenth of the epochs: the default where
-        they can be doubled), heuristic (the default elsewhere), tamiyo, habit, static (never grows) ..., or
-        an object.
+    controller: who decides what grows: schedule:widen_full@0.1 (twice the hidden units at a tenth of the
+        epochs), heuristic, static (never grows) ..., or an object. Without one the model is trained plainly
+        and nothing grows, because at equal compute that did better than every controller that was tried.
     epochs: passes over the training data; before each the controller decides once.
     budget: the most parameters that growth may add at any one time; None is no limit.
     engine: live trains any one model as it is, with data streamed from its loader; rows trains copies of a
@@ -66,6 +67,8 @@ def grow(
         training FLOPs, and put beside the grown one in `report()`, `plot()` and the folder.
     control: "wider" trains a model of the grown size as well, the given one with wider hidden layers and no
         growth, for the same training FLOPs: it tells when not to grow.
+    force: let a learned controller act, which was trained on hosts of esper and not on models like this one;
+        without it the model is trained plainly, and `report()` says so.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
@@ -74,7 +77,7 @@ def grow(
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
-        asked = (slots, controller, epochs, budget, engine, step, baseline, control)
+        asked = (slots, controller, epochs, budget, engine, step, baseline, control, force)
         request = Request(model, train, val, *asked, settings, stop)
         with own_randomness(request.settings.seed, request.device):
             arms = Arms(request, prepare)

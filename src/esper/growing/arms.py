@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -40,7 +41,9 @@ class Arms:
         """Live through all of them; what has grown, and what it is measured against."""
         grown = self._lived(GROWN, self.prepared, folder)
         if self.request.baseline and not self.request.stop.requested:
-            baseline = self._ungrown(STATIC, self.request.model, grown, folder)
+            # Where nothing may grow, the run is its own baseline.
+            plain = self.prepared.decides == STATIC
+            baseline = grown if plain else self._ungrown(STATIC, self.request.model, grown, folder)
             grown = replace(grown, baseline=baseline)
         if self._wider is not None and not self.request.stop.requested:
             grown = self._beside_a_wider_one(grown, self._wider, folder)
@@ -94,8 +97,13 @@ class Arms:
         if folder is not None:
             folder.restore(arm, course)
         steps = prepared.environment.steps
-        doing = "growing" if arm == GROWN else f"beside it, {arm}"
+        doing = "training" if prepared.decides == STATIC else "growing"
+        if arm != GROWN:
+            doing = f"beside it, {arm}"
         shown = self.request.settings.progress
+        if shown and arm == GROWN:
+            for remark in prepared.remarks:
+                print(remark, file=sys.stderr)
         with growth_bar(steps, prepared.score_name, shown, doing) as advance:
 
             def after(result: Any) -> None:
@@ -154,6 +162,7 @@ def folder_of(request: Request, arms: Arms, out: Path, resume: bool) -> GrowFold
         "baseline": request.baseline,
         "control": request.control,
         "seed": request.settings.seed,
+        **({"force": True} if request.force else {}),
         **{key: described(value) for key, value in request.given.items()},
     }
     growth = Growth(

@@ -48,7 +48,8 @@ class Grower:
 
     model, optimiser: the user's own. New parameters join the optimiser's group of their kind, with a state
         of their own, when they begin to be heard. `optimiser.state_dict()` has the same form whatever grows.
-    train, val, slots, controller, epochs, budget, step: as in `esper.grow`.
+    train, val, slots, controller, epochs, budget, step, force: as in `esper.grow`; `remarks` says where
+        nothing grows, and why.
     settings: some of those of `esper.grow`; one that a loop of one's own decides is refused.
     """
 
@@ -63,6 +64,7 @@ class Grower:
         epochs: int = 30,
         budget: int | None = None,
         step: UserStep | None = None,
+        force: bool = False,
         **settings: Any,
     ):
         if not isinstance(model, nn.Module):
@@ -71,13 +73,14 @@ class Grower:
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self._seed, self._device = model, chosen.seed, device
-        request = Request(model, train, val, slots, controller, epochs, budget, step=step)
+        request = Request(model, train, val, slots, controller, epochs, budget, step=step, force=force)
         with own_randomness(chosen.seed, device):
             growth = LiveGrowth.of(request, chosen, model, device, optimiser)
             self._environment = world = growth.environment
             world.reset(0, looks=growth.controller.looks)
         self.slot_names = tuple(place.name for place in growth.live.places)
         self._controller, self._randomness = growth.controller, growth.randomness
+        self.remarks = growth.remarks  # on what was asked for and cannot be had, one sentence each
         self._scene = Scene(world.members, world.num_slots, chosen.seed, world.device, batches=world.batches)
         self._controller.begin(self._scene)
         self._ending = Ending(world)
@@ -98,6 +101,8 @@ class Grower:
     def step(self, metrics: Mapping[str, float] | None = None) -> str:
         """An epoch of the user's training is over: measure, decide, grow. Returns what was done, in words.
 
+        The first one also says why nothing grows, where that is so.
+
         metrics: val_loss and val_accuracy (a score in 0..1) as the user measures them; measured here on `val`
         where they are left out. After the last epoch nothing more is decided.
         """
@@ -112,7 +117,8 @@ class Grower:
             training = bodies.train_isolated(environment.begun.states)
             bodies.reported = given
             self._ending.look(environment.end(training))
-        return "the end" if environment.done else self._decide()
+        done = "the end" if environment.done else self._decide()
+        return "; ".join([done, *self.remarks]) if environment.clock == 1 else done
 
     def finish(self) -> nn.Module:
         """The grown model, plain, on the CPU: the user's class and names, and the seeds that earned a place.

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from esper.controllers import make_controller
 from esper.foundation.errors import UserError
 from esper.growing.batches import first_batch, inputs_and_targets, loaders_of
 from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
-from esper.growing.live_hooks import Hooks
 from esper.growing.live_slots import installed_name
 from esper.growing.places import Place
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.settings import HEURISTIC, LIVE_SETTINGS, GrowSettings, settings_of
-from esper.lifecycle.actions import Blueprint
+from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
 from esper.telemetry.lanes import HostPart
 
-WIDENING = "schedule:widen_full@0.1"  # twice the hidden units, from a tenth of the epochs on
 _SAMPLES = 4  # of an example
-
-
-def default_controller(hooks: Hooks, budget: int | None, blueprints: Collection[str] | None) -> str:
-    """Who decides where nobody is named: of `benchmarks.when_to_grow` the one that does best against a wider
-    model at equal FLOPs, where it can grow anything; else the heuristic."""
-    wide = Blueprint.WIDEN_FULL
-    prices = [offer.parameters[wide] for offer in hooks.offers if wide in offer.parameters]
-    fits = prices and (budget is None or min(prices) <= budget)
-    return WIDENING if fits and (blueprints is None or wide.name in blueprints) else HEURISTIC
 
 
 @dataclass(frozen=True)
@@ -48,6 +35,7 @@ class LiveGrowth:
     environment: LiveEnvironment
     controller: Limited
     decides: str  # the controller's name
+    remarks: tuple[str, ...]  # on what was asked for and cannot be had
     randomness: Randomness
 
     @staticmethod
@@ -60,18 +48,16 @@ class LiveGrowth:
     ) -> LiveGrowth:
         """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
         loaders = loaders_of(request.train, request.val, settings)
-        given, cpu = request.controller, torch.device("cpu")
-        decider = None if given is None else make_controller(given, cpu)
+        decider, name, remarks = request.choose_controller(torch.device("cpu"))
         grows = not isinstance(decider, Static)
         live = LiveModel(model, loaders, settings, device, request.slots, request.step, grows)
-        if decider is None:
-            given = default_controller(live.hooks, request.budget, settings.blueprints)
-            decider = make_controller(given, cpu)
         environment = LiveEnvironment(live, request.epochs, optimiser)
-        prices = SeedPrices(environment.bodies, settings.blueprints, refusals=live.hooks.refusals)
-        controller = Limited(decider, prices, request.budget)
-        name = given if isinstance(given, str) else type(given).__qualname__
-        return LiveGrowth(live, environment, controller, name, Randomness(device, loaders))
+        # Limits on growth are for whoever grows: a model that cannot grow can be trained all the same.
+        allowed = settings.blueprints if grows else None
+        prices = SeedPrices(environment.bodies, allowed, refusals=live.hooks.refusals)
+        controller = Limited(decider, prices, request.budget if grows else None)
+        remarks = (*remarks, *controller.remarks)
+        return LiveGrowth(live, environment, controller, name, remarks, Randomness(device, loaders))
 
 
 def prepare_live(request: Request, reason: str) -> Prepared:
@@ -107,7 +93,7 @@ def prepare_live(request: Request, reason: str) -> Prepared:
         folded=bodies.hooks.folded,
         widened=bodies.hooks.widened,
         broken_off=lambda: bodies.interrupted,
-        remarks=growth.controller.remarks,
+        remarks=growth.remarks,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.controllers import make_controller
 from esper.foundation.errors import UserError, one_line
 from esper.growing.budget import Limited, SeedPrices, not_taken
 from esper.growing.course import Prepared
@@ -15,12 +14,12 @@ from esper.growing.objectives import Goal, choose_goal
 from esper.growing.plain import grown_name, plain_member
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.settings import HEURISTIC
 from esper.growing.undoing import at_rest
 from esper.population.hosts import Host
 from esper.population.row_module import RowModule
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec
+from esper.tamiyo.scripted import Static
 
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
 _JUDGED = 256  # samples on which the untrained model's loss is measured, where a score is made from it
@@ -46,9 +45,9 @@ def prepare_rows(request: Request) -> Prepared:
         outputs = pieces.original(data.train.inputs[:_JUDGED])
     goal, data = choose_goal(data, outputs, settings)
     environment = _environment(request, pieces, data, goal)
-    given = HEURISTIC if request.controller is None else request.controller
-    decider = make_controller(given, device)
-    prices = SeedPrices(environment.population, settings.blueprints, pieces.causal)
+    decider, name, remarks = request.choose_controller(device)
+    grows = not isinstance(decider, Static)
+    prices = SeedPrices(environment.population, settings.blueprints if grows else None, pieces.causal)
     if missing := not_taken(decider, prices):
         raise CannotRun(
             f"the schedule asks for {', '.join(missing)}, which many copies at once cannot grow in this "
@@ -58,8 +57,9 @@ def prepare_rows(request: Request) -> Prepared:
         environment=environment,
         engine="rows",
         reason="a small model with data in memory",
-        controller=Limited(decider, prices, request.budget),
-        decides=given if isinstance(given, str) else type(given).__qualname__,
+        controller=Limited(decider, prices, request.budget if grows else None),
+        decides=name,
+        remarks=remarks,
         randomness=Randomness(device),
         models=lambda: tuple(
             plain_member(pieces, environment.population, environment.slots, m)

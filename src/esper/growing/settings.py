@@ -15,7 +15,6 @@ from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-HEURISTIC = "heuristic"  # who decides where nobody is named and nothing can be made wider
 BATCH_SIZE = 64  # where neither a setting nor a loader says how many samples go together
 
 

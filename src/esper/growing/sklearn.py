@@ -35,7 +35,8 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
 
     hidden_layer_sizes: units of each hidden layer to begin with; empty begins with a linear model, and what
         grows then sits between the inputs and it.
-    epochs, budget, controller, lr, weight_decay, batch_size, device: as in `esper.grow`.
+    epochs, budget, controller, lr, weight_decay, batch_size, device, force: as in `esper.grow`. Without a
+        controller the network is trained plainly and does not grow.
     loss: a function (outputs, targets) → one number for each sample; cross-entropy for classes and labels,
         squared error for numbers, if left out. Numbers come standardised.
     members: networks that grow side by side from weights of their own; the one that validates best is kept.
@@ -56,7 +57,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         hidden_layer_sizes: int | Sequence[int] = (64,),
         epochs: int = 30,
         budget: int | None = None,
-        controller: Any = "heuristic",
+        controller: Any = None,
         loss: BySample | None = None,
         lr: float = 1e-2,
         weight_decay: float = 1e-2,
@@ -66,6 +67,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         device: str = "cpu",
         verbose: bool = False,
+        force: bool = False,
     ):
         self.hidden_layer_sizes = hidden_layer_sizes
         self.epochs = epochs
@@ -80,6 +82,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.device = device
         self.verbose = verbose
+        self.force = force
 
     # ---- what an estimator of a kind says --------------------------------------------------------------
 
@@ -128,6 +131,7 @@ class _Growing(BaseEstimator):  # type: ignore[misc]
             controller=self.controller,
             epochs=self.epochs,
             budget=self.budget,
+            force=self.force,
             lr=self.lr,
             weight_decay=self.weight_decay,
             batch_size=self.batch_size,
