@@ -1,11 +1,15 @@
-"""How docstrings reach the documentation site: lines of the form `name: what it is` become a list."""
+"""How docstrings reach the documentation site: lines of the form `name: what it is` become a list.
+
+A setting has no docstring but a description in its `Field`, which is shown in its place.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Docstring, ExprCall, ExprKeyword, Extension, Object
 
 _ENTRY = re.compile(r"^(\w[\w, ]{0,40}): (?=\S)")
 
@@ -14,9 +18,21 @@ class Lists(Extension):
     """MkDocs' reader of docstrings calls this for everything that has one."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
-        """Rewrite the docstring of one object."""
+        """Rewrite the docstring of one object, or give a setting one."""
+        if obj.docstring is None and (text := described(obj)):
+            obj.docstring = Docstring(text, parent=obj)
         if obj.docstring is not None:
             obj.docstring.value = listed(obj.docstring.value)
+
+
+def described(obj: Object) -> str:
+    """Take the description out of `name: type = Field(..., description="...")`; "" for anything else."""
+    call = getattr(obj, "value", None)
+    if not isinstance(call, ExprCall) or str(call.function) != "Field":
+        return ""
+    texts = [a for a in call.arguments if isinstance(a, ExprKeyword) and a.name == "description"]
+    call.arguments = [a for a in call.arguments if a not in texts]
+    return str(ast.literal_eval(str(texts[0].value))) if texts else ""
 
 
 def listed(text: str) -> str:

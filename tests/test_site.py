@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from docs.site_pages import HOMES, compares, on_page_markdown
+from esper.config import RunConfig
+from esper.growing.settings import GrowSettings
+from esper.population.config import PopulationConfig
 
 ROOT = Path(__file__).parent.parent
 
@@ -23,6 +26,10 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         assert 'src="http' not in text, name
         assert 'rel="stylesheet" href="http' not in text, name
     assert "esper.growing.api.grow" in pages["api"]
+    for settings in (RunConfig, GrowSettings, PopulationConfig):
+        assert f'id="{settings.__module__}.{settings.__name__}"' in pages["api"]
+        for name in settings.model_fields:
+            assert f'id="{settings.__module__}.{settings.__name__}.{name}"' in pages["api"], name
     assert "stable-baselines3" in pages["compares"]
 
 
