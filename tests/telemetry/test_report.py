@@ -95,11 +95,13 @@ def test_the_page_holds_every_part(page: str) -> None:
         assert part in page
 
 
-def test_the_first_screen_says_what_was_asked_for_and_what_came_out(page: str) -> None:
+def test_the_verdict_comes_first_and_results_before_what_was_asked_for(page: str) -> None:
     sections = re.findall(r"<h2>(.+?)</h2>", page)
-    assert sections[:2] == ["What was asked for", "What came out"]
+    assert sections[:3] == ["What came out", "Results", "What was asked for"]
+    assert "Train a controller on digits" in page
     first = page.split("<h2>Results</h2>")[0]
-    assert "Train a controller on digits" in first
+    verdict = first.split("<h2>")[0].split('<p class="verdict">')[1]
+    assert verdict.startswith("tamiyo is above static: +4.2 ± 0.4 points of test accuracy.</p>")
     assert "validation accuracy at the end of the last round" in first
     assert first.count("<img") == 1, "one picture"
 
@@ -196,6 +198,7 @@ def test_a_grown_network_stands_in_its_report_beside_itself_ungrown(tmp_path: Pa
         "nothing",
         "block 2 repeated",
         "network.pt2",
+        "+8.0 points beside the same member without growth.</p>",
     ):
         assert part in text
 

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import esper
+from esper.telemetry.report import render_report
 from esper.telemetry.run_folder import RunFolder
 from tests.growing import models
 from tests.telemetry.made_up_lanes import made_up_lanes
@@ -58,6 +59,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     crowded = trained(folder / "crowded", rounds=3, of=3, members=4)
     shutil.copy(DOCS / "demo" / "results.json", crowded.path)  # six controllers, long names, close together
     crowded.close()
+    with RunFolder.create(folder / "compared", config="task: digits\n", seed=7, kind="compare") as compared:
+        shutil.copy(DOCS / "demo" / "results.json", compared.path)
     grown = made_up_run(folder / "growth", rounds=0)
     grown.lanes.write(made_up_lanes(0, members=8))
     (grown.path / "network.md").write_text("# A network grown on digits\n")
@@ -125,6 +128,17 @@ def test_every_view_shows_without_an_error_and_fits(
         assert visit.ask(UNLABELLED) == [], view
     assert visit.errors == []
     assert all(url.startswith(served.address) for url in visit.requests)
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_the_report_fits_and_no_table_is_cut(tab: Any, runs: Path, tmp_path: Path, width: int) -> None:
+    report = tmp_path / "report.html"
+    report.write_text(render_report(RunFolder.read(runs / "compared")), encoding="utf-8")
+    tab.set_viewport_size({"width": width, "height": 900})
+    tab.goto(report.as_uri())
+    assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
+    cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
+    assert width < 1200 or tab.evaluate(f"() => {cut}") == 0  # on a telephone they scroll
 
 
 @pytest.mark.parametrize("width", [360, 1280])

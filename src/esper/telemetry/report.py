@@ -1,6 +1,6 @@
 """The report of a run: one self-contained page, made from the files of its folder and nothing else.
 
-It begins with what was asked for, what came out and one picture; tables and the other pictures follow.
+It begins with the verdict in one sentence, what came out and one picture; tables and the rest follow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from esper.telemetry.consistency import complaints
 from esper.telemetry.differences import clear_among
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
-from esper.telemetry.numbers import duration, interval
+from esper.telemetry.numbers import duration, interval, number
 from esper.telemetry.pictures import film_strips, png_bytes
 from esper.telemetry.report_page import FIGURE, PAGE, SECTION
 from esper.telemetry.report_tables import (
@@ -67,12 +67,12 @@ def render_report(folder: RunFolder) -> str:
     wanted = [by_title[title] for title in _FIRST.get(folder.kind, ()) if title in by_title]
     first = next(iter([*wanted, *pictures]), None)
     sections = {
-        "What was asked for": f"<p>{escape(asked_for(folder, settings))}</p>",
         "What came out": _came_out(folder, rounds, results) + (_figure(first) if first else ""),
         "Results": results_table(results) + differences_table(results)
         if results is not None and results.controllers
         else "",
         "The saved network": network_table(network) if network is not None else "",
+        "What was asked for": f"<p>{escape(asked_for(folder, settings))}</p>",
         "More pictures": "".join(_figure(picture) for picture in pictures if picture is not first),
         "Anomalies": bullets(f"round {r.round}: {text}" for r in rounds for text in r.anomalies),
         "What does not fit together in the files": bullets(complaints(folder)),
@@ -81,7 +81,8 @@ def render_report(folder: RunFolder) -> str:
     body = "".join(
         SECTION.substitute(title=escape(title), body=text) for title, text in sections.items() if text
     )
-    return PAGE.substitute(title=escape(f"Esper: {folder.path.name}"), body=body)
+    verdict = escape(verdict_of(folder, rounds, results))
+    return PAGE.substitute(title=escape(f"Esper: {folder.path.name}"), verdict=verdict, body=body)
 
 
 def _settings(folder: RunFolder) -> dict[str, Any]:
@@ -120,6 +121,28 @@ def asked_for(folder: RunFolder, settings: dict[str, Any]) -> str:
     return sentences[folder.kind] + "."
 
 
+def verdict_of(folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None) -> str:
+    """Return what came of a run, in one sentence."""
+    network, growth = folder.network(), folder.growth()
+    if growth is not None and growth.curves:
+        grown = growth.curves[0]
+        said = growth.verdicts[0] if growth.verdicts else "nothing was run beside it to compare with"
+        return (
+            f"The grown model reached a validation {growth.score_name} of {number(grown.score[-1], '.3f')} "
+            f"with {grown.parameters[-1]:,} parameters; {said}."
+        )
+    if network is not None:
+        gain = number(100 * (network.test_accuracy - network.ungrown_test_accuracy), "+.1f")
+        return (
+            f"The saved network has {network.test_accuracy:.1%} test accuracy with {network.parameters:,} "
+            f"parameters, {gain} points beside the same member without growth."
+        )
+    compared = list(_verdicts(results)) if results is not None else []
+    if compared:
+        return compared[0] + "."
+    return learning_in_words(rounds) if rounds else "No round was finished."
+
+
 def _came_out(folder: RunFolder, rounds: Sequence[RoundSummary], results: Comparison | None) -> str:
     network, growth = folder.network(), folder.growth()
     if growth is not None:
@@ -127,13 +150,14 @@ def _came_out(folder: RunFolder, rounds: Sequence[RoundSummary], results: Compar
     if network is not None:
         return network_cards(network)
     if not rounds:
-        return bullets(_verdicts(results)) if results is not None else "<p>No round was finished.</p>"
+        return bullets(_verdicts(results)) if results is not None else ""
     return _round_cards(rounds) + f"<p>{escape(learning_in_words(rounds))}</p>"
 
 
 def _verdicts(results: Comparison) -> Iterator[str]:
-    """What each controller's test accuracy says, beside that of the first."""
+    """What each controller's test accuracy says beside that of the first, the most accurate one first."""
     gaps = [d for d in results.differences if d.quantity == "test_accuracy"]
+    gaps.sort(key=lambda gap: -gap.mean)
     for gap in gaps:
         clear = clear_among(gap, len(gaps))
         word = "not clearly apart from" if not clear else "above" if gap.mean > 0 else "below"

@@ -27,7 +27,7 @@ def bullets(sentences: Iterable[str]) -> str:
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table that scrolls sideways rather than wrap its cells."""
+    """A table that scrolls sideways rather than wrap its numbers; long names in its first column wrap."""
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
