@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 
@@ -13,6 +16,20 @@ class UserError(ValueError):
 def one_line(error: Exception) -> str:
     """The first line of what an error of somebody else's code says, or its type where it says nothing."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def raised_at(error: BaseException) -> str:
+    """Name the innermost line of the user's own code that an error came through, as " at run.py, line 12".
+
+    Code of Esper, of installed packages and of the standard library is passed over; "" where nothing is left.
+    """
+    ours = str(Path(__file__).parents[1])
+    stdlib = sysconfig.get_paths()["stdlib"]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        installed = "site-packages" in frame.filename or "dist-packages" in frame.filename
+        if not installed and not frame.filename.startswith((ours, stdlib, "<")):
+            return f" at {frame.filename}, line {frame.lineno}"
+    return ""
 
 
 class MissingPackageError(UserError, ImportError):

@@ -74,6 +74,10 @@ def grow(
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
+    if not isinstance(resume, bool):
+        raise UserError(f"resume is {resume!r}; give True or False")
+    if not isinstance(out, str | Path | None):
+        raise UserError(f"out is {out!r}; give the path of a folder")
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:

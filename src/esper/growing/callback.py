@@ -30,7 +30,7 @@ from esper.growing.batches import UserStep
 from esper.growing.live_engine import LiveGrowth
 from esper.growing.live_optimiser import checked_optimiser, hide_seeds
 from esper.growing.randomness import own_randomness
-from esper.growing.request import Request
+from esper.growing.request import Request, checked_model
 from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
@@ -40,7 +40,10 @@ from esper.tamiyo.controller import Controller, Scene
 
 METRICS = ("val_loss", "val_accuracy")
 SETTINGS = ("objective", "loss", "metric", "blueprints", "lr", "seed", "topology", "lifecycle")
-TRAINING_SETTINGS = ("batch_size", "weight_decay", "precision", "clip_norm")  # of seeds in isolation
+TRAINING_SETTINGS = (  # of seeds in isolation, and of how much is read of loaders without a length
+    *("batch_size", "weight_decay", "precision", "clip_norm"),
+    *("batches_per_epoch", "validation_batch", "validation_samples"),
+)
 
 
 class Grower:
@@ -67,8 +70,7 @@ class Grower:
         force: bool = False,
         **settings: Any,
     ):
-        if not isinstance(model, nn.Module):
-            raise UserError(f"model is a {type(model).__name__}; give an nn.Module")
+        checked_model(model)
         checked_optimiser("optimiser is", optimiser)
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
         device = next((p.device for p in model.parameters()), torch.device("cpu"))

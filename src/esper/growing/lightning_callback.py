@@ -17,6 +17,7 @@ from torch import nn
 from esper.foundation.errors import UserError
 from esper.growing.batches import UserStep
 from esper.growing.callback import Grower
+from esper.growing.request import several_processes
 
 try:
     from lightning.pytorch import Callback
@@ -55,6 +56,11 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         self._decided = -1  # the latest epoch that was decided after
 
     # ---- what Lightning calls --------------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuse a training on several devices before it begins; raises a UserError."""
+        if trainer.world_size > 1:
+            raise several_processes(trainer.world_size)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on from a checkpoint; raises a UserError where the Trainer gives too little."""

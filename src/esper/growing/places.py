@@ -234,7 +234,10 @@ def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
     for name in map(str, names):
         module = modules.get(name)
         found += [f"{name}.{k}" for k in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
-    return list(dict.fromkeys(found))
+    twice = next((name for k, name in enumerate(found) if name in found[:k]), None)
+    if twice is not None:
+        raise UserError(f"slots name {twice!r} twice; name every submodule once")
+    return found
 
 
 def _named(name: str, calls: Sequence[_Call], model: nn.Module, topology: str | None) -> Place:

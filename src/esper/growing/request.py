@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from esper.controllers import make_controller
 from esper.foundation.devices import ANY, ROWS, choose_device
-from esper.foundation.errors import UserError
+from esper.foundation.errors import UserError, one_line, raised_at
 from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
 from esper.growing.settings import GrowSettings, settings_of
@@ -33,6 +34,7 @@ NOT_TRAINED_FOR = (
     "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
     "force=True lets it act all the same"
 )
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 _OF_THE_GROWTH = ("on_epoch", "patience", "time_limit")  # settings that end it, or tell of it
 
 
@@ -56,10 +58,18 @@ class Request:
     stop: StopRequest = field(default_factory=StopRequest)  # whether somebody asked for an end
 
     def __post_init__(self) -> None:
+        check_one_process()
         if self.engine not in ENGINES:
             raise UserError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
-        if not isinstance(self.epochs, int) or self.epochs < 1:
+        if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
             raise UserError(f"epochs is {self.epochs!r}; give a whole number, at least 1")
+        if self.budget is not None and not _is_count(self.budget):
+            raise UserError(
+                f"budget is {self.budget!r}; give a whole number of parameters, at least 1, or None for no "
+                "limit"
+            )
+        if not isinstance(self.baseline, bool):
+            raise UserError(f"baseline is {self.baseline!r}; give True or False")
         if self.step is not None and not callable(self.step):
             raise UserError(
                 f"step is a {type(self.step).__name__}; give a function (model, batch) → loss, score"
@@ -104,16 +114,57 @@ class Request:
     def build_model(self) -> nn.Module:
         """The model itself, or one that the given function makes."""
         if isinstance(self.model, nn.Module):
-            return self.model
+            return checked_model(self.model)
         try:
             made = self.model() if callable(self.model) else self.model
         except TypeError as error:
             raise UserError(
-                f"model cannot be made ({error}); give an nn.Module, or a function without arguments that "
-                "makes one"
+                f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a "
+                "function without arguments that makes one"
             ) from error
-        if not isinstance(made, nn.Module):
+        return checked_model(made, "an nn.Module, or a function that makes one")
+
+
+def _is_count(value: Any) -> bool:
+    """Tell whether a value is a whole number from 1 on, such as 3 or 1e6."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer):
+        return False
+    return bool(value >= 1 and value % 1 == 0)
+
+
+def check_one_process() -> None:
+    """Raise a UserError where several processes train together: every one would plant seeds of its own."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise several_processes(distributed.get_world_size())
+
+
+def several_processes(count: int) -> UserError:
+    """The sentence for a training in several processes, or on several devices."""
+    return UserError(
+        f"{count} processes or devices train together, and the seeds of each would differ; grow in one "
+        "process on one device, without DDP or FSDP"
+    )
+
+
+def checked_model(model: Any, allowed: str = "an nn.Module") -> nn.Module:
+    """Return a model that can grow; raises a UserError in one sentence for any other."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}; give {allowed}")
+    for name, module in model.named_modules():
+        said = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
+        if isinstance(module, torch.jit.ScriptModule):
             raise UserError(
-                f"model is a {type(made).__name__}; give an nn.Module, or a function that makes one"
+                f"{said}, which takes no hooks; give the module that it was scripted or traced from"
             )
-        return made
+        if any(kind.__name__ in _WRAPPERS for kind in type(module).__mro__):
+            raise UserError(
+                f"{said}, wrapped for several processes or devices, where the seeds of each would differ; "
+                "give the module inside, and grow in one process"
+            )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise UserError(
+                f"{name} of {type(model).__name__} is on the meta device and has no values; make it by "
+                "model.to_empty(device='cpu') and load its weights first"
+            )
+    return model

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from esper.foundation.errors import UserError
 from esper.growing.batches import UserStep
 from esper.growing.callback import Grower
+from esper.growing.request import several_processes
 from esper.telemetry.files import write_atomically
 
 try:
@@ -64,6 +65,8 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Begin, or go on from the checkpoint that the Trainer goes on from."""
+        if max(args.world_size, args.n_gpu) > 1:
+            raise several_processes(max(args.world_size, args.n_gpu))
         loader, optimiser = trainer["train_dataloader"], trainer["optimizer"]
         if self.grower is not None:
             self.grower.close()  # of a run that was broken off
