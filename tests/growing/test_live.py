@@ -47,7 +47,7 @@ def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
         "engine": "live",
         "progress": False,
     } | settings
-    if not isinstance(train, list):
+    if not isinstance(train, list | DataLoader):
         chosen.setdefault("batch_size", 16)
     return esper.grow(model, train=train, val=val, **chosen)
 
@@ -397,8 +397,8 @@ class Dry:
         ({"train": [], "val": (X, Y)}, "train yields nothing"),
         ({"train": [(X, Y)]}, "val is missing and train cannot be divided"),
         ({"train": iter([(X, Y)]), "val": (X, Y)}, "read only once"),
-        ({"train": Dry(3), "val": (X, Y)}, "train had batches before and yields none in this epoch"),
-        ({"train": (X, Y), "val": Dry(3)}, "val had batches before and yields none in this epoch"),
+        ({"train": Dry(4), "val": (X, Y)}, "train had batches before and yields none in this epoch"),
+        ({"train": (X, Y), "val": Dry(4)}, "val had batches before and yields none in this epoch"),
         ({"loss": lambda out, y: out.mean() * float("nan"), "metric": max}, "is nan before any training"),
         ({"train": (X[:, :, :1], Y)}, "does not take the batches of val"),
         ({"train": (X, Y + 5)}, "the targets run from 5 to 7, but the model has 3 outputs"),
@@ -411,8 +411,6 @@ class Dry:
 )
 def test_what_cannot_be_done_is_told_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
     given = {"train": (X, Y), "val": None} | change
-    if given["train"] == [] or isinstance(given["train"], list):
-        given["batch_size"] = 4
     with pytest.raises(UserError, match=sentence) as told:
         grow(models.small_cnn(), **given)
     assert "\n" not in str(told.value)

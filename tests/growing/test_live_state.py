@@ -26,7 +26,7 @@ TABLE = models.table(32)
 
 def living(model: nn.Module, own: bool = True, **settings: Any) -> LivePopulation:
     """A population of one over these weights; with an optimiser of the user's where asked."""
-    chosen = settings_of({"batch_size": 16, "lr": 1e-2, **settings})
+    chosen = settings_of({"lr": 1e-2, **settings})
     live = LiveModel(model, loaders_of([(X, Y)], [(X, Y)], chosen), chosen, CPU, ["3", "7"])
     rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
     return LiveEnvironment(live, 8, rule).bodies
@@ -90,7 +90,7 @@ def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_th
 
 def test_new_parameters_join_the_users_group_of_their_kind() -> None:
     model = models.small_cnn()
-    chosen = settings_of({"batch_size": 16})
+    chosen = settings_of({})
     live = LiveModel(model, loaders_of([(X, Y)], [(X, Y)], chosen), chosen, CPU, ["3", "7"])
     flat = [p for p in model.parameters() if p.ndim <= 1]
     thick = [p for p in model.parameters() if p.ndim > 1]
@@ -110,7 +110,7 @@ def grown_mlp(own: bool = True) -> tuple[LivePopulation, SlotStates]:
     """A perceptron that learns with a repeated and a widened layer."""
     torch.manual_seed(0)
     model = models.small_mlp().double()
-    chosen = settings_of({"batch_size": 16, "lr": 1e-2})
+    chosen = settings_of({"lr": 1e-2})
     data = [(TABLE[0].double(), TABLE[1])]
     rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
     live = LiveEnvironment(LiveModel(model, loaders_of(data, data, chosen), chosen, CPU), 8, rule).bodies

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,6 +51,17 @@ CASES: dict[str, dict[str, Any]] = {
     "the targets run from 2 to 4, but the model has 3 outputs": {"train": [(X, Y % 3 + 2)]},
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
     "make_optimiser gives None": {"make_optimiser": lambda groups: None},
+    "budget is nan; give a whole number of parameters": {"budget": math.nan},
+    "budget is inf; give": {"budget": math.inf},
+    "budget is -5; give": {"budget": -5},
+    "slots name '1' twice": {"slots": ["1", 1]},
+    "loss is the class CrossEntropyLoss; give an instance of it": {"loss": nn.CrossEntropyLoss},
+    "time_limit is -1.0; allowed is a number above 0": {"time_limit": -1.0},
+    "lr is inf; allowed is a number above 0": {"lr": math.inf},
+    "train is a Tensor; give": {"train": X},
+    "batch_size is 4, and the loaders that were given make their own batches": {"batch_size": 4},
+    "validation_batch is 4, and the loaders that were given make": {"validation_batch": 4},
+    "baseline is 'no'; give True or False": {"baseline": "no"},
     r"make_optimiser is SGD \(.*; allowed is a function": {"make_optimiser": FOREIGN},
     "holds none of the 6 parameters of the model": {"make_optimiser": lambda groups: FOREIGN},
     "device is 'gpu'; allowed are auto, cpu, cuda": {"device": "gpu"},
@@ -71,6 +87,148 @@ def test_a_grower_asks_for_a_module() -> None:
     rule = torch.optim.SGD(models.small_mlp().parameters(), 0.1)
     with pytest.raises(UserError, match=r"model is a function; give an nn\.Module"):
         esper.Grower(models.small_mlp, rule, train=LOADER, val=LOADER)
+
+
+class Endless:
+    """Yields batches for ever, as a stream does; with a length, if one is given."""
+
+    def __init__(self, length: int | None = None) -> None:
+        self.length = length
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield X[:8], Y[:8]
+
+    def __len__(self) -> int:
+        if self.length is None:
+            raise TypeError
+        return self.length
+
+
+@pytest.mark.parametrize("side", ["train", "val"])
+def test_a_loader_that_never_ends_is_refused_at_once(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.growing.batches.LONGEST", 0.2)
+    data = {"train": LOADER, "val": LOADER} | {side: Endless()}
+    setting = {"train": "batches_per_epoch", "val": "validation_samples"}[side]
+    with pytest.raises(UserError, match=f"{side} is a Endless without a length .*; say with {setting} how"):
+        esper.grow(models.small_mlp(), progress=False, **data)
+    model = models.small_mlp()
+    rule = torch.optim.SGD(model.parameters(), 0.1)
+    esper.Grower(model, rule, **data, **{setting: 8})  # bounded, so that it is taken
+
+
+def test_a_loader_that_goes_on_beyond_its_length_is_cut_there_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="val has a length of 2 and yields more batches"):
+        grown = esper.grow(models.small_mlp(), Endless(3), Endless(2), epochs=1, progress=False)
+    assert grown.record.num_steps == 1
+
+
+def test_a_time_limit_ends_an_epoch_between_two_batches() -> None:
+    began = time.monotonic()
+    settings = {"batches_per_epoch": 10**9, "time_limit": 0.5, "controller": "static"}
+    grown = esper.grow(models.small_mlp(), Endless(), LOADER, epochs=9, progress=False, **settings)
+    assert grown.record.num_steps == 1
+    assert time.monotonic() - began < 10
+
+
+def test_a_score_that_is_nan_before_any_training_is_refused_and_a_later_one_is_warned_of() -> None:
+    with pytest.raises(UserError, match="the metric gives a score of nan on the validation data"):
+        esper.grow(models.small_mlp(), LOADER, LOADER, metric=lambda outputs, targets: torch.nan)
+    trained: list[bool] = []
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        trained.extend([True] if model.training else [])
+        return loss_of(model, batch), math.nan if trained else 0.5
+
+    with pytest.warns(UserWarning, match="step gives a score of nan"):
+        esper.grow(models.small_mlp(), LOADER, LOADER, step=step, epochs=1, progress=False)
+
+
+@pytest.mark.parametrize("controller", [None, "static"])
+def test_a_frozen_model_is_warned_of(controller: str | None) -> None:
+    model = models.small_mlp().requires_grad_(False)
+    with pytest.warns(UserWarning, match="all parameters of Sequential are frozen"):
+        esper.grow(model, LOADER, LOADER, controller=controller, epochs=1, progress=False)
+
+
+class Raising(nn.Module):
+    """Raises in its own code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = models.small_mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("boom")
+
+
+def boom(*given: Any) -> Tensor:
+    raise RuntimeError("boom")
+
+
+@pytest.mark.parametrize(
+    ("given", "who"),
+    [({"model": Raising()}, "Raising"), ({"loss": boom}, "loss"), ({"step": boom}, "step")],
+    ids=["model", "loss", "step"],
+)
+def test_an_exception_of_the_users_own_is_told_with_its_place(given: dict[str, Any], who: str) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    raised = [number for number, line in enumerate(lines, 1) if line == '        raise RuntimeError("boom")']
+    line = raised[0] if who == "Raising" else raised[0] + 4
+    place = rf"{re.escape(__file__)}, line {line} \(boom\)"
+    with pytest.raises(UserError, match=rf"{who} raises RuntimeError at {place}"):
+        esper.grow(**{"model": models.small_mlp(), "train": LOADER, "val": LOADER, "progress": False} | given)
+
+
+def entries(model: nn.Module) -> list[Callable[[], Any]]:
+    return [
+        lambda: esper.grow(model, LOADER, LOADER, progress=False),
+        lambda: esper.Grower(model, torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1), LOADER, LOADER),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (
+            lambda: torch.jit.script(models.small_mlp()),
+            "model is a RecursiveScriptModule, which takes no hooks",
+        ),
+        (
+            lambda: nn.Sequential(torch.jit.trace(models.small_mlp(), X)),
+            "the submodule 0 is a TopLevelTraced",
+        ),
+        (lambda: models.small_mlp().to("meta"), r"0\.weight of Sequential is on the meta device"),
+        (lambda: nn.DataParallel(models.small_mlp()), "model is a DataParallel, wrapped for several"),
+    ],
+)
+def test_a_model_that_cannot_grow_is_refused_everywhere(make: Any, told: str) -> None:
+    for entry in entries(make()):
+        with pytest.raises(UserError, match=told) as caught:
+            entry()
+        assert "\n" not in str(caught.value)
+
+
+def test_a_model_in_ddp_is_refused(tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        wrapped = nn.parallel.DistributedDataParallel(models.small_mlp())
+        for entry in entries(wrapped):
+            with pytest.raises(UserError, match="model is a DistributedDataParallel, wrapped for several"):
+                entry()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_several_processes_are_refused_before_anything_is_planted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    model = models.small_mlp()
+    for entry in entries(model):
+        with pytest.raises(UserError, match="2 processes or devices train together"):
+            entry()
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 class Breaking(nn.Sequential):

@@ -25,7 +25,7 @@ def _same_first_weights() -> None:
 
 
 def static(model: nn.Module, train: Any, val: Any = None, **settings: Any) -> Grown:
-    chosen = {"controller": "static", "epochs": 3, "lr": 1e-2, "progress": False} | settings
+    chosen = {"controller": "static", "epochs": 3, "lr": 1e-2, "progress": False, "engine": "rows"} | settings
     return esper.grow(model, train=train, val=val, **chosen)
 
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sized
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -33,6 +36,8 @@ from esper.growing.settings import BATCH_SIZE, GrowSettings
 
 UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
 TARGETS = ("labels", "label", "targets", "target", "y")  # what the targets in a dictionary may be called
+LONGEST = 4.0  # seconds in which a loader without a length has to end, read without a model
+LOSS_RAISED = "raised by loss,"  # how a note on an exception begins
 IGNORED = -100  # a target that counts for nothing, as in torch's own losses
 
 
@@ -41,11 +46,13 @@ def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[A
 
     Loaders stay as they are; data sets, and pairs of tensors or arrays, are put into loaders that draw from
     the seed. Without `val` a fifth of a data set is held back, and of `val` at most `validation_samples` are
-    drawn; a loader cannot be divided.
+    drawn; a loader cannot be divided, and of one without a length the first ones are read.
     """
     draw = torch.Generator().manual_seed(settings.seed)
-    if train is None:
-        raise UserError(f"train is None; give {ALLOWED}")
+    for name, data in (("train", train), ("val", val)):
+        if (data is None and name == "train") or isinstance(data, Tensor | str | Mapping):
+            said = "None" if data is None else f"a {type(data).__name__}"
+            raise UserError(f"{name} is {said}; give {ALLOWED}")
     train, val = _dataset("train", train), None if val is None else _dataset("val", val)
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
@@ -53,10 +60,20 @@ def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[A
         held = max(1, round(VALIDATION_SHARE * len(train)))
         train, val = random_split(train, [len(train) - held, held], draw)
     most = settings.training.get("validation_samples")
-    if most is not None:
+    if most is not None and length_of(val) is not None:
         val = _part_of(val, most, settings.seed)
-    size = settings.training.get("batch_size", BATCH_SIZE)
-    return _loader("train", train, size, draw), _loader("val", val, size, None)
+    size, val_size = (settings.training.get(key) for key in ("batch_size", "validation_batch"))
+    own = [isinstance(data, Dataset) for data in (train, val)]  # whether batches are made here
+    for key, used in (("batch_size", own[0] or (own[1] and not val_size)), ("validation_batch", own[1])):
+        if key in settings.training and not used:
+            raise UserError(
+                f"{key} is {settings.training[key]}, and the loaders that were given make their own batches; "
+                f"leave {key} out, or give a Dataset or tensors"
+            )
+    return (
+        _loader("train", train, size or BATCH_SIZE, draw),
+        _loader("val", val, val_size or size or BATCH_SIZE, None),
+    )
 
 
 def _part_of(val: Any, most: int, seed: int) -> Any:
@@ -88,7 +105,7 @@ def _loader(name: str, data: Any, size: int, draw: torch.Generator | None) -> It
     if isinstance(data, Dataset):
         shuffle = draw is not None and not isinstance(data, IterableDataset)
         return DataLoader(data, size, shuffle=shuffle, generator=draw)
-    if not isinstance(data, Iterable) or isinstance(data, Tensor | str | Mapping):
+    if not isinstance(data, Iterable):
         raise UserError(f"{name} is a {type(data).__name__}; give {ALLOWED}")
     if iter(data) is data:
         raise UserError(
@@ -105,6 +122,52 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
         f"{name} yields nothing; check that its data set is not empty and that its batch_size with drop_last "
         "is not larger than the data set"
     )
+
+
+def one_pass(name: str, loader: Iterable[Any], most: int | None = None) -> Iterator[Any]:
+    """Yield the batches of one pass over a loader: `most` of them, or all.
+
+    A loader that goes on beyond its own length is cut there, with a warning. The length of a stream is an
+    estimate (every worker may end with a part of a batch), and is not held against it.
+    """
+    if most is not None:
+        yield from islice(loader, most)
+        return
+    length = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
+    for count, batch in enumerate(loader):
+        if count == length:
+            warnings.warn(
+                f"{name} has a length of {length} and yields more batches; a pass ends at its length",
+                stacklevel=2,
+            )
+            return
+        yield batch
+
+
+def length_of(loader: Any) -> int | None:
+    """Return the length of a loader; None where it has none."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
+
+
+def check_end(name: str, loader: Iterable[Any], setting: str, most: int | None) -> None:
+    """Raise a UserError for a loader that may go on for ever.
+
+    One without a length is read once, without a model, and has to end within LONGEST seconds, unless `most`,
+    the value of `setting`, says how much of it is read.
+    """
+    if most is not None or length_of(loader) is not None:
+        return
+    start = time.monotonic()
+    for count, _ in enumerate(loader, 1):
+        if time.monotonic() - start > LONGEST:
+            raise UserError(
+                f"{name} is a {type(loader).__name__} without a length that had not ended after {count:,} "
+                f"batches and {LONGEST:g} seconds; say with {setting} how many of them are read each "
+                "time, or give a loader with a length"
+            )
 
 
 def ran_dry(name: str) -> UserError:
@@ -242,10 +305,22 @@ class Judge:
         outputs = logits_of(model(*inputs), model)
         if self.checks and self.settings.loss is None:
             self.classes = check_targets(outputs, targets)
-        loss = self.settings.loss(outputs, targets) if self.settings.loss else default_loss(outputs, targets)
+        loss = self._loss(outputs, targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             raise UserError("the loss gives no single number for a batch; it must return one: take the mean")
         return Judged(loss, samples_in(batch), None, outputs.detach(), targets)
+
+    def _loss(self, outputs: Tensor, targets: Any) -> Any:
+        if self.settings.loss is None:
+            return default_loss(outputs, targets)
+        try:
+            return self.settings.loss(outputs, targets)
+        except Exception as error:
+            shapes = (
+                list(value.shape) if isinstance(value, Tensor) else value for value in (outputs, targets)
+            )
+            error.add_note("{} for outputs of shape {} and targets of shape {}".format(LOSS_RAISED, *shapes))
+            raise
 
     def check_classes(self, loader: Iterable[Any], first: Any) -> None:
         """Raises a UserError for classes that the model has no output for: among all targets where they lie

@@ -8,8 +8,8 @@ are those of every other growth.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.batches import autocast, ran_dry, to_device
+from esper.growing.batches import autocast, one_pass, ran_dry, to_device
 from esper.growing.live_optimiser import LiveOptimiser, Rates
 from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
@@ -70,6 +70,8 @@ class LivePopulation:
         self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
         self.samples = (0, 0)  # trained on in the latest epoch, validated on
         self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
+        self.out_of_time: Callable[[], bool] = lambda: False
+        self._measured = False  # whether `val` was read before
         self.interrupted = False
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
@@ -172,7 +174,7 @@ class LivePopulation:
     def train_epoch(self, states: SlotStates, data: Any, clock: Clock) -> TrainMetrics:
         """One pass over the loader: the model and the seeds it hears together, seeds in isolation beside it.
 
-        Where `stop` says so, the epoch ends at the next batch, and `interrupted` is set.
+        Where `stop` or `out_of_time` says so, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.follow(states)
         self.forget_measurements()
@@ -182,7 +184,7 @@ class LivePopulation:
         host_norm = torch.zeros((), device=self.place)
         count = samples = 0
         for batch in self._epoch():
-            if self.stop():
+            if self.stop() or self.out_of_time():
                 self.interrupted = True
                 break
             self._set_rate(clock, count)
@@ -235,7 +237,9 @@ class LivePopulation:
 
     def _epoch(self) -> Iterator[Any]:
         try:
-            for batch in islice(self.train_loader, self.settings.training.get("batches_per_epoch")):
+            for batch in one_pass(
+                "train", self.train_loader, self.settings.training.get("batches_per_epoch")
+            ):
                 yield to_device(batch, self.place)
         except RuntimeError:
             if not self.stop():  # Ctrl-C ends the worker processes of a loader as well
@@ -351,14 +355,30 @@ class LivePopulation:
 
     def _evaluated(self, blocks: int) -> Evaluation:
         tally = Tally(self.judge, max(blocks, 1))
+        most = self.settings.training.get("validation_samples")
         with at_rest(self.model):
-            for batch in self.val_loader:
+            for batch in one_pass("val", self.val_loader):
                 with self._autocast():
                     tally.add(self.judge(self.model, to_device(batch, self.place)))
+                if most is not None and tally.samples >= most:  # a loader without a length may not end
+                    break
         if not tally.batches:
             raise ran_dry("val")
         self.samples = (self.samples[0], tally.samples)
-        return tally.result()
+        result = tally.result()
+        self._check_score(result)
+        return result
+
+    def _check_score(self, result: Evaluation) -> None:
+        """Refuse a score that is not finite before any training; later, warn of one."""
+        before, self._measured = self._measured, True
+        if math.isfinite(result.score) or not math.isfinite(result.loss):
+            return  # where the loss is broken as well, the governor takes the training back
+        whose = "step" if self.judge.step is not None else "the metric"
+        said = f"{whose} gives a score of {result.score} on the validation data, whose loss is finite"
+        if not before:
+            raise UserError(f"{said}; return a finite number, such as 0 where the score is not defined")
+        warnings.warn(f"{said}; an epoch without a finite score is never the best", stacklevel=2)
 
     # ---- counting, going back --------------------------------------------------------------------------
 

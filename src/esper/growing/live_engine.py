@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.batches import first_batch, inputs_and_targets, loaders_of
+from esper.growing.batches import check_end, first_batch, inputs_and_targets, loaders_of
 from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
 from esper.growing.live_slots import installed_name
-from esper.growing.places import Place
+from esper.growing.places import Place, trained
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
@@ -48,9 +49,17 @@ class LiveGrowth:
     ) -> LiveGrowth:
         """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
         loaders = loaders_of(request.train, request.val, settings)
+        check_end("train", loaders[0], "batches_per_epoch", settings.training.get("batches_per_epoch"))
+        check_end("val", loaders[1], "validation_samples", settings.training.get("validation_samples"))
         decider, name, remarks = request.choose_controller(torch.device("cpu"))
         grows = not isinstance(decider, Static)
         live = LiveModel(model, loaders, settings, device, request.slots, request.step, grows)
+        if not trained(model):
+            rest = "only what grows is trained" if grows else "nothing is trained, and nothing grows"
+            warnings.warn(
+                f"all parameters of {type(model).__name__} are frozen (requires_grad is False): {rest}",
+                stacklevel=2,
+            )
         environment = LiveEnvironment(live, request.epochs, optimiser)
         # Limits on growth are for whoever grows: a model that cannot grow can be trained all the same.
         allowed = settings.blueprints if grows else None

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.foundation.errors import UserError, one_line
+from esper.foundation.errors import UserError, one_line, raised_at
 from esper.foundation.rows import check_like, under_prefix, with_prefix
-from esper.growing.batches import Judge, UserStep, autocast, first_batch, to_device
+from esper.growing.batches import LOSS_RAISED, Judge, UserStep, autocast, first_batch, to_device
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground, few_samples
 from esper.growing.live import LivePopulation
@@ -70,22 +70,35 @@ class LiveModel:
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's forward raises
-            reason = one_line(error)
-            if self.judge.step is not None:
-                raise UserError(
-                    f"step raises {type(error).__name__} ({reason}) for the first batch of {name}; make it a "
-                    "function (model, batch) → loss, score that takes such batches"
-                ) from error
-            raise UserError(
-                f"{type(self.model).__name__} does not take the batches of {name} ({reason}); make the data "
-                "fit its first layer, or give step=, a function (model, batch) → loss, score"
-            ) from error
+            raise UserError(self._blamed(name, error)) from error
         if not bool(judged.loss.isfinite()):
             raise UserError(
                 f"the loss of {type(self.model).__name__} on the first batch of {name} is "
                 f"{float(judged.loss)} before any training; look for such values in the batch, in the "
                 "weights and in the loss"
             )
+
+    def _blamed(self, name: str, error: Exception) -> str:
+        """The sentence for an exception of the user's model, loss or step, with the line that raised it."""
+        place, model = raised_at(error), type(self.model).__name__
+        said = f"raises {type(error).__name__}{place} ({one_line(error)})"
+        if self.judge.step is not None:
+            return (
+                f"step {said} for the first batch of {name}; make it a function (model, batch) → loss, score "
+                "that takes such batches"
+            )
+        shapes = [note for note in getattr(error, "__notes__", ()) if note.startswith(LOSS_RAISED)]
+        if shapes:
+            about = shapes[0].removeprefix(LOSS_RAISED)
+            return f"loss {said}{about}; make it a function (outputs, targets) → one number"
+        if place:
+            return (
+                f"{model} {said} for the first batch of {name}; mend that line, or give batches that it takes"
+            )
+        return (
+            f"{model} does not take the batches of {name} ({one_line(error)}); make the data fit its first "
+            "layer, or give step=, a function (model, batch) → loss, score"
+        )
 
 
 class LiveCosts:
@@ -178,7 +191,9 @@ class LiveEnvironment(GrowthEnvironment):
         return self.bodies.batches
 
     def _make_population(self) -> Population:
-        return cast(Population, LivePopulation(self._live_model, self._optimiser))
+        bodies = LivePopulation(self._live_model, self._optimiser)
+        bodies.out_of_time = self._out_of_time
+        return cast(Population, bodies)
 
     def _prepare(self) -> None:
         self._train = self.validation = cast(Any, None)
@@ -195,16 +210,19 @@ class LiveEnvironment(GrowthEnvironment):
     @property
     def done(self) -> bool:
         """All epochs are over, or somebody or something asked for an end."""
-        settings = self._live_model.settings
-        patience, limit = settings.patience, settings.time_limit
+        patience = self._live_model.settings.patience
         return super().done or (
             self.clock > 0
             and (
                 self.bodies.interrupted
                 or (patience is not None and self._since_best >= patience)
-                or (limit is not None and time.monotonic() - self._started > limit)
+                or self._out_of_time()
             )
         )
+
+    def _out_of_time(self) -> bool:
+        limit = self._live_model.settings.time_limit
+        return limit is not None and time.monotonic() - self._started > limit
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the model stands between two epochs, as plain tensors; raises a UserError where its optimiser
