@@ -8,7 +8,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat
+from pydantic import Field, PositiveFloat, field_validator
 
 from esper.foundation.config_files import build, merged, parse_override, parse_yaml, read_yaml
 from esper.foundation.errors import UserError
@@ -76,6 +76,13 @@ class TelemetryConfig(Config):
         default=10, ge=0, description="rounds between checkpoints that stay; 0 keeps none"
     )
     checkpoints_kept: int = Field(default=3, ge=1, description="how many of those stay, the newest")
+
+    @field_validator("sinks")
+    @classmethod
+    def _each_sink_once(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(sinks)) < len(sinks):
+            raise ValueError("name each sink once")
+        return sinks
 
 
 class RunConfig(Config):

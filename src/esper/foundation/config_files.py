@@ -170,6 +170,9 @@ def _bounded(kind: str, metadata: Sequence[Any]) -> str:
         for name, word in _BOUNDS.items()
         if (limit := getattr(item, name, None)) is not None
     ]
+    for item in metadata:
+        if (least := getattr(item, "min_length", None)) is not None:
+            kind = kind.replace("a list", f"a list of at least {least}", 1)
     name, null, _ = kind.partition(" or null")  # "a number above 0 or null"
     return " ".join([name, " and ".join(bounds)]).strip() + null
 
@@ -223,11 +226,9 @@ def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> 
             return f"{path} is missing; give {allowed(field) if field else 'a value'}"
     if problem["type"] == "value_error":  # a rule of the class itself, which speaks for itself
         reason = str(problem["ctx"]["error"])
-        return (
-            f"{path} is {shown(value)}; {reason}"
-            if path
-            else f"the configuration does not fit together: {reason}"
-        )
+        if inner is not None:  # about a group of settings, whose values are too many to show
+            return f"{path or 'the configuration'} does not fit together: {reason}"
+        return f"{path} is {shown(value)}; {reason}"
     fits = allowed(field) if field else _kind(kind)
     return f"{path or 'the configuration'} is {shown(value)}; allowed is {fits}"
 

@@ -56,6 +56,7 @@ class LifecycleConfig(Config):
     )
     block_blueprints: tuple[BlueprintName, ...] = Field(
         default=("clone", "widen_half", "widen_full"),
+        min_length=1,
         description="what may grow in a slot behind a residual block; elsewhere all that fits does",
     )
     gates: GateConfig = Field(default_factory=lambda: GateConfig())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from esper.foundation.settings import Config
 
@@ -83,3 +83,13 @@ class PopulationConfig(Config):
     seed_weights: int = Field(
         64, ge=1, description="how many different initial seeds of each blueprint a run draws from"
     )
+
+    @model_validator(mode="after")
+    def _rise_ends_before_fall(self) -> Self:
+        both = self.warmup + self.decay
+        if self.schedule == "flat" and both > 1 + 1e-9:  # sums such as 0.7 + 0.3 round upwards
+            raise ValueError(
+                f"warmup is {self.warmup:g} and decay is {self.decay:g}, which are shares of one episode; "
+                "make their sum at most 1"
+            )
+        return self

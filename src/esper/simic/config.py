@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from esper.foundation.settings import Config
 from esper.lifecycle.config import GateConfig, LifecycleConfig
@@ -88,6 +88,15 @@ class GovernorConfig(Config):
         default=0.065, ge=0, description="a loss this near to ln(classes) is chance again"
     )
     snapshot_every: int = Field(default=1, ge=1, description="steps between snapshots of good rows")
+
+    @model_validator(mode="after")
+    def _window_can_fill(self) -> Self:
+        if self.window < self.window_min:
+            raise ValueError(
+                f"window is {self.window} and window_min is {self.window_min}, so that nothing would ever be "
+                "a spike; make window at least window_min"
+            )
+        return self
 
 
 def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
