@@ -13,15 +13,17 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.foundation.devices import choose_device, cpu_threads
-from esper.foundation.errors import UserError
+from esper.foundation.devices import check_threads, choose_device, cpu_threads, memory_of
+from esper.foundation.errors import UserError, with_place
 from esper.foundation.gather import Gather
+from esper.foundation.launch import Launch
 from esper.lifecycle.actions import HEAD_CHOICES
 from esper.population.hosts import Host, build_host
 from esper.population.shapes import fresh_host
@@ -36,6 +38,7 @@ from esper.tasks import HostSpec, Task, load_task, task_names
 LEARNER = "agent"  # the one learner of a run
 AND = "+"  # between tasks that take turns
 ONE_BUDGET = (1.0,)  # of the episode
+LEAST_BYTES = 3 * 4  # of a parameter: its weight, its gradient and a moment, in float32
 
 
 def make_specs(
@@ -43,8 +46,8 @@ def make_specs(
 ) -> list[EnvironmentSpec]:
     """One environment's settings for each task of a run, with other members where they are given.
 
-    Raises UserError where a task is unknown or has fewer samples than a minibatch, and where budgets are
-    asked for that nothing would spend.  # members [N]
+    Raises UserError where a task is unknown or has fewer samples than a minibatch, where its host cannot be
+    built, and where budgets are asked for that nothing would spend.  # members [N]
     """
     unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
     if config.episode.clock == "steps" and any(unspent.values()):
@@ -53,6 +56,8 @@ def make_specs(
             f"episode.clock is steps, which spends no budget, and {names} is given; set "
             f"episode.clock=compute, or leave {names} out"
         )
+    check_threads(config.threads)
+    device = device or choose_device(config.device)
     specs = []
     for name in config.task.split(AND):
         tasks = [_with_host(task, config) for task in load_tasks(name.strip(), config.task_seed)]
@@ -61,6 +66,7 @@ def make_specs(
                 f"population.batch_size is {config.population.batch_size}, and {tasks[0].name} has "
                 f"{len(tasks[0].train)} samples to train on; make it smaller"
             )
+        check_host(tasks[0], config.members // Launch.of().size, device)
         specs.append(
             EnvironmentSpec(
                 task=tasks[0],
@@ -68,7 +74,7 @@ def make_specs(
                 members=torch.arange(config.members) if members is None else members,
                 gamma=config.ppo.gamma,
                 seed=config.seed,
-                device=device or choose_device(config.device),
+                device=device,
                 episode=config.episode,
                 budgets=config.budgets,
                 reward=config.reward,
@@ -78,6 +84,22 @@ def make_specs(
             )
         )
     return specs
+
+
+def check_host(task: Task, members: int, device: torch.device) -> None:
+    """Raise ValueError for a host that cannot be built, or of which so many cannot fit into the memory.
+
+    On the meta device shapes are computed and nothing is allocated, however large the host is.
+    """
+    with torch.device("meta"):
+        host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    needed, there = members * LEAST_BYTES * host.num_parameters, memory_of(device)
+    if needed > there:
+        raise UserError(
+            f"the host has {host.num_parameters:,} parameters, and {members:,} members take at least "
+            f"{needed / 2**30:,.0f} GiB of the {there / 2**30:,.0f} GiB of {device}; lower members or the "
+            "size of the host (host.width, hidden, depth)"
+        )
 
 
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
@@ -97,11 +119,12 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
         sys.path.append(str(Path.cwd()))
     try:
         made = getattr(importlib.import_module(module), function)(seed)
-    except (ImportError, AttributeError, TypeError) as error:
+    except Exception as error:  # whatever the user's module raises
         raise UserError(
-            f"task is {name!r}, and that function could not be called with a seed ({error}); give a module "
-            "that can be imported from here, and a function of it that takes the seed and returns a Task"
-        ) from None
+            f"task is {name!r}, and that function could not be called with a seed: {with_place(error)}; give "
+            "a module that can be imported from here, and a function of it that takes the seed and returns a "
+            "Task"
+        ) from error
     tasks = [made] if isinstance(made, Task) else list(made) if isinstance(made, Sequence) else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
         raise UserError(f"task is {name!r}, and it returned {type(made).__name__}; return a Task or several")
@@ -124,7 +147,7 @@ def make_environment(
     """The environment of a run with one task, with other members where they are given.  # members [N]
 
     best_epoch: networks end with the weights of their best epoch, and pay for the validations that find it.
-    Raises UserError where there are several tasks or budgets.
+    Raises UserError where there are several tasks or budgets, or one that pays for no step.
     """
     specs = make_specs(config, device, members)
     if len(specs) > 1:
@@ -134,7 +157,18 @@ def make_environment(
             f"budgets is {list(config.budgets)}; those are for 'esper train' alone, set episode.steps or "
             "episode.flops instead"
         )
-    return GrowthEnvironment(replace(specs[0], best_epoch=best_epoch))
+    return check_budgets(GrowthEnvironment(replace(specs[0], best_epoch=best_epoch)))
+
+
+def check_budgets(environment: GrowthEnvironment) -> GrowthEnvironment:
+    """Raise UserError where a member's budget does not pay for one decision step of its host."""
+    smallest, step = float(environment.budget.min()), environment.bare_cost
+    if smallest < (1 - 1e-9) * step:
+        raise UserError(
+            f"the smallest budget of a member is {smallest:.3g} FLOPs, and one step of its host costs "
+            f"{step:.3g}; raise episode.flops or budgets, or lower population.batches_per_epoch"
+        )
+    return environment
 
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:
@@ -157,7 +191,10 @@ def make_trainer(
     """All that `esper train` runs: the tasks of a configuration and one learner; `gather` shares them."""
     worlds, learners = make_specs(config, device), [make_learner(config, device)]
     with cpu_threads(config.threads):
-        return Trainer(worlds, learners, config.rounds, shards=config.shards or 1, gather=gather)
+        trainer = Trainer(worlds, learners, config.rounds, shards=config.shards or 1, gather=gather)
+    for environment in chain.from_iterable(trainer.environments):
+        check_budgets(environment)
+    return trainer
 
 
 def agent_schema() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -51,12 +52,34 @@ def own_device(name: str) -> torch.device:
     return device
 
 
+def memory_of(device: torch.device) -> int:
+    """All the memory of a device in bytes, used or free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_threads(count: int) -> None:
+    """Raise UserError for more CPU threads than a machine can start: OpenMP crashes where one is refused.
+
+    A run may go on with as many threads as it began with on a machine of fewer processors, so that the limit
+    is generous.
+    """
+    processors = os.cpu_count() or 1
+    most = max(64, 4 * processors)
+    if count > most:
+        raise UserError(
+            f"threads is {count}; allowed are 0 to {most} on this machine, which has {processors} processors"
+        )
+
+
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
     """That many CPU threads inside, as many as before outside; 0 changes nothing.
 
     The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
     """
+    check_threads(count)
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

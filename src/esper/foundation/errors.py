@@ -32,6 +32,19 @@ def raised_at(error: BaseException) -> str:
     return ""
 
 
+def with_place(error: BaseException) -> str:
+    """Describe an error of the user's own code with its file and line: "ValueError: boom at my.py, line 3".
+
+    Without a line of the user's code in its traceback it is what the error says, or its type.
+    """
+    name, text, place = type(error).__name__, " ".join(str(error).split()), raised_at(error)
+    if isinstance(error, SyntaxError) and error.filename:
+        text, place = error.msg, f" at {error.filename}, line {error.lineno}"
+    if not place:
+        return text or name
+    return f"{name}: {text}{place}" if text else f"{name}{place}"
+
+
 class MissingPackageError(UserError, ImportError):
     """A package of an optional extra that is not installed."""
 

@@ -11,6 +11,7 @@ keep samples apart; BatchNorm does not.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
@@ -179,6 +180,21 @@ def _convolution_for(input_shape: Sequence[int], preset: str) -> type[nn.Conv1d]
     return CONVOLUTIONS[len(input_shape) - 1]
 
 
+def _check_resolution(
+    input_shape: Sequence[int], kernel: int, stages: int = 1, first_stride: int = 1
+) -> None:
+    """Raise ValueError for a kernel or a number of halvings that the input is too small for."""
+    longest, shown = max(input_shape[1:]), " × ".join(map(str, input_shape[1:]))
+    if kernel > longest:
+        raise ValueError(f"kernel is {kernel}, and the input is {shown}; give at most {longest}")
+    most = math.ceil(longest / first_stride).bit_length()  # 8 → 4 → 2 → 1 are four stages
+    if stages > most:
+        raise ValueError(
+            f"stages is {stages}, and each after the first halves the resolution of an input of {shown}; "
+            f"give at most {most}"
+        )
+
+
 def cnn(
     input_shape: Sequence[int],
     num_classes: int,
@@ -194,6 +210,7 @@ def cnn(
     `first_stride`, every other by `stride`. The head takes the mean over space.
     """
     convolution = _convolution_for(input_shape, "cnn")
+    _check_resolution(input_shape, kernel)
     channels = [input_shape[0]] + [width] * depth
     segments = [
         nn.Sequential(
@@ -293,6 +310,7 @@ def resnet(
     two convolutions of a block of the first stage (0: as many as its width), twice as many in the next.
     """
     convolution = _convolution_for(input_shape, "resnet")
+    _check_resolution(input_shape, kernel, stages, first_stride)
     scale, segments, widths, channels = residual_scale(stages * depth), [], [], input_shape[0]
     for stage in range(stages):
         wide = width << stage
