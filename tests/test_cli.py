@@ -40,10 +40,11 @@ def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]
     assert command in capsys.readouterr().out
 
 
-def test_the_bare_command_shows_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run([]) == 0
+@pytest.mark.parametrize("command", [[], ["config"]])
+def test_the_bare_command_shows_its_help(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(command) == 0
     told = capsys.readouterr()
-    assert "Usage: esper" in told.out
+    assert f"Usage: {' '.join(['esper', *command])}" in told.out
     assert told.err == ""
 
 

@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import string
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,13 @@ from esper.training import TrainingRun
 from tests.tiny import TINY, sets
 
 Say = Callable[..., str]
+RESNET = ("--task", "digits", "--set", "host.preset=resnet")
+FLAT = ("--set", "population.schedule=flat")
+MODULES = {  # of tasks
+    "wrong_syntax": "x = 1\ndef task(:\n",
+    "wrong_value": 'def task(seed):\n    raise ValueError("boom")\n',
+    "wrong_silent": "def task(seed):\n    raise RuntimeError\n",
+}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +77,7 @@ def last(run: Path) -> Path:
         (["train", "--set", "host.width=none"], "host.width is 'none'; allowed is a whole number"),
         (["train", "--task", "spirals", "--set", "host.kernel=3"], "the resmlp host has no option 'kernel'"),
         (["train", "--set", "seed=10000000000000000000000"], "seed is 10000000000000000000000; allowed is a"),
-        (["train", "--set", "host.width=100000000"], "host.width is 100000000; allowed is a whole number or"),
+        (["train", "--set", "host.width=100000000"], "host.width is 100000000; allowed is a whole number at"),
         (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),
         (["grow", "--controller", "tamyo"], "controller is 'tamyo'; did you mean 'tamiyo'?"),
         (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
@@ -87,10 +95,70 @@ def last(run: Path) -> Path:
         (["compare", "--seeds", "0"], "--seeds is 0; allowed are 1 to"),
         (["resume", "nowhere"], "there is no run folder at nowhere"),
         (["report", "nowhere"], "there is no run folder at nowhere"),
+        # more than a machine or an input has room for
+        (["train", "-s", "threads=100000"], "threads is 100000; allowed are 0 to"),
+        (["compare", "-C", "static", "-s", "threads=100000"], "threads is 100000; allowed are 0 to"),
+        (["train", *RESNET, "-s", "host.stages=16"], "of an input of 8 × 8; give at most 4"),
+        (["train", *RESNET, "-s", "host.kernel=99"], "kernel is 99, and the input is 8 × 8; give at most 8"),
+        (["train", "-s", "host.preset=cnn", "-s", "host.kernel=99"], "kernel is 99, and the input is 8 × 8"),
+        (
+            ["train", "-s", "host.width=65536", "-s", "host.hidden=65536"],
+            "parameters, and 16 members take at least ",
+        ),
+        # settings that are right each and wrong together
+        (["train", "-s", "episode.flops=1"], "the smallest budget of a member is 1 FLOPs, and one step of"),
+        (["train", "-s", "budgets=[1e-9]"], "and one step of its host costs"),
+        (
+            ["train", "-s", "budgets=[0]"],
+            "budgets[0] is 0; allowed is a list of at least 1, each item a number",
+        ),
+        (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; allowed is a list of at"),
+        (["train", "-s", "governor.window=5"], "window is 5 and window_min is 10"),
+        (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
+        (["train", "-s", "telemetry.sinks=[wandb,wandb]"], "name each sink once"),
+        # arms and controllers
+        (["compare", "-C", "final:final:tamiyo,tamiyo"], "after final: give a controller, as in final:heur"),
+        (
+            ["compare", "-C", "final:best-of:2,tamiyo"],
+            "after final: give a controller, as in final:heuristic",
+        ),
+        (["compare", "-C", "static,final:static"], "after final: give a controller, as in final:heuristic"),
+        (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; allowed is a whole"),
+        (["compare", "-C", "static,fixed:colour=3"], "'fixed:colour=3', and colour is not a setting"),
+        (["compare", "-C", "static,fixed:width=4+width=5"], "options of the host, each once"),
+        (["compare", "-C", "static,fixed:heads=3"], "the resnet host has no option 'heads'"),
+        (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give some of tamiyo"),
+        (["compare", "-C", "static,"], "--controllers is 'static,'; give some of tamiyo"),
+        (["grow", "-C", "schedule:clone@0.1x1000"], "1,000 seeds in a slot, and one takes at most 5"),
+        (["compare", "-C", "static,schedule:clone@0.1x9"], "9 seeds in a slot, and one takes at most 5"),
+        # the user's own modules
+        (["train", "-t", "wrong_syntax:task"], "SyntaxError: invalid syntax at "),
+        (["train", "-t", "wrong_syntax:task"], "wrong_syntax.py, line 2;"),
+        (["train", "-t", "wrong_value:task"], "ValueError: boom at "),
+        (["train", "-t", "wrong_value:task"], "wrong_value.py, line 2;"),
+        (
+            ["train", "-t", "wrong_silent:task"],
+            "that function could not be called with a seed: RuntimeError at ",
+        ),
+        (["train", "-t", "missing_module:task"], "No module named 'missing_module'"),
+        # options that are settings
+        (["train", "--rounds", "5"], "there is no option --rounds, but a setting: use --set rounds=5; see"),
+        (["compare", "--batch-size", "8"], "use --set population.batch_size=8; see 'esper compare --help'"),
+        (["train", "--width", "8"], "use --set host.width=8 or --set policy.width=8"),
+        (["train", "--ot", "runs/x"], "No such option: --ot (Possible options: --out"),
     ],
 )
-def test_unknown_names_and_bad_values(arguments: list[str], says: str, say: Say) -> None:
+def test_unknown_names_and_bad_values(
+    arguments: list[str], says: str, say: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = time.process_time()
     assert says in say(*arguments)
+    assert time.process_time() - before < 10.0, "CPU seconds: the wall clock of a shared machine is noise"
+    assert {path.name for path in tmp_path.iterdir()} <= {f"{m}.py" for m in MODULES} | {"__pycache__"}
 
 
 def test_a_place_that_cannot_be_written_to(run: Path, tmp_path: Path, say: Say) -> None:
@@ -182,6 +250,21 @@ def test_too_little_memory_is_told(error: Exception, say: Say, monkeypatch: pyte
 
     monkeypatch.setattr("esper.training.make_trainer", full)
     assert "there is not enough memory: lower members" in say("train")
+
+
+@pytest.mark.parametrize(
+    ("error", "says"), [(ValueError("boom"), "ValueError: boom at "), (OSError(), "esper: OSError at ")]
+)
+def test_an_error_of_the_users_own_code_is_told_with_its_place(
+    error: Exception, says: str, say: Say, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("esper.training.make_trainer", fail)
+    told = say("train")
+    assert says in told
+    assert f"{__file__}, line {fail.__code__.co_firstlineno + 1}\n" in told
 
 
 def test_a_minibatch_larger_than_the_data_is_refused_before_anything_is_written(

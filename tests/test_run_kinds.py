@@ -202,6 +202,14 @@ def test_metrics_that_were_deleted_are_missed(
     assert "metrics.jsonl lacks 2 rounds of the 2 that are done" in capsys.readouterr().err
 
 
+def test_minibatches_that_no_row_is_left_for_are_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = sets("task=spirals", "ppo.minibatches=99", "rounds=1")
+    assert cli.run(["train", "--quiet", "--out", str(tmp_path / "run"), *settings]) == 0
+    assert "ppo.minibatches is 99, and a round has one row for each of 3 members" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("kind", ["compare", "grow"])
 def test_a_run_that_was_killed_before_its_report_gets_it(
     kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

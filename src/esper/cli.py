@@ -30,7 +30,7 @@ from esper.commands import (
     train,
     watch,
 )
-from esper.foundation.errors import LostProcessError, ToldElsewhereError, UserError
+from esper.foundation.errors import LostProcessError, ToldElsewhereError, UserError, with_place
 from esper.foundation.launch import Launch
 
 _MENDABLE = (ValueError, OSError, ImportError)
@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         if os.environ.get("ESPER_DEBUG") and isinstance(error, _MENDABLE):
             raise
-        sentence, launch = _sentence(error), Launch.of()
+        sentence, launch = _sentence(error, arguments), Launch.of()
         if launch.size > 1:
             return _tell_of(launch, error, sentence)
         if sentence is None:
@@ -115,10 +115,11 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(sentence)
 
 
-def _sentence(error: Exception) -> str | None:
-    """What a person can do about an error; None where it is a bug."""
+def _sentence(error: Exception, arguments: Sequence[str]) -> str | None:
+    """What a person can do about an error of a command line; None where it is a bug."""
     if isinstance(error, _MENDABLE):
-        return " ".join(str(error).split())
+        # a UserError says all that there is to say; any other may come from the user's own code
+        return " ".join(str(error).split()) if isinstance(error, UserError) else with_place(error)
     if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
         return "there is not enough memory: lower members, host.width, or population.rows_per_chunk"
     usage = getattr(error, "format_message", None)  # an option or argument that typer refused
@@ -126,7 +127,25 @@ def _sentence(error: Exception) -> str | None:
         return None
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "esper"
-    return f"{usage().rstrip('.')}; see '{command} --help'"
+    said = _as_setting(error, arguments) or usage().rstrip(".")
+    return f"{said}; see '{command} --help'"
+
+
+def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
+    """Name the settings that an unknown option is called like, for a command that takes --set."""
+    option, context = getattr(error, "option_name", ""), getattr(error, "ctx", None)
+    takes = context is not None and any("--set" in parameter.opts for parameter in context.command.params)
+    if not takes or type(error).__name__ != "NoSuchOption":
+        return None
+    from esper.config import RunConfig
+    from esper.foundation.config_files import keys_of
+
+    name = option.lstrip("-").replace("-", "_")
+    following = [*arguments, ""][arguments.index(option) + 1] if option in arguments else ""
+    value = following if following and not following.startswith("-") else "VALUE"
+    paths = [key.path for key in keys_of(RunConfig) if name in (key.path, key.path.rsplit(".")[-1])]
+    given = " or ".join(f"--set {path}={value}" for path in paths)
+    return f"there is no option {option}, but a setting: use {given}" if paths else None
 
 
 def _tell_of(launch: Launch, error: Exception, sentence: str | None) -> int:

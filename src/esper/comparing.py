@@ -25,7 +25,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from esper.builders import shaped_host
+from esper.builders import check_host, shaped_host
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
 from esper.foundation.devices import cpu_threads
@@ -47,6 +47,7 @@ from esper.simic.rollout import TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
+from esper.tasks import Task
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.lanes import Lanes
 from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint, FilmReel
@@ -300,8 +301,7 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
     """
     spec, task = shards.first.spec, shards.first.spec.task
     if arm.host:
-        host = replace(task.host, options={**task.host.options, **arm.host})
-        return shards.remade(task=replace(task, host=host)), None
+        return shards.remade(task=_with_options(task, arm)), None
     if of is None:
         return shards, None
     if of.shapes is not None:
@@ -314,6 +314,11 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
             "that size instead, as in fixed:depth=2"
         )
     return shards, from_the_start(of.record.final_slots)
+
+
+def _with_options(task: Task, arm: Fixed) -> Task:
+    """The task with a host of the size that a fixed arm asks for."""
+    return replace(task, host=replace(task.host, options={**task.host.options, **arm.host}))
 
 
 def as_comparison(
@@ -356,6 +361,9 @@ class Contest:
         self.gather = gather or Alone()
         self._first = Shards.made(config, self.gather)
         spec = self._first.first.spec
+        for arm in arms.values():
+            if isinstance(arm, Fixed) and arm.host:
+                check_host(_with_options(spec.task, arm), len(spec.members), self._first.first.device)
         self.arms, self.remarks = (dict(arms), []) if force else arms_that_may_grow(arms, spec)
         self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from esper.builders import LEARNER, agent_schema, make_agent, make_specs
-from esper.config import RunConfig, saved_config
+from esper.config import HostConfig, RunConfig, saved_config
+from esper.foundation.config_files import build
 from esper.foundation.devices import own_device
 from esper.foundation.errors import UserError
 from esper.foundation.rows import under_prefix
@@ -329,15 +330,22 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
     A controller whose final networks are asked for takes part too. Raises UserError where nothing is named,
     something is named twice, or a controller cannot be loaded.
     """
-    asked = [part.strip() for part in text.split(",") if part.strip()]
-    if not asked:
+    asked = [part.strip() for part in text.split(",")]
+    if not all(asked):
         raise UserError(
             f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
-            f"{FINAL}NAME and {BEST_OF}:K, with commas between them"
+            f"{FINAL}NAME and {BEST_OF}:K, with one comma between two of them"
         )
     twice = sorted({part for part in asked if asked.count(part) > 1})
     if twice:
         raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
+    for part in asked:
+        of = part.removeprefix(FINAL)
+        if of != part and (of == "static" or of.startswith((FINAL, BEST_OF, FIXED))):
+            raise UserError(
+                f"--controllers names {part!r}, and that is no network of a controller that grows; after "
+                f"{FINAL} give a controller, as in {FINAL}heuristic"
+            )
     named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
     shown = {name: _shown(name) for name in named if not name.startswith((FINAL, BEST_OF, FIXED))}
     if len(set(shown.values())) < len(shown):
@@ -353,6 +361,7 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
             arms[name] = Fixed(host=host_options(name))
         else:
             loaded = load_controller(name, own_device(config.device))
+            check_schedule(loaded, config)
             arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
     return arms
 
@@ -366,13 +375,32 @@ def _shown(name: str) -> str:
 
 
 def host_options(name: str) -> dict[str, int]:
-    """The options in 'fixed:hidden=16+depth=2'; raises UserError where it has none or one is no number."""
+    """The options in 'fixed:hidden=16+depth=2'; raises UserError where they cannot be those of a host."""
     pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
-    if any(not option or not value.isdecimal() for option, _, value in pairs):
+    options = {option: int(value) for option, _, value in pairs if option and value.isdecimal()}
+    if len(options) < len(pairs):
         raise UserError(
-            f"controller is {name!r}; after the colon: options of the host, as in {FIXED}hidden=16+depth=2"
+            f"controller is {name!r}; after the colon: options of the host, each once, as in "
+            f"{FIXED}hidden=16+depth=2"
         )
-    return {option: int(value) for option, _, value in pairs}
+    try:
+        return build(HostConfig, options).options()
+    except UserError as error:
+        raise UserError(f"controller is {name!r}, and {error}") from None
+
+
+def check_schedule(controller: Controller, config: RunConfig) -> None:
+    """Raise UserError for a schedule that asks for more seeds in a slot than a slot can ever take.
+
+    A slot takes `population.folds` seeds that become part of the host, and one more that stays in it.
+    """
+    most = config.population.folds + 1
+    times = max((event.times for event in getattr(controller, "events", ())), default=0)
+    if isinstance(controller, Schedule) and times > most:
+        raise UserError(
+            f"the schedule asks for {times:,} seeds in a slot, and one takes at most {most} while "
+            f"population.folds is {most - 1}; ask for fewer, or set population.folds={times - 1}"
+        )
 
 
 def restarts_of(name: str) -> int:

@@ -9,7 +9,14 @@ import typer
 
 from esper.commands.options import ConfigFile, Overrides, Preset, console, plural
 
-app = typer.Typer(no_args_is_help=True, help="Look at a configuration, or check one.")
+app = typer.Typer(help="Look at a configuration, or check one.")
+
+
+@app.callback(invoke_without_command=True)
+def root(context: typer.Context) -> None:
+    """Show the help where no command is given."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
 
 
 @app.command()

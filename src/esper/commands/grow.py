@@ -87,11 +87,12 @@ class _Growth:
 
 def _prepare(settings: RunConfig, controller: str, force: bool) -> _Growth:
     from esper.builders import make_environment
-    from esper.controllers import Fixed, load_controller, why_not_here
+    from esper.controllers import Fixed, check_schedule, load_controller, why_not_here
     from esper.foundation.devices import choose_device
     from esper.tamiyo.scripted import Static
 
     loaded = load_controller(controller, choose_device(settings.device))
+    check_schedule(loaded, settings)
     environment = make_environment(settings, best_epoch=True)
     why_not = None if force else why_not_here(controller, loaded, environment.spec, "--force")
     arms: dict[str, Arm] = {BASELINE: Fixed(), controller: loaded}

@@ -118,6 +118,13 @@ def carry_through(
     config, trainer = run.config, run.trainer
     rounds = {line["round"] for line in run.folder.metrics_file}
     missing = [number for number in range(1, trainer.rounds_done + 1) if number not in rounds]
+    usual = type(config.ppo)().minibatches  # of which fewer members than that silently need fewer
+    if config.ppo.minibatches > max(config.members, usual):
+        print_line(
+            f"note: ppo.minibatches is {config.ppo.minibatches}, and a round has one row for each of "
+            f"{plural(config.members, 'member')}: {config.members} minibatches are made",
+            for_machines=True,
+        )
     if missing:
         print_line(
             f"note: {run.folder.metrics_file.path} lacks {plural(len(missing), 'round')} of the "
