@@ -1,9 +1,11 @@
-"""The pages say what the code does: names, values, defaults, links and commands."""
+"""Names, links, code blocks, commands and options of the pages exist and work."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,12 @@ from esper import cli
 from esper.lifecycle.actions import (
     HEAD_CHOICES,
     HEADS_READ,
-    SPEED_TICKS,
-    TEMPO_TICKS,
     TOPOLOGY_BLUEPRINTS,
     Blueprint,
-    Head,
     Op,
     selectable_blueprints,
 )
-from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import Stage
-from esper.simic.config import RewardConfig
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent
@@ -32,62 +28,30 @@ RULES = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
 
 
-def row(first_cell: str, page: str = RULES) -> list[str]:
-    """The cells of the table row that begins with this one."""
-    found = [line for line in page.splitlines() if line.startswith(f"| {first_cell} |")]
-    assert found, f"no table row begins with {first_cell}"
-    return [cell.strip() for cell in found[0].strip("|").split("|")]
-
-
-@pytest.mark.parametrize("stage", Stage)
-def test_stages_and_their_values(stage: Stage) -> None:
-    assert row(str(stage.value))[1] == stage.name
-
-
-@pytest.mark.parametrize("head", HEAD_CHOICES)
-def test_heads_and_their_choices_in_order(head: Head) -> None:
-    names = re.findall(r"[A-Z][A-Z_]+", row(head.name.lower(), RULES.split("## The action")[1])[1])
-    assert names == [choice.name for choice in HEAD_CHOICES[head]]
-
-
-@pytest.mark.parametrize("op", Op)
-def test_ops_and_the_heads_they_read(op: Op) -> None:
-    rows = [line for line in RULES.splitlines() if line.startswith(f"| {op.name} |")]
-    read = [cell.strip() for cell in rows[0].strip("|").split("|")][1]
-    assert read == (", ".join(h.name.lower() for h in sorted(HEADS_READ[op])) or "nothing")
-
-
-@pytest.mark.parametrize("topology", TOPOLOGY_BLUEPRINTS)
-def test_blueprints_of_each_host(topology: str) -> None:
-    assert row(topology)[1].split(", ") == [b.name for b in sorted(selectable_blueprints(topology))]
-    assert Blueprint.NOOP.name not in row(topology)[1]
-
-
-def test_gates_and_numbers_are_the_defaults() -> None:
-    gates = LifecycleConfig().gates
-    assert {gate.name for gate in Gate if gate is not Gate.NONE} == set(re.findall(r"^\| (G\d)", RULES, re.M))
-    assert f"{gates.training_epochs} epochs" in row("G2")[2]
-    assert f"at least {gates.min_health:g}".replace("0.", ".") in row("G2")[2]
-    assert f"at least {gates.min_shadow_gain:g} points".replace("0.", ".") in row("G2")[3]
-    assert f"{gates.blending_epochs} epochs" in row("G3")[3]
-    assert f"age at least {LifecycleConfig().min_prune_age}" in row("PRUNE")[2]
-    assert [f"{t.name} {ticks}" for t, ticks in TEMPO_TICKS.items()] == re.findall(
-        r"[A-Z]+ \d", row("tempo")[1]
-    )
-    assert [f"{s.name} {n}" for s, n in SPEED_TICKS.items()] == re.findall(
-        r"[A-Z]+ \d", row("alpha_speed")[1]
-    )
-
-
-def test_the_rent_of_the_glossary_is_the_default() -> None:
-    page = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
-    assert f"`reward.rent_weight`, {RewardConfig().rent_weight:g} unless" in row("Φ, worth", page)[1]
+@pytest.mark.parametrize(
+    ("first_cell", "names"),
+    [
+        *((str(stage.value), [stage.name]) for stage in Stage),
+        *((head.name.lower(), [choice.name for choice in HEAD_CHOICES[head]]) for head in HEAD_CHOICES),
+        *((op.name, [head.name.lower() for head in sorted(HEADS_READ[op])] or ["nothing"]) for op in Op),
+        *((host, [b.name for b in sorted(selectable_blueprints(host))]) for host in TOPOLOGY_BLUEPRINTS),
+    ],
+)
+def test_tables_of_the_rules_name_what_the_code_has(first_cell: str, names: list[str]) -> None:
+    cells = next(line for line in RULES.splitlines() if line.startswith(f"| {first_cell} |")).split("|")
+    assert re.findall(r"[A-Za-z_]{2,}", cells[2].partition(":")[0].replace(" ticks", "")) == names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8"))
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_pointers_to_code_lead_somewhere(page: Path) -> None:
+    for file, name in re.findall(r"`([\w/]+)\.py:([\w.]+)`", page.read_text(encoding="utf-8")):
+        attrgetter(name)(importlib.import_module("esper." + file.replace("/", ".")))
 
 
 LONG = ("train", "grow", "compare")  # these get the tiny settings, so that they take seconds
