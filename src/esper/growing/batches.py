@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -41,9 +42,13 @@ LOSS_RAISED = "raised by loss,"  # how a note on an exception begins
 IGNORED = -100  # a target that counts for nothing, as in torch's own losses
 
 
-def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[Any], Iterable[Any]]:
+def loaders_of(
+    train: Any, val: Any, settings: GrowSettings, dtype: torch.dtype = torch.float32
+) -> tuple[Iterable[Any], Iterable[Any]]:
     """Both as something that can be read again and again.
 
+    dtype: of the model. Decimals in pairs of tensors or arrays are converted to it; what a loader or a data
+    set yields is left as it is.
     Loaders stay as they are; data sets, and pairs of tensors or arrays, are put into loaders that draw from
     the seed. Without `val` a fifth of a data set is held back, and of `val` at most `validation_samples` are
     drawn; a loader cannot be divided, and of one without a length the first ones are read.
@@ -53,7 +58,7 @@ def loaders_of(train: Any, val: Any, settings: GrowSettings) -> tuple[Iterable[A
         if (data is None and name == "train") or isinstance(data, Tensor | str | Mapping):
             said = "None" if data is None else f"a {type(data).__name__}"
             raise UserError(f"{name} is {said}; give {ALLOWED}")
-    train, val = _dataset("train", train), None if val is None else _dataset("val", val)
+    train, val = _dataset("train", train, dtype), None if val is None else _dataset("val", val, dtype)
     if val is None:
         if not isinstance(train, Dataset) or not isinstance(train, Sized) or len(train) < 2:
             raise UserError("val is missing and train cannot be divided; give a loader for validation as val")
@@ -89,10 +94,10 @@ def _part_of(val: Any, most: int, seed: int) -> Any:
     return Subset(val, drawn.tolist())
 
 
-def _dataset(name: str, data: Any) -> Any:
+def _dataset(name: str, data: Any, dtype: torch.dtype) -> Any:
     """Pairs of tensors or arrays as a data set; anything else as it is."""
     if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
-        split = read_split(name, data)
+        split = read_split(name, data, dtype)
         return TensorDataset(split.inputs, split.targets)
     return data
 
@@ -258,14 +263,25 @@ class Judged:
     targets: Tensor | None = None
 
 
+class TargetKind(Enum):
+    """What the targets of a batch are."""
+
+    CLASSES = "whole numbers of classes"
+    ONE_HOT = "rows of class probabilities, such as one-hot rows"
+    NUMBERS = "numbers"
+
+
 @dataclass
 class Judge:
     """From a batch to a loss and a score: by the user's step, by the user's functions, or by the targets.
 
     A batch is (inputs, targets) or (input, input, ..., targets) in a tuple, list, namedtuple or dataclass. A
     dictionary holds the named inputs of a model that computes its own loss or, for a model that takes no
-    such names, inputs in their order and one entry of targets (see TARGETS). Where no score is known, it is
-    the share of the first loss that is gone.
+    such names, inputs in their order and one entry of targets (see TARGETS).
+
+    Without a loss of the user's, classes and one-hot rows are trained with cross-entropy and scored by
+    accuracy, numbers are trained with the squared error and scored by R². With a loss and no metric, numbers
+    are scored by the share of the first loss that is gone.
     """
 
     settings: GrowSettings
@@ -273,14 +289,39 @@ class Judge:
     first_loss: float | None = field(default=None, init=False)
     checks: bool = field(default=True, init=False)  # whether values of targets are read and checked
     classes: int = field(default=1, init=False)  # of the targets that were checked; 1 where there are none
+    kind: TargetKind | None = field(default=None, init=False)  # None: the model or `step` reads the targets
 
     @property
     def score_name(self) -> str:
         """How to speak of the score."""
         if self.step is not None:
             return "score"
-        metric = self.settings.metric
-        return getattr(metric, "__name__", "metric") if metric else "accuracy"
+        if self.settings.metric is not None:
+            return getattr(self.settings.metric, "__name__", "metric")
+        if self.kind is None:
+            return "e^−loss"
+        if self.kind is TargetKind.NUMBERS:
+            return "R²" if self.settings.loss is None else "share of the first loss gone"
+        return "accuracy"
+
+    @property
+    def remark(self) -> str | None:
+        """What decimal targets were taken for, where the user did not say it; else None."""
+        chosen = self.settings.loss is not None or self.settings.objective is not None
+        if chosen or self.kind in (None, TargetKind.CLASSES):
+            return None
+        if self.kind is TargetKind.ONE_HOT:
+            return (
+                "the targets are one-hot rows: trained with cross-entropy (objective='regression' trains "
+                "with the squared error)"
+            )
+        return "the targets are decimals: trained with the squared error (give loss= for another one)"
+
+    @property
+    def r_squared(self) -> bool:
+        """Whether the score is R², which needs the variance of all validation targets."""
+        functions = (self.step, self.settings.metric, self.settings.loss)
+        return self.kind is TargetKind.NUMBERS and all(function is None for function in functions)
 
     @property
     def pooled(self) -> bool:
@@ -303,8 +344,10 @@ class Judge:
             )
         inputs, targets = pair
         outputs = logits_of(model(*inputs), model)
-        if self.checks and self.settings.loss is None:
-            self.classes = check_targets(outputs, targets)
+        if self.checks and isinstance(targets, Tensor):
+            self.kind = kind_of_targets(outputs, targets, self.settings)
+            if self.settings.loss is None:
+                self.classes = check_targets(outputs, targets, self.kind)
         loss = self._loss(outputs, targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             raise UserError("the loss gives no single number for a batch; it must return one: take the mean")
@@ -312,7 +355,7 @@ class Judge:
 
     def _loss(self, outputs: Tensor, targets: Any) -> Any:
         if self.settings.loss is None:
-            return default_loss(outputs, targets)
+            return default_loss(outputs, targets, self.kind or TargetKind.CLASSES)
         try:
             return self.settings.loss(outputs, targets)
         except Exception as error:
@@ -327,17 +370,20 @@ class Judge:
         in memory, else among those of the first batch."""
         data = getattr(loader, "dataset", None)
         pair = inputs_and_targets(data.tensors if isinstance(data, TensorDataset) else first)
-        if self.classes > 1 and pair is not None and isinstance(pair[1], Tensor):
+        counted = self.classes > 1 and self.kind is TargetKind.CLASSES
+        if counted and pair is not None and isinstance(pair[1], Tensor):
             check_range(pair[1][pair[1] != IGNORED], self.classes)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The score of some samples, one number."""
-        metric, loss = self.settings.metric, self.settings.loss
-        if metric is not None:
-            return _one_number("the metric", metric(outputs, targets))
-        if not targets.is_floating_point() and class_axis(outputs, targets) is not None:
-            return share_found(outputs, targets)
-        value = (loss or default_loss)(outputs, targets).detach().float()
+        """The score of some samples, one number; where it is R², their mean squared error."""
+        if self.settings.metric is not None:
+            return _one_number("the metric", self.settings.metric(outputs, targets))
+        if self.kind is not TargetKind.NUMBERS:
+            one_hot = self.kind is TargetKind.ONE_HOT
+            return share_found(outputs, targets.argmax(-1) if one_hot else targets)
+        value = self._loss(outputs, targets).detach().float()
+        if self.r_squared:
+            return value
         if self.first_loss is None:
             self.first_loss = float(value)
         return (1.0 - value / max(self.first_loss, 1e-12)).clamp(min=-1.0)
@@ -414,24 +460,50 @@ def class_axis(outputs: Tensor, targets: Tensor) -> int | None:
     return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
 
 
-def default_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy for whole numbers of any shape, −100 left out; squared error for decimals."""
-    if targets.is_floating_point():
+def kind_of_targets(outputs: Tensor, targets: Tensor, settings: GrowSettings) -> TargetKind:
+    """What targets are: by the objective, else by their type and, for decimals, by their values.
+
+    Raises a UserError for decimals that are to be classes and are no row of probabilities for each sample.
+    """
+    objective, own_loss = settings.objective, settings.loss is not None
+    if objective == "regression":
+        return TargetKind.NUMBERS
+    if not targets.is_floating_point():  # a loss of the user's may read whole numbers in its own way
+        numbers = own_loss and class_axis(outputs, targets) is None
+        return TargetKind.NUMBERS if numbers else TargetKind.CLASSES
+    rows = targets.ndim == 2 and targets.shape == outputs.shape and targets.shape[1] > 1
+    if objective is not None and not rows and not own_loss:
+        raise UserError(
+            f"objective is {objective!r} and the targets are {targets.dtype} of shape {list(targets.shape)}; "
+            "give class numbers (int64), or a row with a probability for each class"
+        )
+    one_hot = rows and bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+    return TargetKind.ONE_HOT if one_hot or (rows and objective is not None) else TargetKind.NUMBERS
+
+
+def default_loss(outputs: Tensor, targets: Tensor, kind: TargetKind) -> Tensor:
+    """Cross-entropy for classes of any shape, −100 left out, and for one-hot rows; squared error for numbers.
+
+    It is computed in float32 where the outputs are in half precision.
+    """
+    logits = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    if kind is TargetKind.NUMBERS:
         wanted = targets.unsqueeze(-1) if outputs.shape == (*targets.shape, 1) else targets
         if wanted.shape != outputs.shape:
             raise UserError(
                 f"the model gives shape {list(outputs.shape)} and the targets have {list(targets.shape)}; "
                 "give one output for each target, or loss= of your own"
             )
-        return F.mse_loss(outputs.float(), wanted)
+        return F.mse_loss(logits, wanted.to(logits.dtype))
+    if kind is TargetKind.ONE_HOT:
+        return F.cross_entropy(logits, targets.to(logits.dtype))
     axis = class_axis(outputs, targets)
     if axis is None:
         raise UserError(
             f"the model gives shape {list(outputs.shape)} and the targets have {list(targets.shape)}; end "
             "the model with one output for each class, or give loss= and metric=, or step="
         )
-    logits, classes = outputs.movedim(axis, 1).float(), targets.long()
-    total = F.cross_entropy(logits, classes, ignore_index=IGNORED, reduction="sum")
+    total = F.cross_entropy(logits.movedim(axis, 1), targets.long(), ignore_index=IGNORED, reduction="sum")
     return total / count_targets(targets).clamp(min=1)  # 0 where nothing counts
 
 
@@ -442,9 +514,11 @@ def count_targets(targets: Tensor) -> Tensor:
     return (targets != IGNORED).sum()
 
 
-def check_targets(outputs: Tensor, targets: Tensor) -> int:
-    """How many classes the model has, 1 for decimals; classes that it has no output for are refused."""
-    axis = None if targets.is_floating_point() else class_axis(outputs, targets)
+def check_targets(outputs: Tensor, targets: Tensor, kind: TargetKind) -> int:
+    """How many classes the model has, 1 for numbers; classes that it has no output for are refused."""
+    if kind is TargetKind.ONE_HOT:
+        return outputs.shape[-1]
+    axis = class_axis(outputs, targets) if kind is TargetKind.CLASSES else None
     known = targets[targets != IGNORED]
     if axis is None or not known.numel():
         return 1

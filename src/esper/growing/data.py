@@ -102,9 +102,12 @@ def _check_alike(training: GivenSplit, validation: GivenSplit) -> None:
         )
 
 
-def read_split(name: str, data: Any) -> GivenSplit:
-    """Everything that `data` holds, as tensors, or one sentence about what is wrong with it."""
-    inputs, targets = _tensors(name, data)
+def read_split(name: str, data: Any, dtype: torch.dtype = torch.float32) -> GivenSplit:
+    """Everything that `data` holds, as tensors, or one sentence about what is wrong with it.
+
+    dtype: of decimals, inputs and targets alike.
+    """
+    inputs, targets = (x.to(dtype) if x.is_floating_point() else x for x in _tensors(name, data))
     if len(inputs) != len(targets):
         raise UserError(
             f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one target for each input"
@@ -161,17 +164,17 @@ def _is_array(data: Any) -> bool:
 
 
 def _tensor(name: str, data: Any) -> Tensor:
-    """On the CPU; decimals as float32, whole numbers in the type that they have."""
+    """On the CPU, in the type that it has."""
     if isinstance(data, np.ndarray) and data.dtype.kind not in "fiub":
         raise UserError(f"{name} holds {data.dtype} values; give numbers: encode text and categories first")
     tensor = torch.as_tensor(data).detach().to("cpu")
     if tensor.ndim == 0:
         raise UserError(f"{name} holds a single number; the first axis must be the samples")
-    return tensor.float() if tensor.is_floating_point() else tensor
+    return tensor
 
 
 def _as_targets(targets: Tensor) -> Tensor:
-    """Decimals as float32, classes as int64."""
+    """Classes as int64, decimals as they are."""
     return targets if targets.is_floating_point() else targets.long()
 
 

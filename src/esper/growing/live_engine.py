@@ -17,7 +17,7 @@ from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
 from esper.growing.live_environment import LiveEnvironment, LiveModel
 from esper.growing.live_slots import installed_name
-from esper.growing.places import Place, trained
+from esper.growing.places import Place, floating_dtype, trained
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
@@ -48,7 +48,7 @@ class LiveGrowth:
         optimiser: torch.optim.Optimizer | None = None,
     ) -> LiveGrowth:
         """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
-        loaders = loaders_of(request.train, request.val, settings)
+        loaders = loaders_of(request.train, request.val, settings, floating_dtype(model))
         check_end("train", loaders[0], "batches_per_epoch", settings.training.get("batches_per_epoch"))
         check_end("val", loaders[1], "validation_samples", settings.training.get("validation_samples"))
         decider, name, remarks = request.choose_controller(torch.device("cpu"))
@@ -102,7 +102,7 @@ def prepare_live(request: Request, reason: str) -> Prepared:
         folded=bodies.hooks.folded,
         widened=bodies.hooks.widened,
         broken_off=lambda: bodies.interrupted,
-        remarks=growth.remarks,
+        remarks=(*growth.remarks, *filter(None, [growth.live.judge.remark])),
     )
 
 

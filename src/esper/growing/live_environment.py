@@ -12,13 +12,21 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.foundation.errors import UserError, one_line, raised_at
 from esper.foundation.rows import check_like, under_prefix, with_prefix
-from esper.growing.batches import LOSS_RAISED, Judge, UserStep, autocast, first_batch, to_device
+from esper.growing.batches import (
+    LOSS_RAISED,
+    Judge,
+    UserStep,
+    autocast,
+    first_batch,
+    over_tensors,
+    to_device,
+)
 from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground, few_samples
 from esper.growing.live import LivePopulation
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_state import progress_of, put_progress
-from esper.growing.places import Place, find_places
+from esper.growing.places import Place, find_places, floating_dtype
 from esper.growing.settings import GrowSettings
 from esper.growing.undoing import at_rest
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
@@ -70,7 +78,7 @@ class LiveModel:
         except UserError:
             raise
         except Exception as error:  # whatever a stranger's forward raises
-            raise UserError(self._blamed(name, error)) from error
+            raise UserError(self._blamed(name, batch, error)) from error
         if not bool(judged.loss.isfinite()):
             raise UserError(
                 f"the loss of {type(self.model).__name__} on the first batch of {name} is "
@@ -78,7 +86,7 @@ class LiveModel:
                 "weights and in the loss"
             )
 
-    def _blamed(self, name: str, error: Exception) -> str:
+    def _blamed(self, name: str, batch: Any, error: Exception) -> str:
         """The sentence for an exception of the user's model, loss or step, with the line that raised it."""
         place, model = raised_at(error), type(self.model).__name__
         said = f"raises {type(error).__name__}{place} ({one_line(error)})"
@@ -91,6 +99,15 @@ class LiveModel:
         if shapes:
             about = shapes[0].removeprefix(LOSS_RAISED)
             return f"loss {said}{about}; make it a function (outputs, targets) → one number"
+        given, own = list[Tensor](), floating_dtype(self.model)
+        over_tensors(batch, lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
+        others = {str(x.dtype) for x in given if x.is_floating_point() and x.dtype != own}
+        if others and "dtype" in str(error):
+            return (
+                f"the batches of {name} hold {' and '.join(sorted(others))} and the weights of {model} are "
+                f"{own}, which do not go together ({one_line(error)}); convert the batches with .to({own}), "
+                "or the model"
+            )
         if place:
             return (
                 f"{model} {said} for the first batch of {name}; mend that line, or give batches that it takes"

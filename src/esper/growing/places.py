@@ -180,6 +180,11 @@ def has_weights(module: nn.Module) -> bool:
     return not isinstance(module, NORMS) and any(True for _ in module.parameters())
 
 
+def floating_dtype(model: nn.Module) -> torch.dtype:
+    """The dtype of a model's first decimal parameter; float32 where it has none."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
 def trained(model: nn.Module) -> list[nn.Parameter]:
     """The parameters of a model that are not frozen."""
     return [p for p in model.parameters() if p.requires_grad]

@@ -24,7 +24,9 @@ class GrowSettings(Config):
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     objective: Literal["classification", "regression", "language"] | None = Field(
-        default=None, description="what the targets are; found out by their type if it is left out"
+        default=None,
+        description="what the targets are; if left out, whole numbers and one-hot rows are classes, other "
+        "decimals are a regression",
     )
     loss: Callable[..., Any] | None = Field(
         default=None, description="(outputs, targets) of a batch → one number to lower"

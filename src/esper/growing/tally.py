@@ -30,6 +30,7 @@ class Tally:
         self._sizes: list[Tensor] = []  # how much each batch counts in the loss
         self._scores: list[tuple[int, Tensor, Tensor]] = []  # block, weight, score
         self._kept: list[tuple[Tensor, Tensor]] = []
+        self._spread: list[tuple[int, Tensor, Tensor]] = []  # of targets: rows, means, squared deviations
 
     def add(self, judged: Judged) -> None:
         """Another batch."""
@@ -42,6 +43,11 @@ class Tally:
             self._kept.append((judged.outputs.cpu(), judged.targets.cpu()))
         else:
             self._score_parts(judged.outputs, judged.targets, self.samples)
+        if self.judge.r_squared and judged.targets is not None:
+            values = judged.targets.float()  # columns on the last axis
+            values = values.unsqueeze(1) if values.ndim == 1 else values.flatten(0, -2)
+            variance, mean = torch.var_mean(values, 0, correction=0)
+            self._spread.append((len(values), mean, variance * len(values)))
         self.samples, self.batches = self.samples + judged.samples, self.batches + 1
 
     def _score_parts(self, outputs: Tensor, targets: Tensor, first: int) -> None:
@@ -70,6 +76,20 @@ class Tally:
         scores = torch.stack([score.detach() for _, _, score in self._scores]).cpu().double()
         sums = torch.zeros(self.blocks).double().index_add(0, block, scores * weight)
         weights = torch.zeros(self.blocks).double().index_add(0, block, weight)
-        filled = weights > 0
-        score = float(sums.sum() / weights.sum()) if whole is None else whole
-        return Evaluation(loss, score, (sums[filled] / weights[filled]).float())
+        parts = (sums / weights)[weights > 0]
+        total = sums.sum() / weights.sum() if whole is None else torch.tensor(whole)
+        if self.judge.r_squared:
+            parts, total = self._explained(parts), self._explained(total)
+        return Evaluation(loss, float(total), parts.float())
+
+    def _explained(self, error: Tensor) -> Tensor:
+        """R² = 1 − mean squared error / variance of the targets; −1 where an untrained model is below that.
+
+        The variance is that of all targets about the means of their columns, averaged over the columns.
+        """
+        counts, means, squares = zip(*self._spread, strict=True)
+        count = torch.tensor(counts).double().unsqueeze(1)  # [batches, 1] rows
+        mean = torch.stack(means).cpu().double()  # [batches, columns]
+        away = mean - (count * mean).sum(0) / count.sum()
+        variance = (torch.stack(squares).cpu().double() + count * away**2).sum(0).mean() / count.sum()
+        return (1.0 - error / (float(variance) or 1.0)).clamp(min=-1.0)
