@@ -36,7 +36,7 @@ class LiveOptimiser:
         self, model: nn.Module, settings: GrowSettings, config: PopulationConfig, given: Optimizer | None
     ):
         self.config, self.owned = config, given is None
-        self.host = trained(model)
+        self.host, self.eps = trained(model), adam_eps(model.parameters(), config.second_beta)
         self.rule = self._made(settings) if given is None else given
         held = {id(p) for group in self.rule.param_groups for p in group["params"]}
         if self.host and not any(id(p) in held for p in self.host):
@@ -58,7 +58,8 @@ class LiveOptimiser:
             return made
         if config.optimiser == "sgd":
             return torch.optim.SGD(groups, config.host_lr, config.momentum)
-        return torch.optim.AdamW(groups, config.host_lr, (config.momentum, config.second_beta))
+        betas = (config.momentum, config.second_beta)
+        return torch.optim.AdamW(groups, config.host_lr, betas, self.eps)
 
     def _groups(self, parameters: list[nn.Parameter], lr: float) -> list[dict[str, Any]]:
         decayed = [p for p in parameters if p.ndim > 1]
@@ -114,7 +115,8 @@ class LiveOptimiser:
         """The optimiser of a seed that learns in isolation, beside the user's."""
         if k not in self.alone:
             own, config = list(seed.parameters()), self.config
-            self.alone[k] = torch.optim.AdamW(own, config.seed_lr, weight_decay=config.weight_decay)
+            decay = config.weight_decay
+            self.alone[k] = torch.optim.AdamW(own, config.seed_lr, eps=self.eps, weight_decay=decay)
         return self.alone[k]
 
     def let_go(self, k: int) -> None:
@@ -204,6 +206,16 @@ class LiveOptimiser:
                 rule.state.pop(parameter, None)
                 if names[parameter] in states:
                     rule.state[parameter] = _at_home(states[names[parameter]], parameter, group)
+
+
+def adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:
+    """Adam's epsilon: torch's own but for float16, where it would be 0 and so would be small second moments.
+
+    A gradient g below sqrt(2^-25 / (1 - beta)) leaves the moment (1 - beta) g² at 0. With that bound as
+    epsilon, its step g / epsilon is at most that of any other gradient.
+    """
+    half = any(p.dtype is torch.float16 for p in parameters)
+    return max(1e-8, (2.0**-25 / (1.0 - second_beta)) ** 0.5) if half else 1e-8
 
 
 def checked_optimiser(said: str, given: Any) -> Optimizer:
