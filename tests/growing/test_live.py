@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -445,6 +446,9 @@ def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_
     assert lines[0] == "  99 parameters as given"
     for told in (f"+ 0 6 → 9 wide{ending}", f"+ 2 to 3 repeated{ending}"):
         assert any(line.startswith(told) for line in lines), grown.report()
+    sizes = [int(n) for line in lines for n in re.findall(r"([\d,]+) parameters", line)]
+    assert sum(sizes[:-1]) == sizes[-1], grown.report()
+    assert folds or all(line.endswith("points if it is removed") for line in lines[1:-1])
     assert lines[-1] == f"= {sum(p.numel() for p in grown.model.parameters())} parameters"
     assert next(e.decision for e in grown.history if e.decision != "waited") == "planted CLONE after 3"
     assert f"{2 + folds} planted, {2 + folds} kept" in grown.report()  # a slot that is free again grows again
@@ -481,6 +485,24 @@ def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:
     given = sum(p.numel() for p in models.small_mlp().parameters() if p.ndim > 1)
     assert seen[0] == 1.0
     assert seen[-1] == pytest.approx(wider / given)  # a product for each weight
+
+
+@pytest.mark.parametrize("last_is_best", [True, False])
+def test_the_report_says_of_every_seed_that_it_was_taken_out_at_the_end(last_is_best: bool) -> None:
+    scores = count() if last_is_best else count(0, -1)
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        return F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6
+
+    recipe = {"controller": "schedule:norm@0.1", "epochs": 12, "slots": ["1"], "step": step}
+    report = grow(models.small_mlp(), models.table(), **recipe).report()
+    assert "planted NORM after 1" in report
+    assert "nothing was added" in report
+    ending = "took out the NORM after 1, which was not shown to help"
+    if not last_is_best:
+        ending = "left out the NORM after 1, which epoch 1 did not have"
+    assert report.splitlines()[-1] == f"at the end: {ending}"
+    assert "worth" not in report
 
 
 class ThreeBetas(torch.optim.AdamW):

@@ -250,7 +250,7 @@ def test_a_copy_differs_from_its_origin_after_one_step_and_lists_follow() -> Non
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     rule.step()
     assert not torch.equal(model.blocks[0].inner.weight, model.blocks[1].inner.weight)
-    assert hooks.folded() == ("blocks.0 repeated",)
+    assert hooks.folded() == ("blocks.0 repeated, for good, 49 parameters",)
 
 
 def test_frozen_and_shared_layers_keep_their_width() -> None:
@@ -292,23 +292,35 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
 
 
 @pytest.mark.parametrize(
-    ("make", "words"),
+    ("make", "added"),
     [
-        (lambda: nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)), "0 to 1 repeated"),
-        (Counted, "blocks.0 repeated"),
-        (
-            lambda: nn.Sequential(nn.Sequential(nn.Linear(5, 5), nn.Tanh()), nn.Linear(5, 3)),
-            "0 repeated",
-        ),
+        (lambda: nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 3)), ("0 to 1 repeated", 30)),
+        (lambda: nn.Sequential(models.small_mlp(5), nn.Linear(5, 3)), ("0 repeated", 99 + 2 * 7)),
+        (Counted, ("blocks.0 repeated", 49)),
     ],
 )
-def test_what_is_repeated_is_named(make: Callable[[], nn.Module], words: str) -> None:
+def test_what_is_repeated_is_named(make: Callable[[], nn.Module], added: tuple[str, int]) -> None:
     model, batch = doubled(make, TABLE)
-    hooks = grounded(model, batch)
+    hooks = grounded(model, batch, ["0.4"] if added[0] == "0 repeated" else None)
     hooks.plant(0, Blueprint.CLONE, CPU, 0)
     hooks.slots[0].strength = 1.0
-    assert hooks.widened()[0].startswith(words)
-    assert hooks.fold(0).words == words
+    assert hooks.widened()[0] == added
+    fold = hooks.fold(0)
+    assert (fold.words, fold.parameters) == added
+
+
+def test_the_parameters_of_neighbours_that_widen_add_up() -> None:
+    model, batch = doubled(models.small_mlp, TABLE)
+    hooks = grounded(model, batch)
+    for k in (0, 1):
+        hooks.plant(k, Blueprint.WIDEN_FULL, CPU, k)
+        hooks.slots[k].strength = 1.0
+    added = sum(size for _, size in hooks.widened().values())
+    plain = hooks.plain_model()
+    assert sum(p.numel() for p in plain.parameters()) == hooks.host_parameters + added
+    hooks.fold(1)
+    folded = hooks.folds[0].parameters
+    assert folded + sum(size for _, size in hooks.widened().values()) == added
 
 
 # ---- the precision of trial passes -------------------------------------------------------------------------

@@ -44,7 +44,7 @@ class Prepared:
     example: tuple[Any, ...]  # what the model is called with, two samples or more
     parts: tuple[HostPart, ...] = ()  # what the network is drawn from, if that is not the host of rows
     folded: Callable[[], tuple[str, ...]] = lambda: ()  # what became part of the model on the way, in words
-    widened: Callable[[], Mapping[int, str]] = dict  # by slot, how a seed there changes its own layers
+    widened: Callable[[], Mapping[int, tuple[str, int]]] = dict  # as in `Grown`
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
     remarks: tuple[str, ...] = ()  # on what was asked for and cannot be had, one sentence each
 

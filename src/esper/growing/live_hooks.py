@@ -333,17 +333,29 @@ class Hooks:
 
     def folded(self) -> tuple[str, ...]:
         """What has become part of the model, in words, in the order in which it did."""
-        return tuple(fold.words for fold in self.folds)
+        return tuple(f"{fold.words}, for good, {fold.parameters:,} parameters" for fold in self.folds)
 
-    def widened(self) -> dict[int, str]:
-        """By slot, how the seed that is heard there changes the model's own lists and layers, in words."""
-        lines = {}
+    def widened(self) -> dict[int, tuple[str, int]]:
+        """By slot, how the seed that is heard there changes the model's own lists and layers, in words, and
+        how many parameters it adds.
+
+        Weights between new units of two slots are counted once, at the later slot, so that all add up.
+        """
+        found: dict[int, tuple[str, int]] = {}
+        earlier: list[Part] = []
         for k, slot in enumerate(self.slots):
-            if slot.strength > 0 and isinstance(slot.seed, Repeat):
-                lines[k] = self._repeated(slot.seed)
-            elif slot.strength > 0 and isinstance(slot.seed, Widening):
-                lines[k] = self._wider(slot.seed)
-        return lines
+            seed = slot.seed
+            if slot.strength == 0 or not isinstance(seed, Repeat | Widening):
+                continue
+            size = sum(p.numel() for p in seed.parameters())
+            if isinstance(seed, Repeat):
+                found[k] = self._repeated(seed), size
+                continue
+            size += seed.padding() + new_to_new(seed.parts, seed.parts)
+            size += new_to_new(seed.parts, earlier) + new_to_new(earlier, seed.parts)
+            found[k] = self._wider(seed), size
+            earlier += seed.parts
+        return found
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import nn
 from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.gates import Gate
-from esper.lifecycle.stages import Stage
+from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
 from esper.simic.episode_record import EpisodeRecord
 from esper.telemetry.schema import Curve
@@ -47,7 +47,7 @@ class Addition:
     summary: str
     blend: str
     parameters: int
-    contribution: float  # points of validation score that it is worth, above 0 at 99 %
+    contribution: float  # points by which the validation score falls if it is removed
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Grown:
     epochs: tuple[int, ...]  # whose weights each member ended with, from 1 on
     asked: int = 0  # epochs that were asked for; 0 where nobody said
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
-    widened: Mapping[int, str] = field(default_factory=dict)  # by slot, what its seed does to its own layers
+    # By slot, what its seed changes in the model's own layers, and how many parameters that adds.
+    widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     engine: str = "rows"
     reason: str = ""  # why that engine
     baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
@@ -108,14 +109,21 @@ class Grown:
         blend = STYLE_BLEND[Style(int(slots.style[0, k]))]
         if blueprint in GROWTH_BLUEPRINTS:
             blend = Blend.ADD
-        gate = int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
+        if k in self.widened:
+            summary, size = self.widened[k]
+        else:
+            summary, size = (
+                blueprint_entry(blueprint, self.topology).summary,
+                int(self.record.seed_parameters[k, blueprint]),
+            )
+            size += int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
         return Addition(
             slot=self.slot_names[k],
             module=self.slot_names[k] if k in self.widened else self.module_names[k],
             blueprint=blueprint.name,
-            summary=self.widened.get(k) or blueprint_entry(blueprint, self.topology).summary,
+            summary=summary,
             blend=_BLENDS[blend],
-            parameters=int(self.record.seed_parameters[k, blueprint]) + gate,
+            parameters=size,
             contribution=float(self.record.contribution[-1, m, k]),
         )
 
@@ -125,17 +133,18 @@ class Grown:
         return self.record.host_parameters
 
     def diff(self) -> str:
-        """What was added where, with how many parameters, earning how much."""
+        """What was added where, with how many parameters, and what its removal would cost."""
         lines = [f"  {self.host_parameters:,} parameters as given"]
         for item in self.added:
-            worth = f"worth {item.contribution:+.1f} points of validation {self.score_name}"
+            falls = f"{'falls' if item.contribution >= 0 else 'rises'} by {abs(item.contribution):.1f} points"
+            removed = f"validation {self.score_name} {falls} if it is removed"
             size = f"{item.parameters:,} parameters"
             if Blueprint[item.blueprint] in GROWTH_BLUEPRINTS:
-                lines.append(f"+ {item.summary} ({item.blueprint}), {size}, {worth}")
+                lines.append(f"+ {item.summary} ({item.blueprint}), {size}, {removed}")
             else:
                 kind = f"{item.blueprint} ({item.module}), {size}, {item.blend}"
-                lines.append(f"+ after {item.slot}: {kind}, {worth}: {item.summary}")
-        lines += [f"+ {line}, for good" for line in self.folded]
+                lines.append(f"+ after {item.slot}: {kind}, {removed}: {item.summary}")
+        lines += [f"+ {line}" for line in self.folded]
         total = int(self.record.parameters[-1, self.best])
         ending = f"= {total:,} parameters" if self.added or self.folded else "nothing was added"
         return "\n".join([*lines, ending])
@@ -161,7 +170,33 @@ class Grown:
             lines.append(f"the best of {len(self.models)} members (number {m}) was kept")
         lines += self.verdicts()
         decisions = [f"epoch {e.epoch}: {e.decision}" for e in self.history if e.decision != "waited"]
-        return "\n".join([*lines, "", self.diff(), "", *decisions]).rstrip()
+        decisions += [
+            f"epoch {t + 1}: training broke, and the seed after {self.slot_names[k]} was taken out"
+            for t, k in np.argwhere(record.rolled_back[:, m])
+        ]
+        return "\n".join([*lines, "", self.diff(), "", *decisions, *self._taken_out()]).rstrip()
+
+    def _taken_out(self) -> list[str]:
+        """The seeds that lived in the last epoch, or in that of the weights, and that the end took out."""
+        record, m = self.record, self.best
+        epoch, lines = self.epochs[m], []
+        for k, name in enumerate(self.slot_names):
+            if int(record.final_slots.stage[m, k]) == Stage.FOSSILIZED:
+                continue
+            # The slots of the last epoch and, beside them, those of the epoch whose weights were taken.
+            last, chosen = (
+                Blueprint(int(record.blueprint[t, m, k])).name
+                if Stage(int(record.ticked_stage[t, m, k])) in SEED_STAGES and not record.rolled_back[t, m, k]
+                else None
+                for t in (record.num_steps - 1, epoch - 1)
+            )
+            if chosen is not None:
+                lines.append(f"at the end: took out the {chosen} after {name}, which was not shown to help")
+            elif last is not None:
+                lines.append(
+                    f"at the end: left out the {last} after {name}, which epoch {epoch} did not have"
+                )
+        return lines
 
     def curves(self) -> list[Curve]:
         """The course of the best member, and of the best of whatever it is measured against."""
@@ -210,7 +245,7 @@ class Grown:
             Op.WAIT: "waited",
             Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
             Op.PRUNE: f"took out the seed after {slot}",
-            Op.FOSSILIZE: f"made the seed after {slot} permanent",
+            Op.FOSSILIZE: f"fossilised the seed after {slot}",
             Op.ADVANCE: f"moved the seed after {slot} on to {after}",
         }
         return words[op]
