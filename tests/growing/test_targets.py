@@ -47,7 +47,8 @@ def grow(targets: Tensor, outputs: int = 3, **settings: Any) -> Grown:
             lambda o, t: F.mse_loss(o.squeeze(1), t.float()),
         ),
         (NUMBERS, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
-        (ONE_HOT, {"loss": F.mse_loss}, "accuracy", F.mse_loss),
+        (ONE_HOT, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
+        (ONE_HOT, {"loss": F.mse_loss, "objective": "classification"}, "accuracy", F.mse_loss),
     ],
 )
 def test_targets_decide_on_loss_and_score(

@@ -386,7 +386,12 @@ class Judge:
             return value
         if self.first_loss is None:
             self.first_loss = float(value)
-        return (1.0 - value / max(self.first_loss, 1e-12)).clamp(min=-1.0)
+        if not self.first_loss > 0:
+            raise UserError(
+                f"the loss of the untrained model is {self.first_loss}, which no score can be made from; "
+                "give metric=, a function (outputs, targets) → one number that rises as the model gets better"
+            )
+        return (1.0 - value / self.first_loss).clamp(min=-1.0)
 
 
 def _two(result: Any) -> tuple[Tensor, Any]:
@@ -477,8 +482,11 @@ def kind_of_targets(outputs: Tensor, targets: Tensor, settings: GrowSettings) ->
             f"objective is {objective!r} and the targets are {targets.dtype} of shape {list(targets.shape)}; "
             "give class numbers (int64), or a row with a probability for each class"
         )
-    one_hot = rows and bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
-    return TargetKind.ONE_HOT if one_hot or (rows and objective is not None) else TargetKind.NUMBERS
+    if objective is None and not own_loss:
+        rows = rows and bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+    elif objective is None:
+        rows = False  # the loss may ask several yes-or-no questions of a row
+    return TargetKind.ONE_HOT if rows else TargetKind.NUMBERS
 
 
 def default_loss(outputs: Tensor, targets: Tensor, kind: TargetKind) -> Tensor:

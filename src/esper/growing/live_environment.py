@@ -102,7 +102,7 @@ class LiveModel:
         given, own = list[Tensor](), floating_dtype(self.model)
         over_tensors(batch, lambda x: given.append(x) or x)  # type: ignore[func-returns-value]
         others = {str(x.dtype) for x in given if x.is_floating_point() and x.dtype != own}
-        if others and "dtype" in str(error):
+        if others and "type" in str(error):  # "must have the same dtype", "expected scalar type", ...
             return (
                 f"the batches of {name} hold {' and '.join(sorted(others))} and the weights of {model} are "
                 f"{own}, which do not go together ({one_line(error)}); convert the batches with .to({own}), "
