@@ -178,7 +178,7 @@ def test_settings_are_those_of_the_first_process(tmp_path: Path) -> None:
             1,
             "members 2 to 3, round 1, step 4: ",
         ),
-        (ValueError("odd"), ["round 1"], 1, 1, "round 1: odd"),
+        (ValueError("odd"), ["round 1"], 1, 1, "round 1: ValueError: odd at "),
         (LostProcessError("gone"), [], 1, 1, ": gone"),
     ],
 )

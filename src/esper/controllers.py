@@ -234,7 +234,8 @@ def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
     if spec.make_host is not None or host.preset not in HOST_PRESETS:
         return "a model of your own", {}
     taken = inspect.signature(HOST_PRESETS[host.preset]).parameters
-    options = {name: taken[name].default for name in SIZE_OPTIONS if name in taken} | host.options
+    options = {name: taken[name].default for name in SIZE_OPTIONS if name in taken}
+    options |= host.options
     sizes = {name: int(options[name]) for name in SIZE_OPTIONS if name in options}
     if host.preset == "resnet":
         sizes["hidden"] = sizes["hidden"] or sizes["width"]  # 0 is as many as the width
