@@ -116,6 +116,7 @@ def measure(name: str, controller: str, seed: int, epochs: int, engine: str) -> 
         engine=engine,
         baseline=True,
         control="wider",
+        force=True,
         progress=False,
     )
     test = task.test()

@@ -1,8 +1,9 @@
 """Grow a perceptron on a table of numbers: `python examples/grow_mlp.py`.
 
 The task is to tell 26 letters apart by 16 measurements (KEEL's "letter"; pip install 'esper-lite[data]').
-Slots and blueprints are named by hand, and a budget keeps the network small. The ungrown networks train for
-the same epochs, so that growth spends more FLOPs: this shows the calls, not that growth pays.
+After a tenth of the epochs both hidden layers get twice their units. Beside it the same network is trained
+without growth, for the same training FLOPs, which is about twice the epochs: 8 hidden units are too few for
+16,200 samples, and no length of training makes up for that.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.gain import Gain, gain_on_test
+from esper.growing.gain import Gain, accuracy, gain_of
 from esper.tasks import load_task
 
-EPOCHS = 24
-BUDGET = 1500  # parameters that growth may add
+EPOCHS = 8
 
 
 def make_model() -> nn.Sequential:
@@ -23,28 +23,30 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 26))
 
 
-def main(epochs: int = EPOCHS, members: int = 8) -> Gain:
+def main(epochs: int = EPOCHS, seeds: int = 5) -> Gain:
     """Train with and without growth and compare on test data; small numbers make a quick trial."""
     letters = load_task("letter")
     train, val, test = letters.train, letters.validation, letters.test()
-    runs = {
-        controller: esper.grow(
-            make_model,
-            train=(train.inputs[:4000], train.targets[:4000]),
+    scores: dict[str, list[float]] = {"grown": [], "ungrown": []}
+    for seed in range(seeds):
+        torch.manual_seed(seed)
+        grown = esper.grow(
+            make_model(),
+            train=(train.inputs, train.targets),
             val=(val.inputs, val.targets),
-            slots=["1", "3"],  # after each ReLU
-            controller=controller,
+            controller="schedule:widen_full@0.1",
             epochs=epochs,
-            budget=BUDGET,
-            blueprints=["MLP_SMALL", "MLP"],
-            members=members,
+            batch_size=128,
             lr=1e-2,
+            seed=seed,
+            baseline=True,
         )
-        for controller in ("static", "heuristic")
-    }
-    grown = runs["heuristic"]
+        assert grown.baseline is not None
+        for name, run in (("grown", grown), ("ungrown", grown.baseline)):
+            with torch.no_grad():
+                scores[name].append(float(accuracy(run.model(test.inputs), test.targets)))
     print(grown.report())
-    gain = gain_on_test(grown, runs["static"], test.inputs, test.targets)
+    gain = gain_of(scores["grown"], scores["ungrown"])
     print(f"\n{gain}")
     return gain
 

@@ -37,8 +37,8 @@ _MENDABLE = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
     (train.train, "esper train --task digits --out runs/first"),
-    (grow.grow, "esper grow --task mnist1d --controller tamiyo --members 8"),
-    (compare.compare, "esper compare --task digits --controllers static,heuristic,runs/first"),
+    (grow.grow, "esper grow --preset compute --controller schedule --members 4"),
+    (compare.compare, "esper compare --preset compute --controllers static,schedule,tamiyo"),
     (resume.resume, "esper resume runs/first --set rounds=60"),
     (demo.demo, "esper demo --out runs/demo"),
     (runs.runs, "esper runs"),

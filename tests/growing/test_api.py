@@ -205,7 +205,7 @@ def test_the_shipped_controller_grows_a_model_of_ones_own() -> None:
 
     controller = make_controller("tamiyo", torch.device("cpu"))
     assert isinstance(controller, LearnedController)
-    grown = grow(models.small_mlp(), models.table(), controller=controller, epochs=3)
+    grown = grow(models.small_mlp(), models.table(), controller=controller, epochs=3, force=True)
     assert len(grown.history) == 3
 
 
@@ -239,7 +239,7 @@ def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({}, "ask for growth with controller='schedule:"),
+        ({}, "ask for it with controller='schedule:"),
         ({"controller": "tamiyo"}, "tamiyo does not grow here, because it was trained on hosts of esper"),
         ({"controller": "schedule"}, "schedule does not grow here"),
     ],

@@ -61,7 +61,7 @@ def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller:
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
     engine = settings.pop("engine")
     val = models.table(30, seed=1) if make is deeper else models.images(30, seed=1)
-    request = Request(model, train, val, None, controller, EPOCHS, engine=engine, given=settings)
+    request = Request(model, train, val, None, controller, EPOCHS, engine=engine, force=True, given=settings)
     return Course(prepare(request))
 
 

@@ -83,12 +83,11 @@ def test_a_step_of_ones_own() -> None:
     assert made["grown"].model(torch.randn(2, 4), torch.randn(2, 3)).shape == (2, 3)
 
 
-def test_blocks_repeated_by_a_schedule() -> None:
+def test_units_doubled_twice_by_a_schedule() -> None:
     torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(5, 5), nn.ReLU()) for _ in range(2)]
     code = block_with("folds=2").replace("folds=2)", 'folds=2, epochs=12, engine="live")')
-    made = run(code, model=nn.Sequential(nn.Sequential(*layers), nn.Linear(5, 3)), **table_loaders())
-    assert "repeated" in made["grown"].diff()
+    made = run(code, model=models.small_mlp(), **table_loaders())
+    assert "wide" in made["grown"].diff()
 
 
 def test_a_loop_of_ones_own() -> None:

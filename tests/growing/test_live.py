@@ -424,7 +424,7 @@ def test_rows_refuse_what_is_for_the_live_engine() -> None:
 
 @pytest.mark.parametrize("controller", ["tamiyo", "heuristic", "habit", "random"])
 def test_every_controller_grows_a_living_model(controller: str) -> None:
-    grown = grow(models.Recurrent(), TEXT, controller=controller, epochs=4)
+    grown = grow(models.Recurrent(), TEXT, controller=controller, epochs=4, force=True)
     assert len(grown.history) == 4
     assert grown.record.flops[0] > 0
     assert "the live engine grew it: it was asked for" in grown.report()

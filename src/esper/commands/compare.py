@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
 NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
-CONTROLLERS = "static,best-of,random,habit,heuristic,final:heuristic"
+CONTROLLERS = "static,schedule,tamiyo"
 USUAL_MEMBERS = 16
 
 

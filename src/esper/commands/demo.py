@@ -1,4 +1,4 @@
-"""`esper demo`: train Tamiyo, compare it with controls, show pictures, and say honestly what came of it."""
+"""`esper demo`: train a controller, compare it with controls, show pictures, and say what came of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 USUAL_MEMBERS = 24
 SMALL, MIDDLE, LARGE = "static", "fixed:hidden=32", "fixed:hidden=64+depth=4"
 SIZES = (SMALL, MIDDLE, LARGE)
-SCHEDULE, TAMIYO, LEARNED = "schedule:widen_full@0.05+clone@0.2", "tamiyo", "trained here"
+SCHEDULE, LEARNED = "schedule:widen_full@0.05+clone@0.2", "trained here"
 
 
 def demo(
@@ -59,13 +59,13 @@ def complete(run: TrainingRun, members: int) -> None:
 
 
 def _contest(run: TrainingRun, members: int) -> Contest:
-    """Three fixed sizes, growth by a schedule and by Tamiyo, and by what was just trained: fresh networks."""
+    """Three fixed sizes, growth by a schedule, and by what was just trained: fresh networks."""
     from esper.builders import LEARNER
     from esper.comparing import Contest
     from esper.controllers import arms_of
     from esper.simic.learner import LearnedController
 
-    arms = arms_of(",".join((*SIZES, SCHEDULE, TAMIYO)), run.config)
+    arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
     return Contest(run.config.model_copy(update={"members": members}), arms)
 
@@ -87,6 +87,6 @@ def verdict(comparison: Comparison) -> str:
         f"Test accuracy at equal compute, mean over {members} networks with its 95 % interval. Of three "
         f"fixed sizes the best reached {percent(ranked[-1])} ({ranked[-1]}) and the worst "
         f"{percent(ranked[0])} ({ranked[0]}); nobody knows beforehand which is which. One network that grows "
-        f"reached {percent(SCHEDULE)} by a plain schedule, {percent(TAMIYO)} by Tamiyo and "
+        f"reached {percent(SCHEDULE)} by a plain schedule and "
         f"{percent(LEARNED)} by the controller that was trained just now."
     )

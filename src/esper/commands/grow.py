@@ -36,7 +36,7 @@ BASELINE = "static"
 def grow(
     controller: Annotated[
         str, typer.Option("--controller", "-C", help=f"who decides what grows: {CONTROLLER_HELP}")
-    ] = "heuristic",
+    ] = "schedule",
     members: Annotated[
         int | None,
         typer.Option("--members", "-n", help=f"networks to grow; the best is kept; usually {USUAL_MEMBERS}"),
@@ -56,6 +56,9 @@ def grow(
     Seeds are planted at the joints, the places between two layers of a network, and stay if they help. The
     same networks are also trained without any growth, and the report compares the two. It writes
     network.pt2, which torch alone can run, and a film of how the network grew.
+
+    A learned controller, and the rule of thumb 'schedule', do not grow outside of the conditions that they
+    were trained or found in, and say so: '--preset compute' has those.
     """
     check_range("--members", members, 1, 1_000_000)
     settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)

@@ -27,8 +27,8 @@ STATIC = "static"  # the controller that never grows anything
 # By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
 # training, and every other controller loses more.
 NO_CONTROLLER = (
-    "nothing was grown, because at equal compute plain training did better than every controller that was "
-    "tried on small models; ask for growth with controller='schedule:widen_full@0.1'"
+    "nothing was grown, because no controller was named and growth often loses to plain training at equal "
+    "compute; ask for it with controller='schedule:widen_full@0.1'"
 )
 NOT_TRAINED_FOR = (
     "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
