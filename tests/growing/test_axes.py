@@ -101,6 +101,13 @@ def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
     assert {int(norm.num_batches_tracked) for norm in norms(grown.model)} == {2}
 
 
+def test_a_float16_model_learns_with_the_optimizer_that_is_made_here() -> None:
+    """Adam's usual epsilon is 0 in float16."""
+    grown = grow(normed().half(), torch.float16, controller="static")
+    losses = [epoch.train_loss for epoch in grown.history]
+    assert losses == sorted(losses, reverse=True), losses  # which no NaN is
+
+
 class AsHalf(nn.Module):
     """A head in float32 behind a body in half precision."""
 

@@ -381,7 +381,7 @@ class Judge:
         if self.kind is not TargetKind.NUMBERS:
             one_hot = self.kind is TargetKind.ONE_HOT
             return share_found(outputs, targets.argmax(-1) if one_hot else targets)
-        value = self._loss(outputs, targets).detach().float()
+        value: Tensor = self._loss(outputs, targets).detach().float()
         if self.r_squared:
             return value
         if self.first_loss is None:
