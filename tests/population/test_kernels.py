@@ -12,7 +12,13 @@ from torch import nn
 from esper.lifecycle.actions import Blend, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.blocks import attention, convolutions, perceptron
+from esper.population.blocks import (
+    StandardizedConv1d,
+    StandardizedConv2d,
+    attention,
+    convolutions,
+    perceptron,
+)
 from esper.population.blueprints import build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
@@ -37,6 +43,8 @@ CONVOLUTIONS = {
     "signal": nn.Conv1d(8, 8, 5, stride=2, padding=2),
     "depthwise signal": nn.Conv1d(8, 8, 3, padding=1, groups=8, bias=False),
     "wide": nn.Conv2d(32, 64, 3, padding=1, bias=False),
+    "standardized": StandardizedConv2d(8, 12, 3, stride=2, padding=1),
+    "standardized signal": StandardizedConv1d(8, 12, 5, padding=2),
 }
 SIZES = [(8, (8, 8)), (12, (5, 3)), (16, (40,)), (32, (32, 32)), (8, (64, 48))]
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}  # products of float32 run in TF32
@@ -73,11 +81,12 @@ def test_fused_convolution_is_the_convolution(name: str, dtype: torch.dtype) -> 
     assert worst_error(conv, conv.in_channels, spatial, dtype) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize(("channels", "spatial"), SIZES)
 def test_fused_norm_is_the_norm_with_the_activations_around_it(
-    channels: int, spatial: tuple[int, ...]
+    channels: int, spatial: tuple[int, ...], groups: int
 ) -> None:
-    norm = nn.GroupNorm(1, channels)
+    norm = nn.GroupNorm(groups, channels)
     for module in (norm, nn.Sequential(norm, nn.ReLU()), nn.Sequential(nn.SiLU(), norm, nn.ReLU())):
         assert worst_error(module, channels, spatial) < 1e-5
     assert worst_error(nn.Sequential(nn.SiLU(), norm), channels, spatial, torch.bfloat16) < 2e-2

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.population.blocks import AttendToPast, Branch
+from esper.population.blocks import AttendToPast, Branch, StandardizedConv1d, StandardizedConv2d
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
 from esper.population.dropout import StreamDropout
 from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
@@ -163,6 +163,8 @@ def _leaf(module: nn.Module, method: str) -> nn.Module | None:
     forms: dict[type[nn.Module], Callable[[], nn.Module | None]] = {
         nn.Conv1d: lambda: row_convolution(cast(Conv, module), method),
         nn.Conv2d: lambda: row_convolution(cast(Conv, module), method),
+        StandardizedConv1d: lambda: row_convolution(cast(Conv, module), method),
+        StandardizedConv2d: lambda: row_convolution(cast(Conv, module), method),
         nn.GroupNorm: lambda: row_group_norm(cast(nn.GroupNorm, module), method),
         nn.Linear: lambda: RowLinear(cast(nn.Linear, module)),
         nn.LayerNorm: lambda: row_layer_norm(cast(nn.LayerNorm, module), method),

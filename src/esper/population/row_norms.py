@@ -43,7 +43,7 @@ class NativeGroupNorm(RowGroupNorm):
 
 
 class FusedGroupNorm(RowGroupNorm):
-    """A one-group norm with the activations around it as one GPU kernel; channels stay last in memory."""
+    """A group norm with the activations around it as one GPU kernel; channels stay last in memory."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__(norm)
@@ -59,7 +59,8 @@ class FusedGroupNorm(RowGroupNorm):
         """With a scale and a shift from outside, and skip · x added.  # weight, bias [R, C], skip [R]"""
         from esper.population import kernels
 
-        out: Tensor = kernels.RowNorm.apply(x, weight, bias, skip, self.eps, self.pre, self.post)  # type: ignore[no-untyped-call]
+        kinds = (self.eps, self.pre, self.post, self.groups)
+        out: Tensor = kernels.RowNorm.apply(x, weight, bias, skip, *kinds)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -127,7 +128,8 @@ def _scaled(x: Tensor, weight: Tensor, bias: Tensor | None, channel_axis: int) -
 
 
 def row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
-    if method == "fused" and norm.num_groups == 1:
+    each = norm.num_channels // norm.num_groups
+    if method == "fused" and (norm.num_groups == 1 or each & (each - 1) == 0):
         return FusedGroupNorm(norm)
     return NativeGroupNorm(norm) if method == "grouped" else RowGroupNorm(norm)
 

@@ -1,6 +1,7 @@
-"""One-group norms of rows with the activations around them: one kernel each way.
+"""Group norms of rows with the activations around them: one kernel each way.
 
-out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each sample to mean 0 and deviation 1.
+out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each group of a sample's channels to mean 0 and
+deviation 1. A group is all channels, or a power of two of them.
 x [R, B, C, *spatial] with a sample's channels last in memory, as P pixels of C; w and b [R, C], skip [R]
 """
 
@@ -45,9 +46,28 @@ def _slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _over_sample(x):  # type: ignore[no-untyped-def]
-    """[S, P, C] → [S, 1, 1]"""
-    return tl.expand_dims(tl.expand_dims(tl.sum(tl.sum(x, axis=2), axis=1), 1), 2)
+def _over_group(x, BS: tl.constexpr, BC: tl.constexpr, G: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sum over the pixels and the channels of a group; G channels in a group, 0 for all of them.
+
+    [S, P, C] → [S, 1, 1], or [S, 1, C] with the sum of a group at each of its channels
+    """
+    if G == 0:
+        return tl.expand_dims(tl.expand_dims(tl.sum(tl.sum(x, axis=2), axis=1), 1), 2)
+    else:
+        sums = tl.sum(tl.reshape(tl.sum(x, axis=1), (BS, BC // G, G)), axis=2)  # [S, groups]
+        wide = tl.broadcast_to(tl.expand_dims(sums, 2), (BS, BC // G, G))
+        return tl.expand_dims(tl.reshape(wide, (BS, BC)), 1)
+
+
+@triton.jit
+def _statistics(row, B, tile, C, BS: tl.constexpr, BC: tl.constexpr, G: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the statistics of each group lie (with several groups, at each channel), and which exist."""
+    s = (tile * BS + tl.arange(0, BS))[:, None, None]
+    if G == 0:
+        return row * B + s, s < B
+    else:
+        c = tl.arange(0, BC)[None, None, :]
+        return (row * B + s) * C + c, (s < B) & (c < C)
 
 
 @triton.jit
@@ -62,8 +82,8 @@ def _tile(B, P, C, tile, first, BS: tl.constexpr, BP: tl.constexpr, BC: tl.const
 @triton.jit
 def _norm(  # type: ignore[no-untyped-def]
     x, w, b, skip, out, mean_out, rstd_out, B, P, tiles, w_row, b_row, eps,
-    C: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr, WHOLE: tl.constexpr,
-    BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
+    WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
@@ -72,14 +92,14 @@ def _norm(  # type: ignore[no-untyped-def]
     c = tl.arange(0, BC)
     weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
     bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
-    size = P * C
+    size = P * (C if G == 0 else G)
     if WHOLE:
         place, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         seen = _act(value, PRE)  # 0 stays 0
-        mean = _over_sample(seen) / size
+        mean = _over_group(seen, BS, BC, G) / size
         centred = tl.where(inside, seen - mean, 0.0)
-        rstd = 1.0 / tl.sqrt(_over_sample(centred * centred) / size + eps)
+        rstd = 1.0 / tl.sqrt(_over_group(centred * centred, BS, BC, G) / size + eps)
         result = _act(centred * rstd * weight + bias, POST)
         if SKIP:
             result += tl.load(skip + row) * value
@@ -89,14 +109,14 @@ def _norm(  # type: ignore[no-untyped-def]
         for first in range(0, P, BP):
             place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
             total += _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
-        mean = _over_sample(total) / size
+        mean = _over_group(total, BS, BC, G) / size
         square = tl.zeros((BS, BP, BC), dtype=tl.float32)
         for first in range(0, P, BP):
             place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
             value = _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
             centred = tl.where(inside, value - mean, 0.0)
             square += centred * centred
-        rstd = 1.0 / tl.sqrt(_over_sample(square) / size + eps)
+        rstd = 1.0 / tl.sqrt(_over_group(square, BS, BC, G) / size + eps)
         for first in range(0, P, BP):
             place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
             value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -104,15 +124,15 @@ def _norm(  # type: ignore[no-untyped-def]
             if SKIP:
                 result += tl.load(skip + row) * value
             tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
-    s = (tile * BS + tl.arange(0, BS))[:, None, None]
-    tl.store(mean_out + row * B + s, mean, mask=s < B)
-    tl.store(rstd_out + row * B + s, rstd, mask=s < B)
+    where, known = _statistics(row, B, tile, C, BS, BC, G)
+    tl.store(mean_out + where, mean, mask=known)
+    tl.store(rstd_out + where, rstd, mask=known)
 
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
     x, w, b, skip, g, mean_in, rstd_in, dx, dw, db, dskip, B, P, tiles, w_row, b_row,
-    C: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
+    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
     BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx, and this program's shares of dw and db [R, tiles, C] and of dskip [R, tiles]"""
@@ -122,9 +142,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     x += row * B * P * C
     g += row * B * P * C
     dx += row * B * P * C
-    s = (tile * BS + tl.arange(0, BS))[:, None, None]
-    mean = tl.load(mean_in + row * B + s, mask=s < B, other=0.0)
-    rstd = tl.load(rstd_in + row * B + s, mask=s < B, other=0.0)
+    where, known = _statistics(row, B, tile, C, BS, BC, G)
+    mean = tl.load(mean_in + where, mask=known, other=0.0)
+    rstd = tl.load(rstd_in + where, mask=known, other=0.0)
     c = tl.arange(0, BC)
     weight = tl.load(w + row * w_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
     bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
@@ -145,8 +165,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
     if SKIP:
         tl.store(dskip + share, tl.sum(tl.sum(tl.sum(skips, axis=2), axis=1), axis=0))
-    level = _over_sample(levels * weight) / (P * C)
-    slope = _over_sample(slopes * weight) / (P * C)
+    size = P * (C if G == 0 else G)
+    level = _over_group(levels * weight, BS, BC, G) / size
+    slope = _over_group(slopes * weight, BS, BC, G) / size
     for first in range(0, P, BP):
         place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
         value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
@@ -160,20 +181,32 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 
 
 class RowNorm(torch.autograd.Function):
-    """See the top of this file; `pre` and `post` are names of ACTIVATIONS, `skip` may be None."""
+    """See the top of this file; `pre` and `post` are names of ACTIVATIONS, `skip` may be None.
+
+    With several groups each has a power of two of channels.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, w: Tensor, b: Tensor, skip: Tensor | None, eps: float, pre: str, post: str
+        ctx: Any,
+        x: Tensor,
+        w: Tensor,
+        b: Tensor,
+        skip: Tensor | None,
+        eps: float,
+        pre: str,
+        post: str,
+        groups: int = 1,
     ) -> Tensor:
         last, w, b = x.movedim(2, -1).contiguous(), _dense_rows(w), _dense_rows(b)
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         out = torch.empty_like(last)
-        mean = torch.empty(rows, images, device=x.device)
+        group = 0 if groups == 1 else channels // groups
+        mean = torch.empty(rows, images, channels if group else 1, device=x.device)
         rstd = torch.empty_like(mean)
         whole, tile = _tiling(images, pixels, channels)
-        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None}
+        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None, "G": group}
         scale = mean if skip is None else skip.contiguous()
         tiles = cdiv(images, tile["BS"])
         _norm[(tiles * rows,)](
@@ -200,7 +233,7 @@ class RowNorm(torch.autograd.Function):
         )  # fmt: skip
         dw, db = shares.sum(2).to(w.dtype)
         total = dskip.sum(1).to(scale.dtype) if ctx.kinds["SKIP"] else None
-        return dx.movedim(-1, 2), dw, db, total, None, None, None
+        return dx.movedim(-1, 2), dw, db, total, None, None, None, None
 
 
 def _dense_rows(x: Tensor) -> Tensor:
