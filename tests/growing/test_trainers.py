@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,50 +23,126 @@ EPOCHS = 7
 X, Y = models.images()
 
 
-def settings() -> dict[str, Any]:
-    return {"controller": Scheduled(steps=(0,)), "lifecycle": QUICK}
-
-
 def same(left: nn.Module, right: nn.Module) -> bool:
     a, b = left.state_dict(), right.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
+class Watching(Scheduled):
+    """Plants at once, and keeps what it was shown of the seeds' gradients."""
+
+    def begin(self, scene: Any) -> None:
+        super().begin(scene)
+        self.seen: list[Tensor] = []
+
+    def decide(self, observation: Any, masks: Any, step: int) -> Any:
+        evidence = observation.evidence
+        self.seen.append(torch.stack([evidence.gradient_norm, evidence.gradient_health]))
+        return super().decide(observation, masks, step)
+
+
+class Resumable:
+    """A loader that says how far it has been read, and goes on from there once."""
+
+    first = batch = 0
+
+    def __len__(self) -> int:
+        return BATCHES
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        first, self.first, self.batch = self.first, 0, self.first
+        for start in range(15 * first, 15 * BATCHES, 15):
+            self.batch += 1
+            yield X[start : start + 15], Y[start : start + 15]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"first": self.first or self.batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.first = state["first"]
+
+
+BATCHES = 2  # of an epoch
+
+
 @pytest.mark.usefixtures("everything_stays")
-@pytest.mark.parametrize("own_generator", [False, True], ids=["torch's randomness", "the loader's own"])
-def test_lightning_grows_a_module_and_goes_on_from_a_checkpoint_to_the_same_bits(
-    tmp_path: Path, own_generator: bool
+@pytest.mark.parametrize(
+    ("loader", "validates", "steps"),
+    [
+        ("torch's randomness", True, range(1, 15)),
+        ("torch's randomness", False, (5, 6, 14)),
+        ("the loader's own", True, (5,)),
+        ("resumable", False, (5,)),
+    ],
+)
+def test_lightning_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(
+    tmp_path: Path, loader: str, validates: bool, steps: Sequence[int]
 ) -> None:
     lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     from esper import LightningGrower
 
-    def fit(epochs: int, name: str, checkpoint: Path | None = None) -> LightningGrower:
+    def fit(checkpoint: Path | None = None) -> LightningGrower:
         torch.manual_seed(0)
         module = models.lightning_module(models.small_cnn())
-        grower = LightningGrower(epochs=EPOCHS, **settings())
-        keep = lightning.callbacks.ModelCheckpoint(tmp_path / name, save_top_k=-1, filename="{epoch}")
+        val = DataLoader(TensorDataset(X[30:], Y[30:]), 15)
+        rules = {"controller": Watching(steps=(0,)), "lifecycle": QUICK, "slots": ["net.3"]}
+        grower = LightningGrower(val=val, **rules)
+        save = partial(lightning.callbacks.ModelCheckpoint, tmp_path, save_top_k=-1)
+        saving = [save(filename="{step}", every_n_train_steps=1), save(filename="after-{epoch}")]
         trainer = lightning.Trainer(
-            max_epochs=epochs,
-            callbacks=[grower, keep],
+            max_epochs=EPOCHS,
+            callbacks=[grower, *([] if checkpoint else saving)],
+            enable_checkpointing=checkpoint is None,
+            num_sanity_val_steps=0,
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             accelerator="cpu",
         )
-        draw = torch.Generator().manual_seed(1) if own_generator else None
-        train = DataLoader(TensorDataset(X[:45], Y[:45]), 15, shuffle=True, generator=draw)
-        val = DataLoader(TensorDataset(X[45:], Y[45:]), 15)
-        trainer.fit(module, train, val, ckpt_path=checkpoint, weights_only=True)
+        draw = torch.Generator().manual_seed(1) if loader == "the loader's own" else None
+        plain = DataLoader(TensorDataset(X[:30], Y[:30]), 15, shuffle=True, generator=draw)
+        train = Resumable() if loader == "resumable" else plain
+        trainer.fit(module, train, val if validates else None, ckpt_path=checkpoint, weights_only=False)
         return grower
 
-    whole = fit(EPOCHS, "whole")
-    assert whole.decisions[-1] == "the end"
+    whole = fit()
     assert len(whole.decisions) == EPOCHS
+    assert whole.decisions[-1] == "the end"
     assert any("grown" in name for name in whole.grown.state_dict())
-    epoch = 3 if own_generator else 1  # a seed that is heard, one that learns alone
-    again = fit(EPOCHS, "again", tmp_path / "whole" / f"epoch={epoch}.ckpt")
-    assert again.decisions == whole.decisions[epoch + 1 :]
-    assert same(again.grown, whole.grown)
+    files = {tmp_path / f"step={step}.ckpt": (step - 1) // BATCHES for step in steps}
+    files[tmp_path / "after-epoch=2.ckpt"] = 3
+    for file, decided in files.items():
+        again = fit(file)
+        assert again.decisions == whole.decisions[decided:], file
+        assert same(again.grown, whole.grown), file
+        seen, wanted = again._settings["controller"].seen, whole._settings["controller"].seen
+        torch.testing.assert_close(torch.stack(seen), torch.stack(wanted), rtol=0, atol=0, equal_nan=True)
+
+
+def test_growth_may_last_for_fewer_epochs_than_lightning_trains() -> None:
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    from esper import LightningGrower
+
+    grower = LightningGrower(epochs=2, controller="static")
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = lightning.Trainer(max_epochs=4, callbacks=[grower], accelerator="cpu", **quiet)
+    loader = DataLoader(TensorDataset(X, Y), 30)
+    trainer.fit(models.lightning_module(models.small_cnn()), loader, loader)
+    assert grower.decisions == ["waited", "the end"]
+    assert grower.grown is not None
+
+
+def test_trainers_on_several_devices_are_refused() -> None:
+    pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    from esper import LightningGrower, TransformersGrower
+
+    with pytest.raises(UserError, match="2 processes or devices train together"):
+        LightningGrower().setup(SimpleNamespace(world_size=2), None, "fit")
+    for world_size, n_gpu in ((2, 1), (1, 2)):
+        arguments = SimpleNamespace(world_size=world_size, n_gpu=n_gpu)
+        with pytest.raises(UserError, match="2 processes or devices train together"):
+            TransformersGrower(val=None).on_train_begin(arguments, None, None)
 
 
 def test_lightning_without_epochs_is_told() -> None:
@@ -105,39 +183,47 @@ class Sentences(Dataset[dict[str, Tensor]]):
 
 
 @pytest.mark.usefixtures("everything_stays")
-def test_the_trainer_of_transformers_grows_a_model_and_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+def test_transformers_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
     pytest.importorskip("accelerate", reason="the extra transformers is not installed")
     from esper import TransformersGrower
 
     shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
 
-    def fit(name: str, checkpoint: Path | None = None) -> TransformersGrower:
+    def fit(strategy: str, checkpoint: str | None = None) -> TransformersGrower:
         torch.manual_seed(0)
         model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape))
-        grower = TransformersGrower(Sentences(8), slots=["transformer.h"], blueprints=["LORA"], **settings())
+        rules = {"controller": Watching(steps=(0,)), "lifecycle": QUICK, "slots": ["transformer.h"]}
+        grower = TransformersGrower(Sentences(8), blueprints=["LORA"], **rules)
         arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path / name),
+            output_dir=str(tmp_path / strategy),
             num_train_epochs=EPOCHS,
             per_device_train_batch_size=8,
             learning_rate=1e-2,
-            save_strategy="epoch",
+            save_strategy=strategy,
+            save_steps=1,
             report_to=[],
             use_cpu=True,
             disable_tqdm=True,
             logging_strategy="no",
         )
-        trainer = transformers.Trainer(model, arguments, train_dataset=Sentences(24), callbacks=[grower])
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+        trainer = transformers.Trainer(model, arguments, train_dataset=Sentences(16), callbacks=[grower])
+        trainer.train(resume_from_checkpoint=checkpoint and str(tmp_path / strategy / checkpoint))
         return grower
 
-    whole = fit("whole")
-    assert whole.decisions[-1] == "the end"
-    assert any("grown" in name for name in whole.grown.state_dict())
-    again = fit("whole", tmp_path / "whole" / "checkpoint-12")  # of 4 epochs
-    assert again.decisions == whole.decisions[4:]
-    assert same(again.grown, whole.grown)
-    for file in (tmp_path / "whole").glob("*/esper_growth.pt"):
+    # By steps, a checkpoint of an epoch's last step holds no decision after that epoch; by epochs it does.
+    for strategy, decided in (("steps", range(BATCHES * EPOCHS)), ("epoch", [4])):
+        whole = fit(strategy)
+        assert len(whole.decisions) == EPOCHS
+        assert any("grown" in name for name in whole.grown.state_dict())
+        for count in decided:
+            step, known = (count + 1, count // BATCHES) if strategy == "steps" else (2 * count, count)
+            again = fit(strategy, f"checkpoint-{step}")
+            assert again.decisions == whole.decisions[known:], step
+            assert same(again.grown, whole.grown), step
+            seen, wanted = again._settings["controller"].seen, whole._settings["controller"].seen
+            torch.testing.assert_close(torch.stack(seen), torch.stack(wanted), rtol=0, atol=0, equal_nan=True)
+    for file in tmp_path.glob("*/*/esper_growth.pt"):
         file.unlink()
     with pytest.raises(UserError, match=r"esper_growth.pt is not there"):
-        fit("whole", tmp_path / "whole" / "checkpoint-6")
+        fit("steps", "checkpoint-6")

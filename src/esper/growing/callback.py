@@ -17,7 +17,7 @@ give it to `grower.load_state_dict`, last of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,6 +100,16 @@ class Grower:
         """Those of seeds that the user's optimiser trains; `model.parameters()` does not hold them."""
         return [p for own in self._environment.bodies.optimiser.seeds.values() for p in own]
 
+    @property
+    def epochs_done(self) -> int:
+        """How many epochs are over, and with them how many times `step` was called."""
+        return self._environment.clock
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are over, so that nothing is decided any more."""
+        return self._environment.done
+
     def step(self, metrics: Mapping[str, float] | None = None) -> str:
         """An epoch of the user's training is over: measure, decide, grow. Returns what was done, in words.
 
@@ -153,6 +163,9 @@ class Grower:
             "begun": tensors_of(environment.begun),
             "ending": self._ending.state_dict() if environment.clock else {},
             "shown": stacked(self._shown),
+            # A seed's latest gradients are evidence of the next decision, which may come before they are
+            # computed again: a state can be saved on the last step of an epoch.
+            "gradients": {name: p.grad for name, p in self._seed_parameters() if p.grad is not None},
             "randomness": self._randomness.state_dict(),
         }
         return {name: value for key, own in parts.items() for name, value in with_prefix(key, own).items()}
@@ -168,12 +181,20 @@ class Grower:
         environment.load_state_dict(under_prefix("environment", state))
         environment.begun = refill(environment.begun, under_prefix("begun", state))
         environment.bodies.follow(environment.begun.states)
+        gradients = under_prefix("gradients", state)
+        for name, parameter in self._seed_parameters():
+            parameter.grad = gradients[name].to(parameter) if name in gradients else None
         if environment.clock:
             self._ending.load_state_dict(under_prefix("ending", state))
         self._shown = unstacked(under_prefix("shown", state))
         self._controller.begin(self._scene)
         show_again(self._controller, self._shown, environment.observe(), environment.masks())
         self._randomness.load_state_dict(under_prefix("randomness", state))
+
+    def _seed_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of all seeds, in isolation too, by slot and name."""
+        for k, slot in enumerate(self._environment.bodies.slots):
+            yield from ((f"{k}.{name}", parameter) for name, parameter in slot.named_parameters())
 
     def _decide(self) -> str:
         environment = self._environment

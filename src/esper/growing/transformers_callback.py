@@ -82,6 +82,10 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
         )
         if state.global_step > 0:
             self.grower.load_state_dict(_read(args, state.global_step))
+            # A checkpoint of an epoch's last step is saved ahead of the decision after that epoch, and the
+            # Trainer goes on with the next one.
+            if self.grower.epochs_done < int(state.epoch):
+                self._decide()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """The Trainer forgets the gradients of the model alone; those of seeds are forgotten here."""
@@ -90,8 +94,7 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Decide once."""
-        assert self.grower is not None, "the Trainer begins before its epochs end"
-        self.decisions.append(self.grower.step())
+        self._decide()
 
     def on_save(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
         """Put the growth beside what the Trainer saved."""
@@ -105,6 +108,11 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Decide every seed, and take the hooks off."""
         if self.grower is not None:
             self.grown = self.grower.finish()
+
+    def _decide(self) -> None:
+        assert self.grower is not None, "the Trainer begins before its epochs end"
+        if not self.grower.done:  # growth may last for fewer epochs than training
+            self.decisions.append(self.grower.step())
 
 
 def _folder(args: Any, step: int) -> Path:
