@@ -1,4 +1,4 @@
-"""The one form of every benchmark: two ways to do the same work, their CPU time, and the operations of ours.
+"""What benchmarks share: two ways to do the same work in turns, results as lines of JSON, the machine's name.
 
 Times are thread CPU time on one thread, the median of many calls: on a shared machine wall time is noise.
 Operations are what reaches the dispatcher, which no machine can blur.
@@ -6,12 +6,17 @@ Operations are what reaches the dispatcher, which no machine can blur.
 
 from __future__ import annotations
 
+import argparse
 import json
+import math
+import platform
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from rich.console import Console
@@ -19,6 +24,7 @@ from rich.table import Table
 
 from tests.operations import count_operations
 
+Result = TypeVar("Result")
 MEMBERS = (16, 64, 128, 512)
 SLOTS = (1, 3, 9, 25)
 
@@ -124,3 +130,37 @@ def print_table(work: Work, rows: Iterable[Row]) -> None:
             f"{row.ratio:,.0f}×", f"{row.ops:,}",
         )  # fmt: skip
     Console().print(table)
+
+
+def line_of(result: Any, machine: str) -> str:
+    """What was measured as a line of JSON, null for what was not."""
+    fields = {name: None if value != value else value for name, value in asdict(result).items()}
+    return json.dumps({"device": machine, **fields}, allow_nan=False)
+
+
+def read_results(parser: argparse.ArgumentParser, path: Path, kind: type[Result]) -> tuple[list[Result], str]:
+    """What --json printed, and the machine; a file that holds nothing of the kind ends the command."""
+    try:
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        machine = rows[0].get("device", "an unnamed machine")
+        fields = [{k: math.nan if v is None else v for k, v in row.items() if k != "device"} for row in rows]
+        return [kind(**row) for row in fields], machine
+    except (OSError, ValueError, TypeError, IndexError, AttributeError):
+        parser.error(f"{path} does not hold lines of this benchmark; give a file that --json wrote")
+
+
+def machine_name(device: str) -> str:
+    """The GPU, if that is the device, and the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    processor = f"{names[0]}, {platform.machine()}" if names else f"CPU, {platform.machine()}"
+    return f"{torch.cuda.get_device_name()}, {processor}" if device.startswith("cuda") else processor
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait for a GPU; nothing to wait for on a CPU."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()

@@ -4,10 +4,7 @@
     python -m benchmarks.loop --work digits --members 16 --steps 5 --device cpu
 
 Host and GPU are told apart: `host ms` is a step without the time in which the host waits for the GPU,
-`GPU ms` the time in which a kernel runs, `busy` that time over the step. `--slow-host` keeps this process to
-one core and lets another process take about half of it; `slower` is how many times as long a loop of plain
-Python then takes (about 2, where that can be had), `kept` the share that is left of the speed which the same
-trainer has just before and after.
+`GPU ms` the time in which a kernel runs, `busy` that time over the step.
 
 `stated` is a host of 8-16-32 channels over 32×32 images (each segment after the first halves the resolution),
 three slots, batch 64, 4 training and 2 validation batches per step, leave-one-out rows, a policy 512 wide;
@@ -24,10 +21,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -35,9 +32,8 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.clocks import captures, gpu_seconds, host_seconds, slowed
-from benchmarks.lines import line_of, read_results
-from benchmarks.population import machine_name, synchronise
+from benchmarks.common import line_of, machine_name, synchronize
+from esper.foundation.replay import Studio
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.stages import SEED_STAGES
 from esper.population.config import PopulationConfig
@@ -86,9 +82,6 @@ class Result:
     gpu_ms: float = float("nan")  # in which a kernel ran
     kernels: float = float("nan")  # launched or replayed
     seeds: float = float("nan")  # of a member, on the mean over an episode
-    slow_host: bool = False
-    slower: float = float("nan")  # a loop of plain Python while it was timed, over one before
-    kept: float = float("nan")  # of the speed just before and after, with the host as it is
 
 
 def random_task(work: Work) -> Task:
@@ -163,16 +156,72 @@ PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
 
 
 @contextmanager
+def captures() -> Iterator[list[int]]:
+    """Counts the CUDA graphs that are captured meanwhile."""
+    count, capture = [0], Studio.capture
+
+    def counted(studio: Studio, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        count[0] += 1
+        return capture(studio, function)
+
+    with patch.object(Studio, "capture", counted):
+        yield count
+
+
+def host_seconds(call: Callable[[], object]) -> float:
+    """Wall seconds of a call without those in which the host waits for the GPU."""
+    waited = 0.0
+
+    def waiting(read: Callable[..., Any]) -> Callable[..., Any]:
+        def run(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            nonlocal waited
+            begun = time.perf_counter()
+            torch.cuda.synchronize()
+            waited += time.perf_counter() - begun
+            return read(tensor, *args, **kwargs)
+
+        return run
+
+    reads = {name: waiting(getattr(torch.Tensor, name)) for name in ("cpu", "tolist", "item")}
+    events = waiting(torch.cuda.Event.synchronize)
+    torch.cuda.synchronize()
+    with patch.multiple(torch.Tensor, **reads), patch.object(torch.cuda.Event, "synchronize", events):
+        begun = time.perf_counter()
+        call()
+        return time.perf_counter() - begun - waited
+
+
+def gpu_seconds(call: Callable[[], object]) -> tuple[float, int]:
+    """Seconds of a call in which a kernel ran, and how many ran."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as prof:
+        call()
+        torch.cuda.synchronize()
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in prof.events() or ()
+        if event.device_type == DeviceType.CUDA
+    )
+    total, until = 0.0, -math.inf
+    for start, end in spans:
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total / 1e6, len(spans)
+
+
+@contextmanager
 def phase_clock(trainer: Trainer, device: torch.device) -> Iterator[dict[str, float]]:
     """Wall seconds by phase; waits for the device around each, so it is not used for throughput."""
     seconds = {name: 0.0 for name, _, _ in PHASES}
 
     def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **kwargs: Any) -> Any:
-            synchronise(device)
+            synchronize(device)
             start = time.perf_counter()
             result = call(*args, **kwargs)
-            synchronise(device)
+            synchronize(device)
             seconds[name] += time.perf_counter() - start
             return result
 
@@ -205,27 +254,18 @@ def measure(args: argparse.Namespace, num_members: int) -> Result:
     trainer = make_trainer(args, num_members)
     for _ in range(args.warm):
         trainer.play_round()
-    if not args.slow_host:
-        return _timed(args, trainer, num_members, device)
-    before = _play(args, trainer, device)[0]
-    with slowed() as factor:
-        begun = factor()
-        result = _timed(args, trainer, num_members, device)
-        slower = (begun + factor()) / 2
-    usual = (before + _play(args, trainer, device)[0]) / 2
-    kept = usual / args.steps * 1e3 / result.step_ms
-    return replace(result, slower=round(slower, 2), kept=round(kept, 3))
+    return _timed(args, trainer, num_members, device)
 
 
 def _play(
     args: argparse.Namespace, trainer: Trainer, device: torch.device
 ) -> tuple[float, int, dict[str, Round]]:
     """Seconds of a round, CUDA graphs captured in all of them, and the last one."""
-    synchronise(device)
+    synchronize(device)
     start = time.perf_counter()
     with captures() as captured:
         rounds = [trainer.play_round() for _ in range(args.rounds)]
-    synchronise(device)
+    synchronize(device)
     return (time.perf_counter() - start) / args.rounds, captured[0], rounds[-1]
 
 
@@ -255,7 +295,6 @@ def _timed(args: argparse.Namespace, trainer: Trainer, num_members: int, device:
         gpu_ms=round(busy / steps * 1e3, 2),
         kernels=round(kernels / steps, 1),
         seeds=round(float(np.isin(stages, [int(s) for s in SEED_STAGES]).sum(2).mean()), 2),
-        slow_host=args.slow_host,
     )
 
 
@@ -274,8 +313,6 @@ COLUMNS = {
     "gpu_busy": "busy",
     "kernels": "kernels",
     "seeds": "seeds",
-    "slower": "slower",
-    "kept": "kept",
 }
 
 
@@ -290,21 +327,6 @@ def show(results: list[Result], machine: str) -> None:
     Console(width=180).print(table)
 
 
-def plot(results: list[Result], path: Path, machine: str) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for work, precision in dict.fromkeys((r.work, r.precision) for r in results):
-        line = [r for r in results if (r.work, r.precision) == (work, precision)]
-        line.sort(key=lambda r: r.n)
-        speeds = [r.member_steps_per_s for r in line]
-        axes.plot([r.n for r in line], speeds, marker="o", label=f"{work}, {precision}")
-    axes.set(xscale="log", yscale="log", xlabel="members", ylabel="member-steps per second", title=machine)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend()
-    figure.savefig(path, dpi=140)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -316,7 +338,6 @@ def main() -> None:
     parser.add_argument(
         "--warm", type=positive, default=12, help="episodes before them, until rooms have settled"
     )
-    parser.add_argument("--slow-host", action="store_true", help="time on a core that is half as fast")
     parser.add_argument(
         "--chunk", type=positive, help="members that go through the network together; by default all"
     )
@@ -324,21 +345,15 @@ def main() -> None:
     parser.add_argument("--device", type=existing_device, default="auto")
     parser.add_argument("--profile", action="store_true", help="also measure how busy the GPU is")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
-    parser.add_argument("--plot", type=Path, help="write a picture here")
-    parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
     args = parser.parse_args()
     results: list[Result] = []
     machine = machine_name(args.device)
-    if args.read:
-        results, machine = read_results(parser, args.read, Result)
-    for num_members in () if args.read else args.members:
+    for num_members in args.members:
         results.append(measure(args, num_members))
         if args.json:
             print(line_of(results[-1], machine), flush=True)
     if not args.json:
         show(results, machine)
-    if args.plot:
-        plot(results, args.plot, machine)
 
 
 if __name__ == "__main__":

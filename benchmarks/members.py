@@ -28,8 +28,7 @@ from rich.table import Table
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from benchmarks.lines import line_of
-from benchmarks.population import machine_name, synchronise
+from benchmarks.common import line_of, machine_name, synchronize
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
@@ -70,11 +69,11 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
     """Mean wall time of a call after two that warm up."""
     for _ in range(2):
         call()
-    synchronise(device)
+    synchronize(device)
     begun = time.perf_counter()
     for _ in range(repeats):
         call()
-    synchronise(device)
+    synchronize(device)
     return (time.perf_counter() - begun) / repeats * 1e3
 
 

@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.common import Case, one_thread, paired_ms
-from benchmarks.gae import GAMMA, LAMBDA, STEPS, make_rows
+from benchmarks.hot_paths import GAE_STEPS as STEPS
+from benchmarks.hot_paths import GAMMA, LAMBDA, make_rows
 from esper.lifecycle.actions import head_sizes
 from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import GaeInputs, compute_gae

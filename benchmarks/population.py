@@ -7,7 +7,6 @@ python -m benchmarks.population --members 128 512 2048 --device cuda --compile -
 from __future__ import annotations
 
 import argparse
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from benchmarks.lines import line_of, read_results
+from benchmarks.common import line_of, machine_name, read_results, synchronize
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
@@ -71,20 +70,15 @@ def random_states(num_members: int, num_slots: int, seeds: bool) -> SlotStates:
     return SlotStates.from_records([[record(i, s) for s in range(num_slots)] for i in range(num_members)])
 
 
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-
-
 def milliseconds(call: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Median wall time of a call after a warm-up."""
     call()
     times = []
     for _ in range(repeats):
-        synchronise(device)
+        synchronize(device)
         start = time.perf_counter()
         call()
-        synchronise(device)
+        synchronize(device)
         times.append(time.perf_counter() - start)
     return sorted(times)[len(times) // 2] * 1e3
 
@@ -201,17 +195,6 @@ def plot(results: list[Result], path: Path, machine: str) -> None:
     axes.legend(fontsize=8)
     axes.grid(alpha=0.3, which="both")
     figure.savefig(path, dpi=140)
-
-
-def machine_name(device: str) -> str:
-    """The GPU, if that is the device, and the processor."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    processor = f"{names[0]}, {platform.machine()}" if names else f"CPU, {platform.machine()}"
-    return f"{torch.cuda.get_device_name()}, {processor}" if device.startswith("cuda") else processor
 
 
 def main() -> None:

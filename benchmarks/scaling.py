@@ -8,8 +8,7 @@ sends. About a minute and a half on two idle cores.
 
 `--turns`: all members and half of them, a step each in turns, for a machine that others use as well.
 `--update`: an update alone, whole in every process and in parts; `--pretend` takes the time of one process
-without the others, on one machine or GPU. `--model`: the cost of a round on 1 to 1,024 GPUs by the formula of
-docs/scaling.md.
+without the others, on one machine or GPU.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.lines import line_of
-from benchmarks.scaling_model import show_model
+from benchmarks.common import line_of
 from esper.builders import LEARNER, make_trainer
 from esper.config import load_config
 from esper.foundation.devices import cpu_threads
@@ -316,13 +314,10 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=4, help="--update: ppo.virtual_shards")
     parser.add_argument("--device", default="cpu", help="--update: where")
     parser.add_argument("--pretend", action="store_true", help="--update: the others are not there")
-    parser.add_argument("--model", action="store_true", help="the cost by formula instead")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.model:
-        show_model()
-    elif args.turns:
+    if args.turns:
         in_turns(args)
     elif args.worker:
         work(args)

@@ -19,29 +19,30 @@ from typing import Any
 from studies.command_line import run
 
 HERE = Path(__file__).parents[1]
-ROWS = (  # work, its module, members, slots
-    ("masks", "masks", 128, 3),
-    ("masks", "masks", 128, 25),
-    ("features", "features", 128, 9),
-    ("features", "features", 128, 25),
-    ("kl", "kl", 128, 1),
-    ("update", "update", 64, 3),
-    ("buffer", "buffer", 128, 3),
-    ("gae", "gae", 128, 1),
+ROWS = (  # work, members, slots
+    ("masks", 128, 3),
+    ("masks", 128, 25),
+    ("features", 128, 9),
+    ("features", 128, 25),
+    ("kl", 128, 1),
+    ("update", 64, 3),
+    ("buffer", 128, 3),
+    ("gae", 128, 1),
 )
-# Runs in either checkout. In: work, module, members, slots, calls. Out: ms of each call, operations of one.
+# Runs in either checkout. In: work, members, slots, calls. Out: ms of each call, operations of one.
+# Older checkouts have one module for each work and a function that finds them.
 WORKER = """
-import importlib, json, sys, time
+import json, sys, time
 import torch
-from benchmarks import common
+from benchmarks import common, hot_paths
 torch.set_num_threads(1)
+works = hot_paths.find_works() if hasattr(hot_paths, 'find_works') else hot_paths.WORKS
 cases = {}
 for line in sys.stdin:
-    work, module, members, slots, calls = json.loads(line)
+    work, members, slots, calls = json.loads(line)
     key = (work, members, slots)
     if key not in cases:
-        works = importlib.import_module("benchmarks." + module).WORKS
-        case = next(w for w in works if w.name == work).prepare(members, slots)
+        case = works[work].prepare(members, slots)
         case.ours()
         cases[key] = case, common.count_operations(case.ours)
     case, operations = cases[key]
@@ -84,18 +85,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.versions", description=__doc__)
     parser.add_argument("other", type=Path, help="another checkout")
     parser.add_argument("--rounds", type=int, default=15, help="bursts of each")
-    parser.add_argument("--calls", type=int, default=10, help="of a burst, or .2 s")
+    parser.add_argument("--calls", type=int, default=10, help="of a burst, or 0.2 s")
     parser.add_argument("--works", nargs="+", choices=sorted({row[0] for row in ROWS}), help="all by default")
     args = parser.parse_args()
     checkouts = [Checkout(args.other.resolve()), Checkout(HERE)]
     print("| work | members | slots | before, ms | now, ms | now / before | operations before | now |")
     print("|---|---|---|---|---|---|---|---|")
-    for work, module, members, slots in (row for row in ROWS if not args.works or row[0] in args.works):
+    for work, members, slots in (row for row in ROWS if not args.works or row[0] in args.works):
         times: list[list[float]] = [[], []]
         operations = [0, 0]
         for _ in range(args.rounds):
             for i, checkout in enumerate(checkouts):
-                found, operations[i] = checkout.burst(work, module, members, slots, args.calls)
+                found, operations[i] = checkout.burst(work, members, slots, args.calls)
                 times[i] += found
         before, now = map(statistics.median, times)
         figures = f"{before:.3f} | {now:.3f} | {now / before:.2f} | {operations[0]} | {operations[1]}"

@@ -1,7 +1,7 @@
 """Every picture of the pages, drawn from the files that it shows.
 
-    python -m docs.make_pictures                        all of them
-    python -m docs.make_pictures loop.png study.png     some of them
+    python -m docs.make_pictures                              all of them
+    python -m docs.make_pictures population.png study.png     some of them
 
 A picture carries a digest of what it was drawn from, so that a test can tell when it has become old.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from benchmarks import loop, population
-from benchmarks.lines import read_results
+from benchmarks import population
+from benchmarks.common import read_results
 from docs import report_picture, watch_picture
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
@@ -83,7 +83,6 @@ PICTURES: dict[str, Drawing] = {
     ),
     **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
-    "loop.png": from_lines(loop, MEASURED / "h200-loop.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
     "study_gpt.png": Drawing(gpt.draw, bytes_of(STUDIED.glob("gpt-*P.jsonl"))),
     "study_resnet.png": Drawing(resnet.draw, bytes_of(STUDIED.glob("resnet-*T.jsonl"))),

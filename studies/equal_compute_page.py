@@ -1,25 +1,21 @@
-"""The tables of docs/equal_compute.md, from the files that the studies and the benchmark left.
+"""The tables of docs/equal_compute.md, from the files that the studies left.
 
 python -m studies.equal_compute_page     writes them into the page
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.lines import read_results
-from benchmarks.seeds import Result as SeedResult
 from studies import beginnings, gpt, resnet, widening
 from studies.equal_compute import comparison, read, table
 from studies.pages import with_tables
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "equal_compute.md"
-SEEDS = ROOT / "benchmarks" / "results"
 
 
 def gpt_table() -> str:
@@ -47,24 +43,10 @@ def beginnings_table() -> str:
     return "\n\n".join(f"{name.upper()}:\n\n{told}" for name, told in found.items())
 
 
-def seeds_table() -> str:
-    """Time per FLOP with each kind of seed, over that with classic ones; a column per host."""
-    columns: dict[str, dict[str, SeedResult]] = {}
-    for path in sorted(SEEDS.glob("*-seeds.jsonl")):
-        for result in read_results(argparse.ArgumentParser(), path, SeedResult)[0]:
-            title = f"{path.stem.split('-')[0]}, {result.n} × {result.host.removeprefix('small-')}"
-            columns.setdefault(title, {})[result.arm] = result
-    arms = list(next(iter(columns.values())))
-    rows = [["time per FLOP", *columns], ["---"] * (1 + len(columns))]
-    rows += [[arm, *(f"{found[arm].against_classic:.2f}" for found in columns.values())] for arm in arms]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "gpt": gpt_table,
     "widening": widening_table,
     "beginnings": beginnings_table,
-    "seeds": seeds_table,
     "resnet": resnet_table,
 }
 

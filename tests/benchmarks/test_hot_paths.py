@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.features import features_by_slot
-from benchmarks.hot_paths import main
-from benchmarks.masks import masks_preallocated
+from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
 from esper.lifecycle.slot_config import SlotConfig
 from tests.operations import count_operations
 from tests.scenes import random_observation

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -9,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-from tests.rollouts import Scene, play
+from tests.rollouts import Scene, play, step_of
 
 # What would make a GPU wait: reading a number, and shapes that depend on values.
 WAITS = {
@@ -78,16 +81,40 @@ def test_the_counter_of_waits_sees_them() -> None:
     assert len(waits.found) >= 3
 
 
-@pytest.mark.gpu
-def test_a_rollout_and_an_update_pass_where_every_wait_is_an_error() -> None:
-    agent = PPOAgent(TamiyoNet(), PPOConfig(target_kl=1e-4), "cuda")
-    scene = Scene.random(16, 3, 8, "cuda")
-    buffer: TamiyoRolloutBuffer = play(agent, scene)
-    agent.update(buffer)
+def play_ragged(agent: PPOAgent, scene: Scene, buffer: TamiyoRolloutBuffer) -> None:
+    """Store a rollout in which every other member sits out the second step."""
+    state = agent.initial_state(scene.members)
+    no = torch.zeros(scene.members, dtype=torch.bool, device=agent.device)
+    odd = torch.arange(scene.members, device=agent.device) % 2 == 1
+    buffer.reset()
+    for t in range(scene.steps):
+        step, state = step_of(agent, scene, t, state, no)
+        buffer.add(step, odd if t == 1 else ~no)
+
+
+@contextmanager
+def waits_are_errors() -> Iterator[None]:
+    """Raise inside wherever the host would wait for the GPU."""
     torch.cuda.set_sync_debug_mode("error")
     try:
-        play(agent, scene, buffer)
-        metrics = agent.update(buffer)
+        yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert metrics.steps_learned == 16 * 8
+
+
+@pytest.mark.gpu
+def test_a_rollout_and_an_update_pass_where_every_wait_is_an_error() -> None:
+    agent = PPOAgent(TamiyoNet(), PPOConfig(target_kl=1e-4), "cuda")  # so small that the early stop acts too
+    scene = Scene.random(16, 3, 8, "cuda")
+    buffer: TamiyoRolloutBuffer = play(agent, scene)
+    agent.update(buffer)  # compiles kernels and builds tables
+    play_ragged(agent, scene, buffer)
+    agent.update(buffer)
+    with waits_are_errors():
+        play(agent, scene, buffer)
+        even = agent.update(buffer)
+        play_ragged(agent, scene, buffer)
+        ragged = agent.update(buffer)
+    assert [even.steps_learned, ragged.steps_learned] == [16 * 8, 16 * 8 - 8]
+    with pytest.raises(RuntimeError, match="synchroniz"), waits_are_errors():
+        torch.ones(3, device="cuda").sum().item()

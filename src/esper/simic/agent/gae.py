@@ -44,7 +44,7 @@ def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 
 @functools.cache
 def fastest_kernel(device_type: str) -> Kernel:
-    """The fastest kernel that is installed (benchmarks/gae.py has the figures)."""
+    """Return the fastest kernel that is installed (docs/findings.md has the figures)."""
     if device_type == "cuda" and importlib.util.find_spec("triton"):
         from esper.simic.agent.gae_triton import triton_kernel
 
