@@ -301,7 +301,7 @@ class LivePopulation:
     def validate(
         self, states: SlotStates, data: Any = None, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
-        """Loss and score of the model, and how the score falls without each seed: one pass over `val` for each answer.
+        """Loss and score of the model, and how the score falls without each seed: one pass over `val` each.
 
         What the user reported of this epoch is not measured again; without a seed to measure, `val` is then
         not read at all. `unfinished` says nothing here: there is one member.
