@@ -52,6 +52,8 @@ CASES: dict[str, dict[str, Any]] = {
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
     "make_optimiser gives None": {"make_optimiser": lambda groups: None},
     "budget is nan; give a whole number of parameters": {"budget": math.nan},
+    "'MLPP' is no blueprint; name some of": {"blueprints": ["MLPP"]},
+    "blueprints is empty; name some of": {"blueprints": []},
     "budget is inf; give": {"budget": math.inf},
     "budget is -5; give": {"budget": -5},
     "slots name '1' twice": {"slots": ["1", 1]},
@@ -289,6 +291,11 @@ def test_only_members_and_engine_choose_the_engine(given: dict[str, Any]) -> Non
     assert grown.engine == usual.engine == "live"
     if "controller" not in given:
         assert [e.decision for e in grown.history] == [e.decision for e in usual.history]
+
+
+def test_a_decay_that_changes_nothing_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match="decay is for schedule='flat'"):
+        esper.grow(models.small_mlp(), (X, Y), epochs=1, decay=0.2, progress=False)
 
 
 def test_members_are_grown_as_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, TypeVar
 
@@ -10,6 +11,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from esper.foundation.config_files import describe_problem
 from esper.foundation.errors import UserError
 from esper.foundation.settings import Config
+from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
@@ -128,7 +130,14 @@ def settings_of(
         if isinstance(own.get(key), type):
             name = own[key].__name__
             raise UserError(f"{key} is the class {name}; give an instance of it: {key}={name}()")
-    return _checked(GrowSettings, {**own, "training": training})
+    checked = _checked(GrowSettings, {**own, "training": training})
+    unknown = [name for name in checked.blueprints or () if name not in Blueprint.__members__]
+    if unknown or checked.blueprints == ():
+        said = f"{unknown[0]!r} is no blueprint" if unknown else "blueprints is empty"
+        raise UserError(f"{said}; name some of {', '.join(Blueprint.__members__)}, or leave blueprints out")
+    if "decay" in training and training.get("schedule") != "flat":
+        warnings.warn("decay is for schedule='flat' and changes nothing here", stacklevel=2)
+    return checked
 
 
 def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
