@@ -124,7 +124,7 @@ def test_blocks_that_grow_are_found_and_others_refused() -> None:
 def test_examples_without_a_check_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     page = "[one](../examples/grow_cnn.py) and [another](../examples/cartpole.py)"
     assert examples_in(page) == ["grow_cnn"]
-    monkeypatch.delitem(EXAMPLES, "grow_cnn")  # type: ignore[arg-type]
+    monkeypatch.delitem(EXAMPLES, "grow_cnn")
     with pytest.raises(ValueError, match=r"nothing here runs examples/grow_cnn\.py"):
         examples_in(page)
 
@@ -170,7 +170,7 @@ def test_no_block_grows_a_model_that_is_behind_plain_training(
     letter = load_task("letter")
     splits = [TensorDataset(letter.train.inputs, letter.train.targets)]
     splits.append(TensorDataset(letter.validation.inputs, letter.validation.targets))
-    grow, apart = esper.grow, []
+    grow, apart = esper.grow, list[float]()
 
     def beside_its_baseline(*given: Any, **settings: Any) -> Any:
         fair = {"lr": 1e-2, "epochs": 8, **settings, "baseline": True, "progress": False, "seed": seed}

@@ -143,7 +143,7 @@ def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0
     told = capsys.readouterr().out
     assert re.search(r"fixed sizes the best reached [\d.]+ ± [\d.]+ % ", told)
-    assert re.search(r"% by Tamiyo and\s[\d.]+ ± [\d.]+ % by the", told)
+    assert re.search(r"% by a plain schedule and\s[\d.]+ ± [\d.]+ % by the", told)
     assert f"{out / 'report.html'}" in told
     page = (out / "report.html").read_text()
     assert "trained here" in page
