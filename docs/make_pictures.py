@@ -23,7 +23,7 @@ from docs import report_picture, watch_picture
 from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.pictures import film_strips, save_png
 from esper.telemetry.schema import FilmReel
-from studies import gpt, resnet
+from studies import resnet
 from studies.growth.report import PICTURES as STUDY_PICTURES
 from studies.growth.report import Study
 
@@ -84,7 +84,6 @@ PICTURES: dict[str, Drawing] = {
     **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},
-    "study_gpt.png": Drawing(gpt.draw, bytes_of(STUDIED.glob("gpt-*P.jsonl"))),
     "study_resnet.png": Drawing(resnet.draw, bytes_of(STUDIED.glob("resnet-*T.jsonl"))),
 }
 

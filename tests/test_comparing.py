@@ -11,7 +11,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper import cli
 from esper.builders import make_specs
 from esper.comparing import (
     Contest,
@@ -50,11 +49,11 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Periodic, RandomLegal, Static
 from esper.tasks import load_task
-from esper.telemetry.checkpoints import Checkpoint, load_checkpoint
+from esper.telemetry.checkpoints import Checkpoint
 from esper.telemetry.schema import json_values
 from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment
-from tests.tiny import TINY, sets
+from tests.tiny import TINY
 
 
 @pytest.fixture(scope="module")
@@ -323,16 +322,6 @@ def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:
         asked = replace(spec, episode=spec.episode.model_copy(update={"flops": steps * bare}))
         assert conditions_of([asked]).minibatches[0] == pytest.approx(48 * steps)
         assert (differences(STUDY, conditions_of([asked])) == []) == (steps == 4.0)
-
-
-@pytest.mark.usefixtures("blank_pictures")
-def test_a_trained_controller_keeps_its_conditions_in_its_checkpoint(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    assert cli.run(["train", "-q", "--task", "spirals", "--out", str(run), *sets("rounds=1")]) == 0
-    path = find_checkpoint(str(run))
-    assert "conditions" in load_checkpoint(path).record
-    config = load_config(overrides=[*TINY, "task=spirals"])
-    assert load_learned(path).conditions == conditions_of(make_specs(config))
 
 
 def test_an_older_checkpoint_is_judged_by_its_settings() -> None:

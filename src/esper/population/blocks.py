@@ -68,14 +68,16 @@ class StandardizedConv1d(nn.Conv1d):
     """A convolution over signals whose filters are standardized in every forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, standardize(self.weight, 1), self.bias)
+        out: Tensor = self._conv_forward(x, standardize(self.weight, 1), self.bias)
+        return out
 
 
 class StandardizedConv2d(nn.Conv2d):
     """A convolution over images whose filters are standardized in every forward pass."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self._conv_forward(x, standardize(self.weight, 2), self.bias)
+        out: Tensor = self._conv_forward(x, standardize(self.weight, 2), self.bias)
+        return out
 
 
 STANDARDIZED: dict[type[nn.Module], type[nn.Conv1d] | type[nn.Conv2d]] = {
