@@ -64,14 +64,6 @@ def test_lines_for_machines(
     assert f"wrote {run}" in told.err
 
 
-def test_equal_seeds_give_equal_runs(trained: Path, tmp_path: Path) -> None:
-    settings = load_config(overrides=[*TINY, "task=spirals", "reward.control_variate=true"])
-    again = TrainingRun.start(settings, tmp_path / "again")
-    with again.folder:
-        again.run(QuietView(), StopRequest())
-    assert (tmp_path / "again" / "events.jsonl").read_text() == (trained / "events.jsonl").read_text()
-
-
 @pytest.mark.usefixtures("blank_pictures")
 def test_growing_with_a_trained_controller(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -178,11 +170,6 @@ def test_the_host_takes_every_option_that_hosts_have() -> None:
         name for make in HOST_PRESETS.values() for name in list(inspect.signature(make).parameters)[2:]
     }
     assert set(HostConfig.model_fields) - {"preset"} == options
-
-
-def test_the_makefile_runs_the_demo() -> None:
-    recipe = (ROOT / "Makefile").read_text().split("\ndemo:")[1].split("\n\n")[0]
-    assert "esper demo --out runs/demo" in recipe
 
 
 @pytest.mark.gpu

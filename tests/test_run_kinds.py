@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from esper import cli
-from esper.config import TelemetryConfig, load_config
+from esper.config import load_config
 from esper.foundation.config_files import dump
 from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
@@ -146,20 +146,6 @@ def test_a_run_without_its_checkpoints_is_not_begun_again(
     assert "to go on would erase them" in told
     assert f"'esper train --config {path / 'config.yaml'}'" in told
     assert files(path) == before
-
-
-def test_going_back_to_an_older_checkpoint_says_which_rounds_are_done_again(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = Path(shutil.copytree(trained, tmp_path / "run"))
-    younger = SETTINGS.model_copy(update={"telemetry": TelemetryConfig(checkpoint_every=1)})
-    run = TrainingRun.start(younger, tmp_path / "younger")
-    with run.folder:
-        run.run(QuietView(), StopRequest())
-    first = tmp_path / "younger" / "checkpoints" / "round-000001.safetensors"
-    assert cli.run(["resume", str(path), "--quiet", "--checkpoint", str(first)]) == 0
-    assert "what came after round 1, up to round 2, is done again" in capsys.readouterr().err
-    assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2]
 
 
 def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(

@@ -12,7 +12,7 @@ from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Tempo
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply
 from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.legality import LEGAL_STAGES, legal_slots_by_op
+from esper.lifecycle.legality import legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.scenes import random_states
@@ -158,10 +158,3 @@ def test_advance_can_be_switched_off() -> None:
     records = [seed(Stage.GERMINATED), seed(Stage.TRAINING), seed(Stage.BLENDING), seed(Stage.HOLDING), None]
     assert legal(records, Op.ADVANCE) == [True, True, True, False, False]
     assert legal(records, Op.ADVANCE, LifecycleConfig(allow_advance=False)) == [False] * 5
-
-
-def test_every_op_says_where_it_is_legal() -> None:
-    assert set(LEGAL_STAGES) == set(Op)
-    assert {Stage.BLENDING, Stage.HOLDING} == LEGAL_STAGES[Op.SET_ALPHA_TARGET]
-    assert {Stage.HOLDING} == LEGAL_STAGES[Op.FOSSILIZE]
-    assert Stage.UNKNOWN in LEGAL_STAGES[Op.WAIT]

@@ -7,14 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, stack_module_state, vmap
 
 from esper.lifecycle.actions import (
-    STYLE_BLEND,
     TOPOLOGY_BLUEPRINTS,
     Blend,
     Blueprint,
-    Style,
     selectable_blueprints,
 )
 from esper.population.blueprints import (
@@ -28,8 +25,8 @@ from esper.population.blueprints import (
     gate_parameter_count,
     parameter_count,
 )
-from esper.population.hosts import Host, build_host
-from tests.population.reference import ReferenceMember, ReferenceSeed, gradients, loss_of
+from esper.population.hosts import Host
+from tests.population.reference import ReferenceMember, ReferenceSeed, loss_of
 
 # (topology, spatial_dims, the shape of a sample at a joint of width C)
 PLACES = [("cnn", 1), ("cnn", 2), ("mlp", 0), ("transformer", 0)]
@@ -89,36 +86,6 @@ def test_a_seed_keeps_the_shape_and_is_silent_at_birth(topology: str, dims: int,
         assert awakened(build_blueprint(name, topology, width, dims))(h).abs().max() > 1e-3
 
 
-def small_host_sample(topology: str, dims: int) -> tuple[ReferenceMember, Tensor, Tensor]:
-    shape = {"cnn": (1, *[8] * dims), "mlp": (6,), "transformer": (8,)}[topology]
-    preset = {"cnn": "cnn", "mlp": "mlp", "transformer": "gpt"}[topology]
-    host = build_host(preset, shape, 5, width=8, depth=2)
-    if topology == "transformer":
-        return ReferenceMember(host), torch.randint(5, (32, 8)), torch.randint(5, (32, 8))
-    return ReferenceMember(host), torch.randn(32, *shape), torch.randint(5, (32,))
-
-
-@pytest.mark.parametrize("style", list(Style))
-@pytest.mark.parametrize(("topology", "dims", "name"), CASES)
-def test_every_parameter_is_alive_within_two_steps(
-    topology: str, dims: int, name: Blueprint, style: Style
-) -> None:
-    """The gate of GATE is among them."""
-    torch.manual_seed(11)
-    member, inputs, targets = small_host_sample(topology, dims)
-    seed = member.germinate(0, name, STYLE_BLEND[style])
-    optimiser = torch.optim.SGD(seed.parameters(), lr=0.1)
-    alive: set[str] = set()
-    for _ in range(2):
-        found = gradients(member, inputs, targets, member.shadow(0), of=seed)
-        # a host that normalises what it reads hardly hears a seed that scales: 1e-8 for the gate of NORM
-        alive |= {n for n, g in found.items() if float(g.norm()) > 1e-9}
-        for parameter, gradient in zip(seed.parameters(), found.values(), strict=True):
-            parameter.grad = gradient
-        optimiser.step()
-    assert alive == {n for n, _ in seed.named_parameters()}
-
-
 @pytest.mark.parametrize("blend", list(Blend))
 def test_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Blend) -> None:
     """1,000 steps on a ring around a disc, which a linear host cannot tell apart."""
@@ -139,37 +106,6 @@ def test_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Ble
     assert losses[-1] < 0.7 * losses[0]  # MULTIPLY can at most double h, so it learns least: .63
     assert max(losses) < 2 * losses[0]
     assert all(p.abs().max() < 100 for p in seed.parameters())
-
-
-@pytest.mark.parametrize(("topology", "dims"), PLACES)
-def test_at_alpha_one_host_and_upstream_seeds_still_learn(topology: str, dims: int) -> None:
-    torch.manual_seed(12)
-    for blend in Blend:
-        member, inputs, targets = small_host_sample(topology, dims)
-        for slot in (0, 1):
-            awakened(member.germinate(slot, max(selectable_blueprints(topology)), blend, alpha=1.0))
-        loss_of(member(inputs), targets).backward()
-        dead = [n for n, p in member.named_parameters() if p.grad is None or float(p.grad.norm()) < 1e-9]
-        assert dead == []
-
-
-@pytest.mark.parametrize(("topology", "dims", "name"), CASES)
-def test_seeds_under_vmap_equal_one_after_another(topology: str, dims: int, name: Blueprint) -> None:
-    """The gradients of stacked seeds are those of plain modules, in float64 to 1e-12."""
-    torch.manual_seed(0)
-    seeds = [awakened(build_blueprint(name, topology, 8, dims)).double() for _ in range(3)]
-    h = activations(topology, dims, 8).double()
-    stacked, _ = stack_module_state(seeds)
-
-    def energy(weights: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(seeds[0], weights, (x,)).square().sum()
-
-    found = vmap(grad(energy), in_dims=(0, None))(stacked, h)
-    for index, seed in enumerate(seeds):
-        seed(h).square().sum().backward()
-        for key, parameter in seed.named_parameters():
-            assert parameter.grad is not None
-            torch.testing.assert_close(found[key][index], parameter.grad, atol=1e-12, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", sorted(selectable_blueprints("transformer")))
@@ -242,18 +178,6 @@ def test_blends_are_those_of_the_rules() -> None:
     torch.testing.assert_close(ReferenceSeed(body, Blend.GATE, gate)(h, 0.3), h + 0.3 * gate(h) * s)
     with pytest.raises(ValueError, match="GATE needs a gate"):
         ReferenceSeed(body, Blend.GATE)
-
-
-def test_a_member_without_seeds_is_its_host() -> None:
-    member, inputs, _ = small_host_sample("cnn", 2)
-    seed = member.germinate(1, Blueprint.CONV_LIGHT)
-    awakened(seed)
-    assert torch.equal(member(inputs), member.host(inputs))
-    assert not torch.equal(member(inputs, member.shadow(1)), member.host(inputs))
-    member.alphas = [0.0, 1.0]
-    assert torch.equal(member(inputs, member.without(1)), member.host(inputs))
-    member.prune(1)
-    assert torch.equal(member(inputs), member.host(inputs))
 
 
 @pytest.fixture

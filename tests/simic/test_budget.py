@@ -13,9 +13,7 @@ from esper.comparing import prices_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.config import PopulationConfig
 from esper.population.data import Clock
-from esper.population.schedule import rate_share
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import Ending
@@ -150,9 +148,6 @@ def test_the_learning_rate_follows_the_share_spent() -> None:
     by_compute = Clock(0, 3, 10, torch.tensor([0.2, 0.9]), torch.tensor([0.1, 0.3]))
     torch.testing.assert_close(by_compute.done(2, members), torch.tensor([[0.2, 0.9], [0.25, 1.0]]))
     torch.testing.assert_close(Clock(0, 3, 10).done(2, members), torch.tensor([[0.3, 0.3], [0.35, 0.35]]))
-    config = PopulationConfig(schedule="flat", warmup=0.1, decay=0.4)
-    shares = rate_share(torch.tensor([0.0, 0.05, 0.1, 0.6, 0.8, 1.0]), config)
-    torch.testing.assert_close(shares, torch.tensor([0.04, 0.54, 1.0, 1.0, 0.5, 0.0]))
 
 
 def test_members_are_told_apart_by_what_they_have_spent(monkeypatch: pytest.MonkeyPatch) -> None:
