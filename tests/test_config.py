@@ -95,11 +95,6 @@ def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
     assert build(RunConfig, parse_yaml(dump(config), "dump")) == config
 
 
-def test_there_is_no_such_preset() -> None:
-    with pytest.raises(UserError, match=r"preset is 'fancy'; allowed are .*demo"):
-        load_config(preset="fancy")
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [
