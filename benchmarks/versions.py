@@ -1,4 +1,4 @@
-"""`python -m benchmarks.versions OTHER`: the hot paths of this checkout against those of another one.
+"""`python -m benchmarks.versions OTHER`: the hot paths and a population step of two checkouts.
 
 Both run side by side, each in a process of its own, and take turns: a burst of calls here, a burst there, so
 that both meet the same machine. A row is the median thread CPU time of a call in each, their ratio, and the
@@ -28,28 +28,38 @@ ROWS = (  # work, members, slots
     ("update", 64, 3),
     ("buffer", 128, 3),
     ("gae", 128, 1),
+    ("population", 16, 3),
 )
 # Runs in either checkout. In: work, members, slots, calls. Out: ms of each call, operations of one.
 # Older checkouts have one module for each work and a function that finds them.
 WORKER = """
-import json, sys, time
+import argparse, json, sys, time
 import torch
-from benchmarks import common, hot_paths
+from benchmarks import common, hot_paths, population
 torch.set_num_threads(1)
 works = hot_paths.find_works() if hasattr(hot_paths, 'find_works') else hot_paths.WORKS
+
+def prepare(work, members, slots):
+    if work != "population":
+        return works[work].prepare(members, slots).ours
+    shape = {"channels": 1, "side": 8, "width": 16}
+    args = argparse.Namespace(device="cpu", batches=1, precision="float32", **shape)
+    members, states, data = population.planted(args, members, seeds=True)
+    return lambda: members.train_epoch(states, data, population.Clock(0, 0, 10))
+
 cases = {}
 for line in sys.stdin:
     work, members, slots, calls = json.loads(line)
     key = (work, members, slots)
     if key not in cases:
-        case = works[work].prepare(members, slots)
-        case.ours()
-        cases[key] = case, common.count_operations(case.ours)
-    case, operations = cases[key]
+        call = prepare(work, members, slots)
+        call()
+        cases[key] = call, common.count_operations(call)
+    call, operations = cases[key]
     times = []
     while len(times) < calls and sum(times) < 200:
         begun = time.thread_time()
-        case.ours()
+        call()
         times.append(1e3 * (time.thread_time() - begun))
     print(json.dumps([times, operations]), flush=True)
 """
