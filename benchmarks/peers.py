@@ -34,7 +34,7 @@ from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.tamiyo.policy.distribution import MaskedHeads
-from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
+from tests.simic.flat_policy import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 
 HEADS = head_sizes(num_slots=3)
 WIDTH = FEATURES = 128

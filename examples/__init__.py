@@ -1,1 +1,1 @@
-"""The learner on small worlds: `python -m examples.cartpole`, `examples.memory`, `examples.masked`."""
+"""Scripts that grow a model, each run as `python -m examples.NAME`."""

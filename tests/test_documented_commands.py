@@ -122,7 +122,7 @@ def test_blocks_that_grow_are_found_and_others_refused() -> None:
 
 
 def test_examples_without_a_check_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = "[one](../examples/grow_cnn.py) and [another](../examples/cartpole.py)"
+    page = "[one](../examples/grow_cnn.py) and [another](../examples/maskable_ppo.py)"
     assert examples_in(page) == ["grow_cnn"]
     monkeypatch.delitem(EXAMPLES, "grow_cnn")
     with pytest.raises(ValueError, match=r"nothing here runs examples/grow_cnn\.py"):

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
-from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 from esper.tamiyo.policy.protocol import PolicyOutput
+from tests.simic.flat_policy import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 
 FEATURES = 5
 HEAD_SIZES = (3, 4, 2)

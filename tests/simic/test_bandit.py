@@ -10,7 +10,7 @@ from torch import Tensor
 from esper.lifecycle.actions import NUM_HEADS, Head, Op, head_sizes, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
-from esper.tamiyo.policy.flat import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
+from tests.simic.flat_policy import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 
 SIZES = head_sizes(num_slots=3)
 MEMBERS = 64

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.simic.agent.losses import approximate_kl, head_weights
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
-from esper.tamiyo.policy.flat import FlatMasks, padded_choices
+from tests.simic.flat_policy import FlatMasks, padded_choices
 from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared, transition
 
 HEADS = len(HEAD_SIZES)

@@ -103,12 +103,6 @@ class PPOAgent:
         )
         return step, output.state
 
-    @torch.no_grad()
-    def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
-        """V(s) in units of reward, for a bootstrap; draws no random number and changes no memory.  # [N]"""
-        step = map_tensors(_as_sequence, self._normalised(observation))
-        return self._in_reward_units(self.policy.value(step, state, _as_sequence(resets))[:, 0])
-
     def update(
         self,
         buffer: TamiyoRolloutBuffer,

@@ -127,10 +127,6 @@ class TamiyoNet(Policy):
         """As `Policy.relevant` says: the op decides.  # [N, T, H] → [N, T, H] bool"""
         return self.reads(actions[..., Head.OP])
 
-    def value(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> Tensor:
-        """As `Policy.value` says.  # [N, T]"""
-        return self._value(self._see(observation, state, resets).memory)
-
     def _see(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Seen:
         """Encode every slot, pool them, and remember."""
         base, slots = observation.features.split(

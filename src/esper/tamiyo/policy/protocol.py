@@ -69,10 +69,6 @@ class Policy(nn.Module, ABC):
     def relevant(self, actions: Tensor) -> Tensor:
         """The heads that each action reads, as `sequence` tells it.  # [N, T, H] → [N, T, H] bool"""
 
-    @abstractmethod
-    def value(self, observation: Any, state: Tensor, resets: Tensor) -> Tensor:
-        """V(s) alone; it draws nothing and reads no action.  # [N, T]"""
-
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
     """A linear layer with orthogonal weights and no bias to begin with."""

@@ -1,4 +1,4 @@
-"""A plain policy for Discrete and MultiDiscrete actions: a vector in, independent heads out."""
+"""A small policy for tests and benchmarks of the learner: a vector in, independent heads out."""
 
 from __future__ import annotations
 
@@ -95,12 +95,6 @@ class FlatPolicy(Policy):
     def relevant(self, actions: Tensor) -> Tensor:
         """Every head, whatever the action.  # [N, T, H] → [N, T, H] bool"""
         return torch.ones_like(actions, dtype=torch.bool)
-
-    def value(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> Tensor:
-        """As `Policy.value` says.  # [N, T]"""
-        memory, _ = self._remember(observation, state, resets)
-        values: Tensor = self.value_head(memory).squeeze(-1)
-        return values
 
     def _remember(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """What the policy knows after each step.  # [N, T, width]"""
