@@ -20,9 +20,6 @@ from PIL.PngImagePlugin import PngInfo
 from benchmarks import population
 from benchmarks.common import read_results
 from docs import report_picture, watch_picture
-from esper.commands.made_up_episode import ScriptedPlayer, film_episode
-from esper.telemetry.pictures import film_strips, save_png
-from esper.telemetry.schema import FilmReel
 from studies import resnet
 from studies.growth.report import PICTURES as STUDY_PICTURES
 from studies.growth.report import Study
@@ -45,16 +42,6 @@ class Drawing:
         return hashlib.sha256(self.source()).hexdigest()[:16]
 
 
-def told_stories() -> FilmReel:
-    """What `esper lifecycle --seed 7` plays."""
-    return film_episode(ScriptedPlayer(3), 3, 60, seed=7)
-
-
-def stages_of(reel: FilmReel) -> bytes:
-    """What a film shows, without the numbers that differ in the last bit between machines."""
-    return repr([(f.title, f.stage, f.blueprint, f.op, f.op_slot, f.succeeded) for f in reel.films]).encode()
-
-
 def bytes_of(paths: Iterable[Path]) -> Callable[[], bytes]:
     files = sorted(paths)
     return lambda: b"".join(path.read_bytes() for path in files)
@@ -75,9 +62,6 @@ def of_study(draw: Callable[[Study, Path], None]) -> Drawing:
 
 
 PICTURES: dict[str, Drawing] = {
-    "lifecycle.png": Drawing(
-        lambda path: save_png(film_strips(told_stories()), path), lambda: stages_of(told_stories())
-    ),
     "report.png": Drawing(
         report_picture.draw, bytes_of(report_picture.DEMO / name for name in report_picture.FILES)
     ),

@@ -12,7 +12,7 @@ import typer
 
 from esper import __version__, cli
 
-COMMANDS = ("lifecycle", "schema", "blueprints", "tasks", "doctor", "config")
+COMMANDS = ("schema", "blueprints", "tasks", "doctor", "config")
 
 
 def test_help_takes_less_than_a_second_and_no_torch() -> None:
@@ -60,12 +60,10 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["lifecycl"], "No such command 'lifecycl'"),
-        (["lifecycle", "--member", "3"], "No such option: --member"),
-        (["lifecycle", "--members", "many"], "--members"),
-        (["lifecycle", "--members", "0"], "--members is 0; allowed are 1 to 64"),
-        (["lifecycle", "--slots", "26"], "--slots is 26; allowed are 1 to 25"),
-        (["lifecycle", "--steps", "-1"], "--steps is -1; allowed are 1 to 1000"),
+        (["trai"], "No such command 'trai'"),
+        (["compare", "--member", "3"], "No such option: --member"),
+        (["compare", "--members", "many"], "--members"),
+        (["compare", "--members", "0"], "--members is 0; allowed are 1 to 1000000"),
         (["blueprints", "--topology", "rnn"], "topology is 'rnn'; allowed are cnn, transformer, mlp"),
         (["blueprints", "--width", "0"], "--width is 0; allowed are 1 to"),
         (["config", "validate", "nowhere.yaml"], "cannot read nowhere.yaml"),
@@ -87,18 +85,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
 def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ESPER_DEBUG", "1")
     with pytest.raises(ValueError, match="--members is 0"):
-        cli.run(["lifecycle", "--members", "0"])
+        cli.run(["compare", "--members", "0"])
 
 
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.commands import made_up_episode
+    from esper import tasks
 
     def broken(*_: object) -> None:
         raise KeyError("a bug")
 
-    monkeypatch.setattr(made_up_episode, "film_episode", broken)
+    monkeypatch.setattr(tasks, "task_table", broken)
     with pytest.raises(KeyError, match="a bug"):
-        cli.run(["lifecycle"])
+        cli.run(["tasks"])
 
 
 def test_schema_shows_every_column(

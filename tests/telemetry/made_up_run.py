@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.commands.made_up_episode import ScriptedPlayer, film_episode
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, ControllerResult, Event, RoundSummary
@@ -24,8 +23,6 @@ def made_up_run(path: Path, rounds: int = 24) -> RunFolder:
     for number in range(1, rounds + 1):
         folder.append_events(_events(number, draw))
         folder.append_metrics(_summary(number, rounds, draw))
-    reel = film_episode(ScriptedPlayer(3), num_slots=3, steps=40, seed=7)
-    folder.write(reel)
     controllers = [_controller(name, gain, size, draw) for name, gain, size in _CONTROLLERS]
     folder.write(Comparison("digits", "cnn(width=4)", controllers, paired_differences(controllers)))
     return folder

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from esper.lifecycle.actions import Op
+from esper.lifecycle.stages import Stage
 from esper.telemetry import palette
 
 # Linear RGB as people with one kind of cone missing see it (Machado, Oliveira and Fernandes 2009).
@@ -38,3 +40,20 @@ def test_stages_can_be_told_apart(colours: dict[str, str], sight: str) -> None:
         for pair in itertools.combinations(shown, 2)
     }
     assert {pair: gap for pair, gap in gaps.items() if gap < 15} == {}
+
+
+def test_every_stage_and_op_has_its_place_in_the_palette() -> None:
+    stages = {stage.name for stage in Stage}
+    assert set(palette.STAGE_COLOURS) == set(palette.STAGE_LETTERS) == stages
+    assert set(palette.STAGE_MEANINGS) == stages - {"UNKNOWN"}
+    ops = {op.name for op in Op}
+    assert set(palette.OP_COLOURS) == set(palette.OP_GLYPHS) == ops
+    assert set(palette.OP_MEANINGS) == ops - {"WAIT"}
+    assert len(set(palette.STAGE_LETTERS.values())) == len(stages), "letters tell stages apart without colour"
+
+
+def test_alpha_is_the_shade_of_blending_alone() -> None:
+    shades = [palette.cell_colour("BLENDING", alpha) for alpha in (0.0, 0.5, 1.0)]
+    assert len(set(shades)) == 3
+    assert shades[-1] == palette.STAGE_COLOURS["BLENDING"]
+    assert palette.cell_colour("HOLDING", 0.2) == palette.STAGE_COLOURS["HOLDING"]

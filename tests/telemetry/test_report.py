@@ -9,14 +9,13 @@ from pathlib import Path
 
 import matplotlib
 import pytest
-from matplotlib.figure import Figure
 
 from esper import cli
 from esper.foundation.statistics import learning_verdict, t_quantile
 from esper.telemetry import charts
 from esper.telemetry.differences import against_growers, clear_among, paired_differences
 from esper.telemetry.earnings import blueprint_ledger
-from esper.telemetry.pictures import film_strips, png_bytes
+from esper.telemetry.pictures import png_bytes
 from esper.telemetry.report import render_report, write_report
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import (
@@ -80,7 +79,6 @@ def test_the_page_holds_every_part(page: str) -> None:
         "The learner",
         "The frontier",
         "Differences, paired",
-        "Film strips",
         "What each blueprint earned",
         "Contribution against parameters",
     ]
@@ -246,10 +244,8 @@ def test_the_learner_is_judged_by_its_whole_baseline(
 
 def test_pictures_touch_nothing_process_wide(folder: RunFolder) -> None:
     before = dict(matplotlib.rcParams)
-    reel, results = folder.film(), folder.results()
-    assert reel is not None
+    results = folder.results()
     assert results is not None
-    assert isinstance(film_strips(reel), Figure)
     assert png_bytes(charts.frontier(results.controllers)).startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
 

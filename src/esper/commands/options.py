@@ -30,7 +30,6 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config show'"),
 ]
-Seed = Annotated[int, typer.Option(help="every random number derives from it")]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
 ]
