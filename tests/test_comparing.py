@@ -268,7 +268,7 @@ def test_a_contest_counts_its_steps_and_pairs_its_seeds(budget: str) -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "members=2", budget])
     contest = Contest(config, arms_of("static,habit,best-of:2", config), seeds=2)
     ticks: list[int] = []
-    comparison, reel = contest.run(lambda result: ticks.append(1))
+    comparison = contest.run(lambda result: ticks.append(1))
     assert [(lanes.round, lanes.title) for lanes in contest.lanes] == [
         (1, "static"),
         (2, "habit"),
@@ -277,7 +277,6 @@ def test_a_contest_counts_its_steps_and_pairs_its_seeds(budget: str) -> None:
     assert len(ticks) == contest.steps
     assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
     assert comparison.controllers[2].members == [0, 1, 2, 3]
-    assert [film.title for film in reel.films] == ["static", "habit", "best-of:2"]
 
 
 def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
@@ -288,12 +287,8 @@ def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
     def work(gather: Gather | None) -> object:
         arms = arms_of("random,final:random,best-of:2", config)
         contest = Contest(config, arms, gather=gather)
-        comparison, reel = contest.run()
-        return (
-            json_values(comparison),
-            json_values(reel),
-            [lanes.columns["spent"].tolist() for lanes in contest.lanes],
-        )
+        comparison = contest.run()
+        return json_values(comparison), [lanes.to_bytes() for lanes in contest.lanes]
 
     alone = work(None)
     assert on_processes(2, work) == [alone, alone]
@@ -344,7 +339,7 @@ def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> N
     assert "population.batch_size is 64 (trained with 128)" in told
     assert "--force" in told
     assert by_rule.startswith("schedule does not grow here")
-    comparison, _ = contest.run()
+    comparison = contest.run()
     results = {result.name: result for result in comparison.controllers}
     for name in ("tamiyo", "static-final of tamiyo", "schedule"):
         assert results[name].test_accuracy == results["static"].test_accuracy

@@ -37,7 +37,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_folder_is_whole(trained: Path) -> None:
     names = {path.name for path in trained.iterdir()}
-    files = {"config.yaml", "versions.json", "command.txt", "metrics.jsonl", "events.jsonl", "film.json"}
+    files = {"config.yaml", "versions.json", "command.txt", "metrics.jsonl", "events.jsonl"}
     assert names >= files | {"report.html", "checkpoints"}
     assert {path.name for path in (trained / "checkpoints").iterdir()} == {
         "last.safetensors",
@@ -46,7 +46,7 @@ def test_a_run_folder_is_whole(trained: Path) -> None:
     folder = RunFolder.read(trained)
     assert [summary.round for summary in folder.metrics()] == [1, 2]
     assert all("above_twin" in summary.extra for summary in folder.metrics())
-    assert folder.film().round == 2  # type: ignore[union-attr]
+    assert folder.lanes.rounds() == [1, 2]
     page = folder.report_path.read_text()
     assert page.count("data:image/png;base64") >= 5
     assert not re.search(r"(src|href)=\"http", page), "the page needs nothing from elsewhere"
@@ -72,7 +72,7 @@ def test_growing_with_a_trained_controller(
     assert cli.run(["grow", "-C", f"{trained}:greedy", "-n", "3", "-o", str(out)]) == 0
     told = capsys.readouterr().out
     assert "# A network grown on spirals" in told
-    assert (out / "film.png").read_bytes().startswith(b"\x89PNG")
+    assert RunFolder.read(out).lanes.rounds() == [0]
     assert RunFolder.read(out).results() is not None
     saved = RunFolder.read(out).network()
     assert saved is not None
@@ -112,9 +112,7 @@ def test_comparing_on_equal_footing(
     assert len(set(results.controllers[0].parameters)) == 1, "static never grows"
     for word in ("static-final of trained", "± ", "GFLOPs", "report.html"):
         assert word in told
-    films = RunFolder.read(out).film()
-    assert films is not None
-    assert len({film.member for film in films.films}) == 1, "the same member under every controller"
+    assert RunFolder.read(out).lanes.rounds() == [1, 2, 3, 4], "the lanes of every controller"
 
 
 @pytest.mark.usefixtures("blank_pictures")

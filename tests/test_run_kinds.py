@@ -56,7 +56,7 @@ def test_an_interrupted_comparison_is_done_again_as_it_was_asked_for(
     assert cli.run(["resume", str(path)]) == 0
     arguments = ["-C", "static,random:0.5", "-n", "2", "--task", "spirals", "--out", str(whole), *sets()]
     assert cli.run(["compare", *arguments, "--set", "members=2"]) == 0
-    for name in ("results.json", "film.json"):
+    for name in ("results.json", "lanes/000002.safetensors"):
         assert (path / name).read_bytes() == (whole / name).read_bytes()
     assert not (path / "metrics.jsonl").exists(), "nothing was trained"
     capsys.readouterr()
@@ -156,7 +156,7 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     with run.folder:
         run.run(QuietView(), StopRequest())
     assert cli.run(["resume", str(path), "--quiet", "--set", "rounds=3"]) == 0
-    for name in ("events.jsonl", "film.json", "config.yaml"):
+    for name in ("events.jsonl", "config.yaml"):
         assert (path / name).read_bytes() == (longer / name).read_bytes(), name
     assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
     assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"

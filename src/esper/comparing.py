@@ -40,7 +40,6 @@ from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord, Floats
-from esper.simic.films import film, film_reel
 from esper.simic.lanes import lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import TestResult, evaluate_test, play
@@ -50,7 +49,7 @@ from esper.tamiyo.scripted import Static
 from esper.tasks import Task
 from esper.telemetry.differences import paired_differences
 from esper.telemetry.lanes import Lanes
-from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint, FilmReel
+from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
@@ -372,23 +371,23 @@ class Contest:
         """How often `on_step` is called in the whole contest."""
         return self.seeds * len(self.arms) * self.config.episode.steps * len(self._first.held)
 
-    def run(self, on_step: OnStep | None = None) -> tuple[Comparison, FilmReel]:
-        """What every arm reached, and the same member filmed under each of them."""
+    def run(self, on_step: OnStep | None = None) -> Comparison:
+        """Run every arm on every seed and return what each reached; the lanes of the first seed are kept."""
         results: dict[str, list[ControllerResult]] = {}
-        filmed: list[ControllerRun] = []
+        first: list[ControllerRun] = []
         for k in range(self.seeds):
             with cpu_threads(self.config.threads):
                 runs = compare(self._shards(k), self.arms, on_step)
-            filmed = filmed or runs
+            first = first or runs
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
         joined = [_joined(parts) for parts in results.values()]
         self.lanes = [
-            lanes_of(run.record, self._first.first, i, run.name) for i, run in enumerate(filmed, start=1)
+            lanes_of(run.record, self._first.first, i, run.name) for i, run in enumerate(first, start=1)
         ]
-        comparison = as_comparison(self._first.first, filmed, self.remarks)
-        return replace(comparison, controllers=joined, differences=paired_differences(joined)), _films(filmed)
+        comparison = as_comparison(self._first.first, first, self.remarks)
+        return replace(comparison, controllers=joined, differences=paired_differences(joined))
 
     def _shards(self, k: int) -> Shards:
         if not k:
@@ -404,11 +403,3 @@ def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:
         curve=parts[0].curve,
         **{name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in columns},
     )
-
-
-def _films(runs: Sequence[ControllerRun]) -> FilmReel:
-    """The same member under every arm: the one that is typical of the last."""
-    returns = runs[-1].record.returns
-    row = int(np.argsort(np.nan_to_num(returns, nan=-np.inf), kind="stable")[len(returns) // 2])
-    reel = film_reel(runs[0].record, 0)
-    return replace(reel, films=[film(run.record, row, run.name) for run in runs])

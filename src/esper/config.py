@@ -64,9 +64,6 @@ class TelemetryConfig(Config):
         default=(), description="where metrics go beside the run folder"
     )
     events: bool = Field(default=True, description="write events.jsonl")
-    film_members: int = Field(
-        default=3, ge=0, description="members whose slots are filmed: best, typical, worst, and more between"
-    )
     lanes: int = Field(
         default=12,
         ge=0,
@@ -150,6 +147,7 @@ RETIRED: dict[str, dict[str, object]] = {
     "ppo": {"kl_stop": _ANY},
     "learner": {"credit": "read", "memory": True, "shadow_gain": True},
     "population": {"measure_pairs": False},
+    "telemetry": {"film_members": _ANY},
 }
 
 

@@ -1,4 +1,4 @@
-"""The network that a member became, on disk: for torch, for people, and for whoever reads the film.
+"""The network that a member became, on disk: for torch, for people, and for programs.
 
 network.pt2           a torch.export archive, its standardisation of the inputs included: torch alone runs it
 network.safetensors   its tensors, for a model of one's own

@@ -1,6 +1,6 @@
 """A training run: rounds, and everything that they leave in the run folder.
 
-After every round, in this order: events, metrics, film, checkpoint. The checkpoint is the truth: a run that
+After every round, in this order: events, metrics, lanes, checkpoint. The checkpoint is the truth: a run that
 is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
 
 Of several processes the first one has the folder: it alone reads and writes, and tells the others the
@@ -26,7 +26,6 @@ from esper.foundation.gather import Alone, Gather, all_or_none, any_process, fro
 from esper.foundation.interrupts import StopRequest
 from esper.foundation.settings import Config
 from esper.simic.events import episode_events
-from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
 from esper.simic.steps import StepResult
 from esper.simic.trainer import Round, Trainer
@@ -190,9 +189,6 @@ class TrainingRun:
         self.folder.append_metrics(round.summary)
         for sink in self._sinks:
             sink.write(round.summary)
-        reel = film_reel(round.record, telemetry.film_members, number) if telemetry.film_members else None
-        if reel is not None:
-            self.folder.write(reel)
         if telemetry.lanes:
             self.folder.lanes.write(lanes_of(round.record, self.trainer.environment, number), telemetry.lanes)
         worlds = [shards[0].spec for shards in self.trainer.environments]
@@ -203,7 +199,7 @@ class TrainingRun:
         self.store.save(
             number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
         )
-        view.update(round.summary, reel)
+        view.update(round.summary)
 
     @property
     def finished(self) -> bool:

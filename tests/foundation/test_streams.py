@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from esper.foundation.streams import Stream, random_bits, random_normal, random_order, random_uniform
+from esper.foundation.streams import Stream, normal_of, random_bits, random_order, random_uniform, stream_keys
 
 MEMBERS = torch.arange(64)
 
@@ -58,7 +58,7 @@ def test_uniforms_are_uniform() -> None:
 
 
 def test_normals_are_normal_and_finite() -> None:
-    sample = random_normal(3, torch.arange(200), Stream.HOST_INIT, 0, 500)
+    sample = normal_of(stream_keys(3, torch.arange(200), Stream.HOST_INIT, 0), 500)
     assert bool(sample.isfinite().all())
     assert sample.mean().item() == pytest.approx(0, abs=0.015)
     assert sample.std().item() == pytest.approx(1, abs=0.01)

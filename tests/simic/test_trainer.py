@@ -13,7 +13,6 @@ from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.events import episode_events
-from esper.simic.films import film_reel
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
 from esper.simic.summaries import planted
@@ -226,7 +225,7 @@ def test_members_with_tasks_of_their_own_are_tested_on_them() -> None:
     assert accuracy[1] == pytest.approx(1.0 - accuracy[0], abs=1e-6)
 
 
-# ---- events and films ------------------------------------------------------------------------------------
+# ---- events ----------------------------------------------------------------------------------------------
 
 
 def test_events_tell_everything_that_happened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,26 +264,6 @@ def test_the_sizes_of_seeds_add_up() -> None:
         ):
             grown = record.parameters[event.step + 1, event.member] - record.host_parameters
             assert event.numbers["parameters"] == grown
-
-
-def test_a_reel_holds_the_best_the_typical_and_the_worst() -> None:
-    environment = make_environment(members=(10, 11, 12, 13, 14), steps=4)
-    record = play(environment, RandomLegal(0.7), 0)
-    reel = film_reel(record, count=3, round=2)
-    order = record.members[np.argsort(-record.returns, kind="stable")].tolist()
-    assert [(f.title, f.member) for f in reel.films] == [
-        ("best", order[0]),
-        ("typical", order[2]),
-        ("worst", order[4]),
-    ]
-    film = reel.films[0]
-    row = record.members.tolist().index(film.member)
-    assert film.steps == 4
-    assert film.op == record.choices[:, row, Head.OP].tolist()
-    assert film.accuracy == record.accuracy[1:, row].tolist()
-    assert [f.title for f in film_reel(record, count=5).films][1] == "rank 2 of 5"
-    assert film_reel(record, count=0).films == []
-    assert len(film_reel(record, count=50).films) == 5
 
 
 def test_a_governor_may_be_switched_off_for_a_whole_run() -> None:

@@ -16,7 +16,7 @@ from esper.foundation.errors import UserError
 from esper.telemetry import files
 from esper.telemetry.jsonl import JsonLines
 from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Event, Film, FilmReel, RoundSummary
+from esper.telemetry.schema import Comparison, ControllerResult, Event, RoundSummary
 
 
 def make(path: Path) -> RunFolder:
@@ -31,22 +31,9 @@ def event(number: int) -> Event:
     return Event(round=number, step=4, member=1, kind="pruned", slot="r0c1", numbers={"contribution": -2.5})
 
 
-def reel() -> FilmReel:
-    film = Film(
-        member=2,
-        title="best",
-        slots=["r0c0"],
-        stage=[[1], [2]],
-        alpha=[[0.0], [0.0]],
-        blueprint=[[-1], [3]],
-        op=[0, 1],
-        op_slot=[0, 0],
-        succeeded=[True, True],
-        accuracy=[0.1, 0.2],
-        parameter_ratio=[1.0, 1.1],
-    )
-    names = {1: "DORMANT", 2: "GERMINATED"}
-    return FilmReel(names, {0: "WAIT", 1: "GERMINATE"}, {3: "NORM"}, [film], round=5)
+def results() -> Comparison:
+    reached = ControllerResult("static", [2], [0.9], [10.0], [3.0], [1e6], potential=[0.8], curve=[])
+    return Comparison("digits", "cnn", [reached], [], remarks=["none"])
 
 
 def test_a_new_folder_holds_what_made_the_run(tmp_path: Path) -> None:
@@ -64,13 +51,13 @@ def test_records_come_back_as_they_were_written(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         folder.append_metrics(summary(1))
         folder.append_events([event(1), event(1)])
-        folder.write(reel())
+        folder.write(results())
         assert folder.metrics()[0].round == 1
         assert folder.metrics()[0].seconds == 2.0
         assert folder.metrics()[0].kl != folder.metrics()[0].kl, "unmeasured is NaN, not 0"
         assert folder.events() == [event(1), event(1)]
-        assert folder.film() == reel()
-        assert folder.results() is None
+        assert folder.results() == results()
+        assert folder.growth() is None
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["kl"] is None
 
 
@@ -223,14 +210,14 @@ def test_an_unwritable_place_is_one_sentence(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "film.json"
+    path = tmp_path / "results.json"
     files.write_atomically(path, b"old")
 
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(UserError, match=r"cannot write .*film\.json: the disk is full"):
+    with pytest.raises(UserError, match=r"cannot write .*results\.json: the disk is full"):
         files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert not list(tmp_path.glob(".*"))
@@ -264,8 +251,8 @@ def test_a_thousand_damaged_folders_are_told_in_one_sentence(
         folder.append_metrics(summary(1))
         folder.append_metrics(summary(2))
         folder.append_events([event(1)])
-        folder.write(reel())
-    names = ("metrics.jsonl", "events.jsonl", "film.json", "versions.json", "config.yaml")
+        folder.write(results())
+    names = ("metrics.jsonl", "events.jsonl", "results.json", "versions.json", "config.yaml")
     whole = {name: (tmp_path / "run" / name).read_bytes() for name in names}
     draw = random.Random(0)
     told = 0
@@ -282,7 +269,7 @@ def test_a_thousand_damaged_folders_are_told_in_one_sentence(
                 opened.truncate_after(1)
                 assert all(m.round <= 1 for m in opened.metrics())
                 opened.events()
-                opened.film()
+                opened.results()
                 opened.config_text()
         except UserError as error:
             told += "\n" not in str(error)

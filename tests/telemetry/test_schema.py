@@ -17,8 +17,6 @@ from esper.telemetry.schema import (
     Comparison,
     ControllerResult,
     Event,
-    Film,
-    FilmReel,
     RoundSummary,
     from_json,
     json_values,
@@ -61,11 +59,9 @@ def test_keys_of_a_later_version_are_passed_over() -> None:
     assert from_json(RoundSummary, line, "metrics.jsonl").round == 1
 
 
-@pytest.mark.parametrize(
-    "data", [None, [], 3, {}, {"round": 1}, {"films": 3}, {"controllers": 3}, {"films": [1]}]
-)
+@pytest.mark.parametrize("data", [None, [], 3, {}, {"round": 1}, {"controllers": 3}])
 def test_foreign_records_are_one_sentence(data: object) -> None:
-    for kind in (RoundSummary, FilmReel, Comparison, Event):
+    for kind in (RoundSummary, Comparison, Event):
         with pytest.raises(UserError, match=f"file does not hold a {kind.__name__}: "):
             from_json(kind, data, "file")
 
@@ -126,22 +122,7 @@ def test_unmeasured_numbers_of_an_event_are_nan_and_missing_names_none() -> None
     assert math.isnan(again.numbers["contribution"])
 
 
-def test_films_whose_shapes_or_names_disagree_are_refused() -> None:
-    def film(**changes: object) -> Film:
-        whole = {"stage": [[1], [2]], "alpha": [[0.0], [0.0]], "blueprint": [[-1], [3]], "op": [0, 1]}
-        whole |= {"op_slot": [0, 0], "succeeded": [True, True], "slots": ["r0c0"], "accuracy": [0.1, 0.2]}
-        return Film(member=0, title="", **{**whole, **changes})  # type: ignore[arg-type]
-
-    names = ({1: "DORMANT", 2: "GERMINATED"}, {0: "WAIT", 1: "GERMINATE"}, {3: "NORM"})
-    assert FilmReel(*names, [film()]).films[0].steps == 2
-    with pytest.raises(ValueError, match=r"Film\.alpha has 1 entries; expected 2"):
-        film(alpha=[[0.0]])
-    with pytest.raises(ValueError, match=r"Film\.accuracy has 1 entries"):
-        film(accuracy=[0.5])
-    with pytest.raises(ValueError, match=r"film rows have \[1, 2\] slots; expected 1"):
-        film(stage=[[1], [2, 1]])
-    with pytest.raises(ValueError, match="a film holds 9, which stage_names does not name"):
-        FilmReel(*names, [film(stage=[[1], [9]])])
+def test_records_whose_lengths_disagree_are_refused() -> None:
     with pytest.raises(ValueError, match="rows of \\[1\\]; expected 2"):
         RoundSummary(1, 1, 1, 1, 1.0, op_shares={"WAIT": 1.0, "PRUNE": 0.0}, op_shares_by_step=[[1.0]])
     with pytest.raises(ValueError, match=r"ControllerResult\.flops has 1 entries; expected 2"):

@@ -42,7 +42,6 @@ def test_runs_and_facts_are_told(served: Served) -> None:
     assert facts["config"]["task"] == "digits"
     assert facts["lanes"] == [6]
     assert len(facts["results"]["controllers"]) == 4
-    assert facts["film"]["films"]
     assert facts["problems"] == []
     assert served.json("/api/finals?run=demo")["rows"][0]["round"] == 6
     assert served.json("/api/events?run=demo&round=3")["kinds"]["germinated"] == 6
@@ -76,7 +75,7 @@ OUTSIDE = (
     "/../server.py", "/%2e%2e/server.py", "/api/events?run=demo&round=-1",
 )  # fmt: skip
 LINKED = (
-    "versions.json", "config.yaml", "command.txt", "metrics.jsonl", "events.jsonl", "film.json",
+    "versions.json", "config.yaml", "command.txt", "metrics.jsonl", "events.jsonl",
     "results.json", "growth.json", "network.md", "lanes", "lanes/000006.safetensors", ".lock",
 )  # fmt: skip
 
@@ -229,11 +228,10 @@ def test_a_stream_says_when_files_and_runs_appear(served: Served, folder: RunFol
 
 
 def test_damaged_files_are_told_and_stop_nothing(served: Served, folder: RunFolder) -> None:
-    for name in ("film.json", "results.json", "config.yaml", "versions.json"):
+    for name in ("results.json", "config.yaml", "versions.json"):
         (folder.path / name).write_bytes(b'{"half": ')
     facts = served.json("/api/facts?run=demo")
-    assert len(facts["problems"]) == 4
-    assert facts["film"] is None
+    assert len(facts["problems"]) == 3
     assert facts["results"] is None
     with open(folder.metrics_file.path, "ab") as file:
         file.write(b"no line\n")

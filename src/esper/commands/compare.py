@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from esper.config import RunConfig
     from esper.foundation.gather import Gather
     from esper.telemetry.run_folder import RunFolder
-    from esper.telemetry.schema import Comparison, FilmReel
+    from esper.telemetry.schema import Comparison
 
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
@@ -130,8 +130,7 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
 
     with folder:
         with interruption_told(folder):
-            comparison, reel = run_contest(contest, quiet)
-        folder.write(reel)
+            comparison = run_contest(contest, quiet)
         for lanes in contest.lanes:
             folder.lanes.write(lanes, len(contest.lanes))
         folder.write(comparison)
@@ -143,7 +142,7 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
         print_line(f"wrote {page}")
 
 
-def run_contest(contest: Contest, quiet: bool = False) -> tuple[Comparison, FilmReel]:
+def run_contest(contest: Contest, quiet: bool = False) -> Comparison:
     """Run a contest and show how far it is."""
     from esper.commands.progress import step_progress
 

@@ -50,7 +50,7 @@ def complete(run: TrainingRun, members: int) -> None:
 
     with run.folder.reopened():
         with interruption_told(run.folder):
-            comparison, _ = run_contest(_contest(run, members))
+            comparison = run_contest(_contest(run, members))
         run.folder.write(comparison)
         page = write_report(run.folder)
     print_comparison(comparison, worth=False)

@@ -55,7 +55,7 @@ def grow(
 
     Seeds are planted at the joints, the places between two layers of a network, and stay if they help. The
     same networks are also trained without any growth, and the report compares the two. It writes
-    network.pt2, which torch alone can run, and a film of how the network grew.
+    network.pt2, which torch alone can run, and a report.
 
     A learned controller, and the rule of thumb 'schedule', do not grow outside of the conditions that they
     were trained or found in, and say so: '--preset compute' has those.
@@ -111,9 +111,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     from esper.foundation.devices import cpu_threads
     from esper.grown_network import GrownMember
     from esper.simic.events import episode_events
-    from esper.simic.films import film_reel
     from esper.simic.lanes import lanes_of
-    from esper.telemetry.pictures import film_strips, save_png
     from esper.telemetry.report import write_report
     from esper.telemetry.schema import json_values, to_json
 
@@ -127,12 +125,9 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         runs = compare(environment, growth.arms, on_step=lambda _: advance())
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
-    reel = film_reel(runs[-1].record, settings.telemetry.film_members or 1)
-    folder.write(reel)
     folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
     folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
     comparison = as_comparison(environment, runs, growth.remarks)
-    save_png(film_strips(reel), folder.path / "film.png")
     folder.write(comparison)  # last but for the report: 'esper resume' takes it for the end of the run
     page = write_report(folder)
     if as_json:
@@ -142,4 +137,4 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     print_line(best.describe().split("\n```")[0])
     for remark in growth.remarks:
         print_line(remark)
-    print_line(f"wrote {folder.path / 'network.pt2'}, {folder.path / 'film.png'} and {page}")
+    print_line(f"wrote {folder.path / 'network.pt2'} and {page}")

@@ -136,13 +136,12 @@ def carry_through(
     place = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
     title = f"{config.task}: {config.members} members, {config.episode.steps} steps, {place}"
     page = None
-    view = open_view(screen, title, config.rounds, quiet=quiet, json_lines=json_lines)
+    view = open_view(screen, config.rounds, quiet=quiet, json_lines=json_lines)
     with run.folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:
-        if not (quiet or json_lines or screen.is_terminal):
+        if not (quiet or json_lines):
             print_line(f"training on {title}, {plural(config.rounds, 'round')}, in {run.folder.path}")
         try:
-            with view:
-                run.run(view, stop)
+            run.run(view, stop)
             page = write_report(run.folder) if report or stop.requested else None
         except KeyboardInterrupt:
             print_line("stopped at once: the round in flight is not kept", for_machines=True)

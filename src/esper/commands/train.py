@@ -33,9 +33,9 @@ def train(
     """Train a controller that decides when and where networks grow.
 
     A member is one small network that trains and grows. A round is one training of all members, from first
-    weights to last, after which the controller learns from what came of it. A film, in the report, shows what
-    happened in the slots of a few members. Ctrl-C ends the run after the round in flight, a second one at
-    once; either way, and after a crash too, 'esper resume' goes on where it stopped.
+    weights to last, after which the controller learns from what came of it. Ctrl-C ends the run after the
+    round in flight, a second one at once; either way, and after a crash too, 'esper resume' goes on where
+    it stopped.
 
     On several GPUs or machines: torchrun --nproc-per-node=4 -m esper train ... (docs/scaling.md).
     """

@@ -99,11 +99,6 @@ def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Te
     return uniform_of(stream_keys(seed, members, stream, counter), count)
 
 
-def random_normal(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """Standard normal numbers.  # [N, count] float32"""
-    return normal_of(stream_keys(seed, members, stream, counter), count)
-
-
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """A permutation of range(count) for each member.  # [N, count] int64"""
     return random_bits(seed, members, stream, counter, count).argsort(dim=-1)

@@ -1,6 +1,6 @@
 """The run folder of an `esper.grow`: written after every epoch, and taken up again after any kill.
 
-After an epoch come events, film, lanes and curves, which are replaced whole, then a line of metrics, then the
+After an epoch come events, lanes and curves, which are replaced whole, then a line of metrics, then the
 checkpoint. The checkpoint is the truth: what was written after it is forgotten when the growth goes on.
 """
 
@@ -26,7 +26,6 @@ from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.events import episode_events
-from esper.simic.films import film_reel
 from esper.simic.lanes import lanes_of
 from esper.telemetry.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from esper.telemetry.run_folder import CALL, RunFolder
@@ -96,9 +95,8 @@ class GrowFolder:
         save_checkpoint(self._checkpoint(arm), kept, {"seconds": seconds, "repeated": repeated}, SCHEMA)
 
     def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
-        """Events, film and lanes of the epochs so far."""
+        """Write the events and lanes of the epochs so far."""
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.write(film_reel(record, 3))
         self.folder.lanes.write(lanes_of(record, prepared.environment, 0, parts=prepared.parts))
 
     def growth_of(self, record: EpisodeRecord, prepared: Prepared) -> Growth:

@@ -9,13 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from esper.lifecycle.actions import Head
+from esper.lifecycle.actions import Blueprint, Head, Op
+from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
-from esper.simic.films import NAMES
 from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 
+# What the numbers in lanes mean.
+NAMES: dict[str, Any] = {
+    "stage_names": {int(s): s.name for s in Stage},
+    "op_names": {int(op): op.name for op in Op},
+    "blueprint_names": {int(b): b.name for b in Blueprint},
+}
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 

@@ -33,7 +33,7 @@ UNMEASURED = -32768  # a contribution that nothing has measured
 COLUMNS: dict[str, tuple[str, str]] = {
     "members": ("i4", "N"),  # global ids
     "returns": ("f4", "N"),
-    "stage": ("u1", "TNS"),  # right after the action of the step, as in films
+    "stage": ("u1", "TNS"),  # right after the action of the step
     "alpha": ("u1", "TNS"),  # 255 is 1
     "blueprint": ("u1", "TNS"),
     "contribution": ("i2", "TNS"),  # hundredths of a point, as known to the decision

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view, plain lines, JSON lines for machines, or nothing."""
+"""What a person sees while a run goes on: a line for each round, JSON lines for machines, or nothing."""
 
 from __future__ import annotations
 
@@ -6,29 +6,13 @@ import math
 import os
 import sys
 import time
-from collections import deque
-from collections.abc import Sequence
-from typing import Self
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
+from rich.console import Console
 
 from esper.telemetry.numbers import duration, interval, number
-from esper.telemetry.palette import MUTED, OP_COLOURS, STAGE_COLOURS
-from esper.telemetry.schema import FilmReel, RoundSummary, to_json
-from esper.telemetry.strips import FilmStrip
+from esper.telemetry.schema import RoundSummary, to_json
 
-_SPARKS = "▁▂▃▄▅▆▇█"
-_BAR = 24  # columns of a full bar of op shares
-_HISTORY = 40  # rounds in the sparkline
-_STRIPS = 2  # members whose slots are shown
-_ANOMALIES = 3  # the latest ones
 _ESTIMATE_AFTER = 2.0  # seconds of steps
-_SHORTEST_SCREEN = 24  # lines; below that the strips are left out
 
 
 class QuietView:
@@ -60,17 +44,8 @@ class QuietView:
         """Tell the person something now. Safe inside a signal handler: no buffered stream is touched."""
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
 
-    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
-        """A round is over; `reel` shows what happened in some members' slots."""
-
-    def close(self) -> None:
-        """Leave the screen in order."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def update(self, summary: RoundSummary) -> None:
+        """Show a finished round."""
 
 
 class JsonView(QuietView):
@@ -80,13 +55,13 @@ class JsonView(QuietView):
         super().__init__()
         self._console = console
 
-    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+    def update(self, summary: RoundSummary) -> None:
         self._console.file.write(to_json(summary) + "\n")
         self._console.file.flush()
 
 
 class PlainView(QuietView):
-    """One line per round, for logs and pipes, and an estimate of the whole as soon as there is one."""
+    """One line per round, and an estimate of the whole as soon as there is one."""
 
     def __init__(self, console: Console, rounds: int) -> None:
         super().__init__()
@@ -104,85 +79,18 @@ class PlainView(QuietView):
         self._console.file.write(f"{text}\n")
         self._console.file.flush()
 
-    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
+    def update(self, summary: RoundSummary) -> None:
         lines = [plain_line(summary), *(f"  ! {anomaly}" for anomaly in summary.anomalies)]
         self._print("\n".join(lines))
 
 
-class LiveView(QuietView):
-    """The whole picture, redrawn in place."""
-
-    def __init__(self, console: Console, title: str, rounds: int) -> None:
-        super().__init__()
-        self._console = console
-        self._title = title
-        self._rounds = rounds
-        self._notices: list[RenderableType] = []
-        self._returns: deque[float] = deque(maxlen=_HISTORY)
-        self._anomalies: deque[str] = deque(maxlen=_ANOMALIES)
-        self._bar = ProgressBar(total=rounds, completed=0, complete_style=STAGE_COLOURS["HOLDING"])
-        self._body: list[RenderableType] = [Text("the first round is under way", MUTED)]
-        self._live = Live(console=console, refresh_per_second=4, get_renderable=self._draw)
-        self._live.start()
-
-    def progress(self, rounds_done: float) -> None:
-        super().progress(rounds_done)
-        self._bar.completed = rounds_done
-        left = self.seconds_per_round * (self._rounds - rounds_done)
-        if not self._returns and math.isfinite(left):
-            self._body = [Text(f"the first round is under way, about {duration(left)} left in all", MUTED)]
-
-    def update(self, summary: RoundSummary, reel: FilmReel | None = None) -> None:
-        self._returns.append(summary.return_mean)
-        self._anomalies.extend(f"round {summary.round}: {anomaly}" for anomaly in summary.anomalies)
-        self._bar.completed = summary.round
-        self._body = [self._figures(summary), Text(), _op_bars(summary)]
-        if reel is not None and self._console.height >= _SHORTEST_SCREEN:
-            self._body += [part for film in reel.films[:_STRIPS] for part in (Text(), FilmStrip(film, reel))]
-        if self._anomalies:
-            self._body += [Text(), *(Text(f"! {anomaly}", "bold red") for anomaly in self._anomalies)]
-        self._live.refresh()
-
-    def notice(self, text: str) -> None:
-        self._notices = [Text(), Text(text, "bold")]  # the next redraw, in a quarter of a second, shows it
-
-    def close(self) -> None:
-        self._live.stop()
-
-    def _draw(self) -> RenderableType:
-        return Panel(
-            Group(self._bar, Text(), *self._body, *self._notices), title=self._title, title_align="left"
-        )
-
-    def _figures(self, summary: RoundSummary) -> Table:
-        table = Table.grid(padding=(0, 3))
-        entropy = number(summary.entropy, ".2f")
-        table.add_row(
-            _figure("round", f"{summary.round} of {summary.rounds}"),
-            _figure("time left", duration(summary.seconds_left)),
-            _figure("member-epochs/s", number(summary.member_epochs_per_second, ",.0f")),
-            _figure("parameters", f"× {number(summary.parameter_ratio_mean, '.2f')}"),
-        )
-        table.add_row(
-            _figure("return", interval(summary.return_mean, summary.return_ci, "+.3f")),
-            Text(sparkline(self._returns), STAGE_COLOURS["BLENDING"]),
-            _figure(
-                "accuracy", interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, ".1f") + " %"
-            ),
-            _figure("above twin", above) if (above := above_twin(summary)) else _figure("entropy", entropy),
-        )
-        return table
-
-
-def open_view(
-    console: Console, title: str, rounds: int, *, quiet: bool = False, json_lines: bool = False
-) -> QuietView:
-    """The view that was asked for, or the one that this terminal can show."""
+def open_view(console: Console, rounds: int, *, quiet: bool = False, json_lines: bool = False) -> QuietView:
+    """Return the view that was asked for: JSON lines, nothing, or one line for each round."""
     if json_lines:
         return JsonView(console)
     if quiet:
         return QuietView()
-    return LiveView(console, title, rounds) if console.is_terminal else PlainView(console, rounds)
+    return PlainView(console, rounds)
 
 
 def plain_line(summary: RoundSummary) -> str:
@@ -212,28 +120,3 @@ def stopping(seconds: float) -> str:
     """What is said to somebody who asked for a stop; `seconds` to the end of the round, NaN if unknown."""
     about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
     return f"finishing the round{about}; again to stop now"
-
-
-def sparkline(values: Sequence[float] | deque[float]) -> str:
-    """The course of a value in one line of blocks; what is not finite leaves a gap."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    low, span = min(finite), (max(finite) - min(finite)) or 1.0
-    top = len(_SPARKS) - 1
-    return "".join(_SPARKS[round((v - low) / span * top)] if math.isfinite(v) else " " for v in values)
-
-
-def _figure(name: str, value: str) -> Text:
-    return Text.assemble((f"{name} ", MUTED), (value, "bold"))
-
-
-def _op_bars(summary: RoundSummary) -> Table:
-    table = Table.grid(padding=(0, 1))
-    for op, share in summary.op_shares.items():
-        colour = OP_COLOURS.get(op, MUTED)
-        bar = "█" * round(share * _BAR) or ("▏" if share > 0 else "")
-        table.add_row(
-            Text(op.lower().replace("_", " "), MUTED), Text(bar.ljust(_BAR), colour), f"{share:.1%}"
-        )
-    return table

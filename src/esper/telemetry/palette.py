@@ -1,4 +1,4 @@
-"""One palette for every picture, in the terminal, in PNGs and in the report.
+"""One palette for every picture, in PNGs, in the report and on the live page.
 
 The hues are those of Okabe and Ito, which stay apart under the common kinds of colour blindness.
 Stages and ops are looked up by name, so that telemetry needs no knowledge of the rules of growth.
@@ -29,19 +29,18 @@ STAGE_COLOURS_DARK = STAGE_COLOURS | {"DORMANT": "#2b3643"}  # on a dark page, w
 STAGE_LETTERS = {stage: letter for stage, (_, letter, _) in _STAGES.items()}
 STAGE_MEANINGS = {stage: meaning for stage, (_, _, meaning) in _STAGES.items() if meaning}
 
-# Of each op: its colour, its terminal glyph and its matplotlib marker on a time line, and what it does. WAIT
-# leaves no mark.
+# Of each op: its colour, the letter that marks it on a time line, and what it does. WAIT leaves no mark.
 _OPS = {
-    "WAIT": ("#cbd2d9", " ", "", ""),
-    "GERMINATE": ("#b8a800", "G", "v", "plant a seed"),
-    "ADVANCE": ("#0072b2", "A", ">", "on to the next stage"),
-    "SET_ALPHA_TARGET": ("#56b4e9", "α", "d", "change how much is heard"),
-    "FOSSILIZE": ("#009e73", "F", "*", "keep for good"),
-    "PRUNE": ("#d55e00", "P", "X", "take out"),
+    "WAIT": ("#cbd2d9", " ", ""),
+    "GERMINATE": ("#b8a800", "G", "plant a seed"),
+    "ADVANCE": ("#0072b2", "A", "on to the next stage"),
+    "SET_ALPHA_TARGET": ("#56b4e9", "α", "change how much is heard"),
+    "FOSSILIZE": ("#009e73", "F", "keep for good"),
+    "PRUNE": ("#d55e00", "P", "take out"),
 }
-OP_COLOURS = {op: colour for op, (colour, _, _, _) in _OPS.items()}
-OP_GLYPHS = {op: (glyph, marker) for op, (_, glyph, marker, _) in _OPS.items()}
-OP_MEANINGS = {op: meaning for op, (_, _, _, meaning) in _OPS.items() if meaning}
+OP_COLOURS = {op: colour for op, (colour, _, _) in _OPS.items()}
+OP_GLYPHS = {op: glyph for op, (_, glyph, _) in _OPS.items()}
+OP_MEANINGS = {op: meaning for op, (_, _, meaning) in _OPS.items() if meaning}
 
 # Anything else that needs telling apart (controllers, heads, blueprints): eight hues, then again dashed.
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b4ea0", "#7b8794")
@@ -50,20 +49,3 @@ SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b
 def stage_name(stage: str) -> str:
     """A stage as people read it."""
     return stage.lower().replace("fossilized", "fossilised")
-
-
-def rgb(colour: str) -> tuple[int, int, int]:
-    """'#rrggbb' as three integers."""
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
-
-
-def mix(colour: str, other: str, share: float) -> str:
-    """`share` of the first colour and the rest of the other."""
-    parts = (round(share * a + (1 - share) * b) for a, b in zip(rgb(colour), rgb(other), strict=True))
-    return "#{:02x}{:02x}{:02x}".format(*parts)
-
-
-def cell_colour(stage: str, alpha: float) -> str:
-    """The colour of one slot at one moment: the hue is the stage; in BLENDING the shade is alpha."""
-    colour = STAGE_COLOURS[stage]
-    return mix(colour, PAPER, 0.25 + 0.75 * min(max(alpha, 0.0), 1.0)) if stage == "BLENDING" else colour

@@ -23,7 +23,7 @@ from esper.telemetry.differences import clear_among
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
 from esper.telemetry.numbers import duration, interval, number
-from esper.telemetry.pictures import film_strips, png_bytes
+from esper.telemetry.pictures import png_bytes
 from esper.telemetry.report_page import FIGURE, PAGE, SECTION
 from esper.telemetry.report_tables import (
     bullets,
@@ -40,7 +40,7 @@ from esper.telemetry.schema import Comparison, Growth, RoundSummary
 
 _GROWTH = "Score and size"
 # Which pictures may stand on the first screen, the most wanted first.
-_FIRST = {"compare": ("Differences, paired",), "grow": (_GROWTH, "Film strips")}
+_FIRST = {"compare": ("Differences, paired",), "grow": (_GROWTH,)}
 
 
 @dataclass(frozen=True)
@@ -199,14 +199,6 @@ def _pictures(
                 "The same members under both controllers. Green lies above the baseline, red below; each "
                 "interval stands alone at 95 %.",
             )
-    reel = folder.film()
-    if reel is not None and reel.films:
-        heading = f"The life of every slot, round {reel.round}" if reel.round else "The life of every slot"
-        yield Picture(
-            lambda: film_strips(reel, heading),
-            "Film strips",
-            "One band per member, one lane per slot; the hue is the stage, the shade of blending is alpha.",
-        )
     ledger = blueprint_ledger(folder.events())
     if ledger:
         yield Picture(

@@ -5,7 +5,6 @@
     config.yaml     the configuration as resolved; written last, so that a folder without it never began
     metrics.jsonl   one line per round (`schema.RoundSummary`)
     events.jsonl    one line per event (`schema.Event`)
-    film.json       the slots of a few members over time (`schema.FilmReel`)
     results.json    controllers compared (`schema.Comparison`)
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
     growth.json     the course of an `esper.grow` (`schema.Growth`)
@@ -37,7 +36,6 @@ from esper.telemetry.lanes import LanesFolder
 from esper.telemetry.schema import (
     Comparison,
     Event,
-    FilmReel,
     Growth,
     Record,
     RoundSummary,
@@ -53,7 +51,6 @@ Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
 _FILES: dict[type, str] = {
-    FilmReel: "film.json",
     Comparison: "results.json",
     Growth: "growth.json",
     SavedNetwork: "network.json",
@@ -268,13 +265,9 @@ class RunFolder:
                 f"'esper train --config {self.path / 'config.yaml'}'"
             )
 
-    def write(self, record: FilmReel | Comparison | Growth | SavedNetwork) -> None:
+    def write(self, record: Comparison | Growth | SavedNetwork) -> None:
         """Replace the file that holds this kind of record."""
         write_atomically(self.path / _FILES[type(record)], to_json(record).encode() + b"\n")
-
-    def film(self) -> FilmReel | None:
-        """What film.json holds, None without one."""
-        return self._record(FilmReel)
 
     def results(self) -> Comparison | None:
         """What results.json holds, None without one."""

@@ -2,7 +2,6 @@
 
     metrics.jsonl   one `RoundSummary` per line
     events.jsonl    one `Event` per line
-    film.json       one `FilmReel`: what happened in the slots of a few members of the latest round
     results.json    one `Comparison`: controllers on equal footing, member by member
     network.json    one `SavedNetwork`: what 'esper grow' wrote
     growth.json     one `Growth`: the course of an `esper.grow`, and what it is measured against
@@ -113,59 +112,6 @@ class Event:
     def __post_init__(self) -> None:
         if self.kind not in EVENT_KINDS:
             raise ValueError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")
-
-
-@dataclass(frozen=True)
-class Film:
-    """The life of one member's slots. Row t is the state right after the action of step t was applied."""
-
-    member: int
-    title: str  # what the viewer should know it by: "best", "typical", "worst", ...
-    slots: Sequence[str]  # [S] slot ids
-    stage: Sequence[Sequence[int]]  # [T][S]
-    alpha: Sequence[Sequence[Number]]  # [T][S]
-    blueprint: Sequence[Sequence[int]]  # [T][S], -1 where there is no seed
-    op: Sequence[int]  # [T] the op that was asked for
-    op_slot: Sequence[int]  # [T] the slot it was asked for
-    succeeded: Sequence[bool]  # [T] False: illegal, or refused by a gate
-    accuracy: Sequence[Number] = ()  # [T] validation accuracy, or nothing
-    parameter_ratio: Sequence[Number] = ()  # [T] parameters / host parameters, or nothing
-
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("stage", "alpha", "blueprint", "op_slot", "succeeded"), self.steps)
-        _check_lengths(self, ("accuracy",) if self.accuracy else (), self.steps)
-        widths = {len(row) for rows in (self.stage, self.alpha, self.blueprint) for row in rows}
-        if widths - {len(self.slots)}:
-            raise ValueError(
-                f"film rows have {sorted(widths)} slots; expected {len(self.slots)}, as in slots"
-            )
-
-    @property
-    def steps(self) -> int:
-        """How many steps the film has."""
-        return len(self.op)
-
-
-@dataclass(frozen=True)
-class FilmReel:
-    """A few films and the names of the numbers in them."""
-
-    stage_names: Mapping[int, str]
-    op_names: Mapping[int, str]
-    blueprint_names: Mapping[int, str]
-    films: Sequence[Film]
-    round: int = 0  # the round that was filmed; 0 outside a training run
-
-    def __post_init__(self) -> None:
-        used = {
-            "stage_names": {stage for film in self.films for row in film.stage for stage in row},
-            "op_names": {op for film in self.films for op in film.op},
-            "blueprint_names": {b for film in self.films for row in film.blueprint for b in row if b >= 0},
-        }
-        for table, values in used.items():
-            nameless = sorted(values - set(getattr(self, table)))
-            if nameless:
-                raise ValueError(f"a film holds {nameless[0]}, which {table} does not name")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the page is told of a run besides its rounds: what it is, its settings, its films and its results."""
+"""What the page is told of a run besides its rounds: what it is, its settings and its results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, Growth, json_values
 from esper.watch.library import MARKER, file_of
 
-_SIGNED = ("versions.json", "config.yaml", "film.json", "results.json", "network.md", "growth.json", "lanes")
+_SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")
 _BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
 
 
@@ -67,7 +67,6 @@ def facts(run: Path) -> dict[str, Any]:
         "about": about,
         "command": tried(lambda: file_of(run, "command.txt") and folder.command_text()),
         "config": config or {},
-        "film": json_values(tried(lambda: file_of(run, "film.json") and folder.film())),
         "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
         "network": tried(lambda: _text(run, "network.md")),
         "growth": json_values(tried(lambda: growth_of(folder))),

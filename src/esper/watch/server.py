@@ -2,7 +2,7 @@
 
     /                the page
     /api/runs        the runs, each with its state
-    /api/facts       what a run is: settings, films, results, rounds with lanes
+    /api/facts       what a run is: settings, results, rounds with lanes
     /api/events      the events of one round
     /api/lanes       the slots of all members in one round, as the file has them
     /api/finals      final figures of several runs, with differences
@@ -117,7 +117,7 @@ class _Routes:
             "stage_letters": palette.STAGE_LETTERS,
             "stage_meanings": palette.STAGE_MEANINGS,
             "ops": palette.OP_COLOURS,
-            "op_glyphs": {op: glyph for op, (glyph, _) in palette.OP_GLYPHS.items()},
+            "op_glyphs": palette.OP_GLYPHS,
             "op_meanings": palette.OP_MEANINGS,
             "series": palette.SERIES,
         }

@@ -1,4 +1,4 @@
-// The slots of every member in one round, from the bytes of its file or from a film.
+// The slots of every member in one round, from the bytes of its file.
 
 const KINDS = { U8: Uint8Array, I16: Int16Array, I32: Int32Array, F32: Float32Array };
 const MOST_BYTES = 96 * 1024 * 1024; // of rounds that stay in memory
@@ -9,19 +9,14 @@ const cache = new Map(); // key → {lanes} or {waiting}
 
 // The lanes of a round if they are here; else null, and `arrived` is called once they are.
 export function lanesOf(run, round, arrived) {
-  if (!run?.facts || round === null) return null;
+  if (!run?.facts?.lanes.includes(round)) return null;
   const stem = `${run.name}\n${round}\n`;
-  const key = stem + (run.facts.lanes.includes(round) ? revision(run) : run.version);
+  const key = stem + revision(run);
   const held = cache.get(key);
   if (held) {
     cache.delete(key);
     cache.set(key, held); // the latest used is the last to go
     return held.lanes ?? null;
-  }
-  if (!run.facts.lanes.includes(round)) {
-    const lanes = fromFilm(run.facts.film);
-    if (lanes) keep(key, lanes);
-    return lanes;
   }
   const before = [...cache].findLast(([other, { lanes }]) => other.startsWith(stem) && lanes);
   cache.set(key, { waiting: true });
@@ -94,57 +89,6 @@ function columnsOf(buffer) {
   return new Lanes(about, columns, { T, N, S }, buffer.byteLength);
 }
 
-// A few filmed members, where a folder has nothing more.
-function fromFilm(reel) {
-  const films = reel?.films ?? [];
-  if (!films.length) return null;
-  const [N, S] = [films.length, films[0].slots.length];
-  const T = Math.max(...films.map((film) => film.op.length));
-  const columns = blank(T, N, S);
-  films.forEach((film, n) => {
-    columns.members[n] = film.member;
-    for (let t = 0; t < T; t++) {
-      const u = Math.min(t, film.op.length - 1);
-      for (let s = 0; s < S; s++) {
-        const i = (t * N + n) * S + s;
-        columns.stage[i] = film.stage[u]?.[s] ?? 0;
-        columns.alpha[i] = Math.round(255 * (film.alpha[u]?.[s] ?? 0));
-        columns.blueprint[i] = (film.blueprint[u]?.[s] ?? -1) < 0 ? NO_BLUEPRINT : film.blueprint[u][s];
-      }
-      columns.op[t * N + n] = film.op[u];
-      columns.op_slot[t * N + n] = film.op_slot[u];
-      columns.succeeded[t * N + n] = film.succeeded[u] ? 1 : 0;
-      columns.accuracy[(t + 1) * N + n] = film.accuracy?.[u] ?? NaN;
-      columns.parameters[(t + 1) * N + n] = film.parameter_ratio?.[u] ?? NaN;
-    }
-    columns.accuracy[n] = NaN;
-    columns.parameters[n] = 1;
-    columns.returns[n] = film.accuracy?.at(-1) ?? NaN;
-  });
-  const about = { ...reel, slots: films[0].slots, parts: [], titles: films.map((film) => film.title) };
-  return new Lanes(about, columns, { T, N, S }, T * N * (S + 1) * 8);
-}
-
-function blank(T, N, S) {
-  const bytes = (size) => new Uint8Array(size);
-  return {
-    members: new Int32Array(N),
-    returns: new Float32Array(N),
-    stage: bytes(T * N * S),
-    alpha: bytes(T * N * S),
-    blueprint: bytes(T * N * S),
-    contribution: new Int16Array(T * N * S).fill(UNMEASURED),
-    op: bytes(T * N),
-    op_slot: bytes(T * N),
-    succeeded: bytes(T * N),
-    rolled_back: bytes(T * N),
-    accuracy: new Float32Array((T + 1) * N),
-    parameters: new Float32Array((T + 1) * N),
-    spent: new Float32Array((T + 1) * N).fill(NaN),
-    seed_parameters: new Int32Array(0),
-  };
-}
-
 class Lanes {
   constructor(about, columns, { T, N, S }, bytes) {
     const { title: label, ...rest } = about;
@@ -158,7 +102,7 @@ class Lanes {
   }
 
   title(n) {
-    return this.titles?.[n] ?? `member ${this.columns.members[n]}`;
+    return `member ${this.columns.members[n]}`;
   }
 
   rowOf(member) {

@@ -78,10 +78,9 @@ export class Run {
     return this.rounds[Math.max(low - 1, 0)] ?? null;
   }
 
-  // Rounds whose members can be shown; 0 stands for the films of a folder without any.
+  // Rounds whose members can be shown.
   get shown() {
-    const kept = this.facts?.lanes ?? [];
-    return kept.length ? kept : this.facts?.film?.films?.length ? [this.facts.film.round ?? 0] : [];
+    return this.facts?.lanes ?? [];
   }
 
   nearest(number) {

@@ -48,7 +48,7 @@ export class Wall {
       this.grown = pixel(grownColour());
       this.track = pixel(css("--future"));
       this.page = pixel(css("--panel"));
-      this.layout = arrange(width, height, order.length, lanes.T, lanes.S, scale, lanes.titles ? 150 : 44);
+      this.layout = arrange(width, height, order.length, lanes.T, lanes.S, scale, 44);
     }
     Object.assign(this, { lanes, order, step, selected, scale });
     this.draw();
@@ -106,8 +106,7 @@ export class Wall {
       const middle = top + layout.filmHeight / 2;
       context.fillStyle = css("--muted");
       context.textAlign = "right";
-      const name = lanes.titles?.[n] ?? `${lanes.columns.members[n]}`;
-      context.fillText(name.length > 24 ? `${name.slice(0, 23)}…` : name, left - 6 * scale, middle);
+      context.fillText(`${lanes.columns.members[n]}`, left - 6 * scale, middle);
       const accuracy = lanes.at("accuracy", Math.min(Math.floor(this.step), lanes.T - 1) + 1, n);
       context.textAlign = "left";
       if (Number.isFinite(accuracy)) {
