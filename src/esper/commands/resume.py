@@ -40,7 +40,6 @@ def resume(
     """
     from esper.foundation.gather import all_or_none, from_first
     from esper.foundation.processes import processes
-    from esper.telemetry.consistency import complaints
     from esper.telemetry.run_folder import RunFolder
 
     with processes(Launch.of()) as gather:
@@ -50,9 +49,6 @@ def resume(
             raise UserError(
                 f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
             )
-        if folder is not None:
-            for complaint in complaints(folder):
-                print_line(f"note: {complaint}", for_machines=True)
         if folder is not None and folder.from_python:
             raise UserError(
                 f"{run} holds a growth of a model and data that are in your own program; call esper.grow "

@@ -18,7 +18,6 @@ from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError
 from esper.foundation.statistics import learning_verdict
 from esper.telemetry import charts
-from esper.telemetry.consistency import complaints
 from esper.telemetry.differences import clear_among
 from esper.telemetry.earnings import blueprint_ledger
 from esper.telemetry.files import write_atomically
@@ -75,7 +74,6 @@ def render_report(folder: RunFolder) -> str:
         "What was asked for": f"<p>{escape(asked_for(folder, settings))}</p>",
         "More pictures": "".join(_figure(picture) for picture in pictures if picture is not first),
         "Anomalies": bullets(f"round {r.round}: {text}" for r in rounds for text in r.anomalies),
-        "What does not fit together in the files": bullets(complaints(folder)),
         "How it was made": _origins(folder, rounds),
     }
     body = "".join(

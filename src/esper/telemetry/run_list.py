@@ -11,7 +11,6 @@ import numpy as np
 
 from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError
-from esper.telemetry.consistency import complaints
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.schema import Comparison, Growth, RoundSummary
 
@@ -51,8 +50,6 @@ def describe(path: Path) -> RunLine:
         rounds, results = folder.metrics(), folder.results()
         growth = folder.growth() if folder.from_python else None
         state = _growing(folder, growth) if folder.from_python else _state(folder, rounds, results, settings)
-        if complaints(folder):
-            state += ", with contradictions: see its report"
         figures = _figures(rounds, results) if growth is None else _scores(growth)
         return RunLine(str(path), folder.kind, str(settings.get("task", "")), state, figures)
     except (UserError, TypeError, ValueError) as error:
