@@ -47,10 +47,11 @@ from esper.simic.rollout import play
 from esper.tamiyo.conditions import STUDY, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import RandomLegal, Static
 from esper.tasks import load_task
 from esper.telemetry.checkpoints import Checkpoint
 from esper.telemetry.schema import json_values
+from tests.controllers import Scheduled
 from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment
 from tests.tiny import TINY
@@ -65,33 +66,33 @@ def environment() -> GrowthEnvironment:
 def runs(environment: GrowthEnvironment) -> dict[str, ControllerRun]:
     arms: dict[str, Arm] = {
         "static": Fixed(),
-        "periodic": Periodic(3),
+        "scheduled": Scheduled(range(0, 99, 3)),
         "learned": LearnedController(make_agent(), deterministic=True),
         "nobody": Static(),
-        "final": Fixed(of="periodic"),
+        "final": Fixed(of="scheduled"),
         "best": Fixed(restarts=3),
     }
     return {run.name: run for run in compare(environment, arms)}
 
 
 def test_every_arm_begins_with_the_same_weights(runs: dict[str, ControllerRun]) -> None:
-    assert list(runs) == ["static", "periodic", "learned", "nobody", "final", "best"]
-    for name in ("periodic", "learned", "nobody"):
+    assert list(runs) == ["static", "scheduled", "learned", "nobody", "final", "best"]
+    for name in ("scheduled", "learned", "nobody"):
         np.testing.assert_array_equal(runs[name].record.loss[0], runs["static"].record.loss[0])
 
 
 def test_networks_that_never_change_spend_what_growth_spent(runs: dict[str, ControllerRun]) -> None:
     """To within half a minibatch; a bare host validates nothing, so it trains for longer."""
     spent = {name: run.record.flops.mean() for name, run in runs.items()}
-    most = max(spent["periodic"], spent["learned"], spent["nobody"])
+    most = max(spent["scheduled"], spent["learned"], spent["nobody"])
     assert spent["static"] == pytest.approx(most, rel=0.03)
     assert spent["best"] == pytest.approx(most, rel=0.06)
-    assert spent["final"] == pytest.approx(spent["periodic"], rel=0.06)
+    assert spent["final"] == pytest.approx(spent["scheduled"], rel=0.06)
     assert (np.diff(runs["best"].record.spent, axis=0) > 0).all()
 
 
 def test_the_final_network_is_there_from_the_start(runs: dict[str, ControllerRun]) -> None:
-    heard = (runs["periodic"].record.final_slots.alpha > 0).numpy()
+    heard = (runs["scheduled"].record.final_slots.alpha > 0).numpy()
     assert heard.any()
     np.testing.assert_array_equal(runs["final"].record.stage[0] == Stage.FOSSILIZED, heard)
 
@@ -105,10 +106,10 @@ def test_a_comparison_tells_what_was_found(
     assert told.controllers[0].members == [0, 1, 2, 3]
     assert told.controllers[0].parameters == [environment.host_parameters] * 4
     assert {d.baseline for d in told.differences} == {"static"}
-    periodic = runs["periodic"]
-    ratio = periodic.record.parameter_ratio[-1]
-    expected = periodic.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
-    np.testing.assert_allclose(periodic.potential, expected, rtol=1e-5)
+    scheduled = runs["scheduled"]
+    ratio = scheduled.record.parameter_ratio[-1]
+    expected = scheduled.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
+    np.testing.assert_allclose(scheduled.potential, expected, rtol=1e-5)
 
 
 def test_final_networks_of_nobody_are_refused(environment: GrowthEnvironment) -> None:
@@ -136,7 +137,9 @@ def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batche
     assert min(steps, wanted) <= found.steps <= 2 * steps
 
 
-@pytest.mark.parametrize("controller", [Periodic(3), Schedule.parse("norm@0.2")], ids=["looks", "does not"])
+@pytest.mark.parametrize(
+    "controller", [Scheduled(range(0, 99, 3)), Schedule.parse("norm@0.2")], ids=["looks", "does not"]
+)
 def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(controller: Controller) -> None:
     world = make_environment(steps=8, best_epoch=True)
     grown, static = compare(world, {"grown": controller, "static": Fixed()})
@@ -240,7 +243,7 @@ def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
         ("static,final:habit,final:habit", "names final:habit more than once"),
         ("static,best-of:0", "1 to 1000"),
         ("static,best-of:x", "1 to 1000"),
-        ("static,periodic:0", "steps between seeds"),
+        ("static,random:2", "a germination rate"),
         ("static,hobbit", "did you mean 'habit'"),
     ],
 )
@@ -259,7 +262,6 @@ def test_every_name_is_described() -> None:
     rows = dict(describe())
     assert set(CONTROLLER_NAMES) <= set(rows)
     assert {"tamiyo:greedy", "final:NAME", "best-of"} <= set(rows)
-    assert "periodic:5" in rows["periodic"]
     assert "random:0.1" in rows["random"]
 
 

@@ -25,7 +25,7 @@ from esper.tamiyo.conditions import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
-from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static
+from esper.tamiyo.scripted import Habit, RandomLegal, Static
 from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.telemetry.differences import FINAL_OF
 from esper.telemetry.run_folder import RunFolder
@@ -65,18 +65,6 @@ SCRIPTED: dict[str, Script] = {
     "habit": Script(
         Habit,
         "plants the strongest seed of the host's kind in every slot as soon as it may, and looks at nothing",
-    ),
-    "periodic": Script(
-        Periodic,
-        "germinates every so many steps, blueprints in turn",
-        lambda text: Periodic(int(text)),
-        "steps between seeds, as in periodic:5",
-    ),
-    "scheduled": Script(
-        Scheduled,
-        "germinates at given steps, blueprints in turn",
-        lambda text: Scheduled([int(step) for step in text.split("+")]),
-        "the steps of the seeds, as in scheduled:2+8+14",
     ),
     "schedule": Script(
         lambda: Schedule(BY_BUDGET, STUDY),

@@ -37,7 +37,7 @@ from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
-from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import Habit, RandomLegal, Static
 from esper.tasks import load_task
 from studies.growth import selection
 from studies.growth.ladders import SIZES, with_size
@@ -71,7 +71,6 @@ SCRIPTED: dict[str, Callable[[], Controller]] = {
     "teacher": lambda: PacedSchedule(BY_BUDGET),  # of the learned ones, at their pace
     "habit": Habit,
     "heuristic": Heuristic,
-    "periodic": Periodic,
 }
 
 

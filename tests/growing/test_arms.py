@@ -15,8 +15,8 @@ from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.growing.wider import Wider
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.scripted import Scheduled
 from esper.telemetry.run_folder import RunFolder
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

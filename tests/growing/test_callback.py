@@ -16,7 +16,7 @@ from esper.growing.live_slots import LiveSlot
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import Scheduled
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

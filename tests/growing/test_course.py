@@ -19,7 +19,7 @@ from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.request import Request
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.scripted import Scheduled
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

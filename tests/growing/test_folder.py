@@ -19,10 +19,10 @@ from esper import cli
 from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.scripted import Scheduled
 from esper.telemetry import files
 from esper.telemetry.run_folder import RunFolder
 from esper.telemetry.run_list import describe
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

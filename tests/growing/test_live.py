@@ -27,7 +27,7 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import Scheduled
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

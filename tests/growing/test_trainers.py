@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.tamiyo.scripted import Scheduled
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

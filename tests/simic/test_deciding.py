@@ -16,7 +16,8 @@ import esper
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.deciding import LEVEL, BlockScores, Measure, decide_seeds, lower_bounds
-from esper.tamiyo.scripted import RandomLegal, Scheduled
+from esper.tamiyo.scripted import RandomLegal
+from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

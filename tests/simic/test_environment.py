@@ -22,7 +22,8 @@ from esper.simic.learner import Learner
 from esper.simic.rollout import play
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import RandomLegal, Static
+from tests.controllers import Scheduled
 from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
@@ -241,7 +242,9 @@ def test_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
 
 
 def test_sparse_rewards_come_at_the_end() -> None:
-    record = play(make_environment(steps=5, reward=RewardConfig(mode="sparse")), Periodic(2), 0)
+    record = play(
+        make_environment(steps=5, reward=RewardConfig(mode="sparse")), Scheduled(range(0, 99, 2)), 0
+    )
     assert (record.reward[:-1] == 0).all()
     np.testing.assert_allclose(record.reward[-1], record.potential[-1] - record.potential[0], atol=1e-6)
 

@@ -9,14 +9,14 @@ from esper.config import load_config
 from esper.lifecycle.actions import Blueprint, Head
 from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rollout import play
-from esper.tamiyo.scripted import Periodic
 from esper.telemetry.lanes import NO_BLUEPRINT, UNMEASURED, LanesFolder
+from tests.controllers import Scheduled
 from tests.tiny import TINY
 
 
 def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     environment = make_environment(load_config(overrides=[*TINY, "episode.steps=8"]))
-    record = play(environment, Periodic(2), 0)
+    record = play(environment, Scheduled(range(0, 99, 2)), 0)
     folder = LanesFolder(tmp_path)
     folder.write(lanes_of(record, environment, 5))
     columns = folder.columns(5)

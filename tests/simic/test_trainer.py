@@ -18,9 +18,10 @@ from esper.simic.rollout import evaluate_test, play
 from esper.simic.summaries import planted
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import RandomLegal, Static
 from esper.tasks.variants import permuted_labels
 from esper.telemetry.schema import Event, from_json, json_values
+from tests.controllers import Scheduled
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 
 
@@ -53,7 +54,7 @@ def test_a_run_tells_what_it_did() -> None:
 
 def test_a_summary_counts_what_was_planted_by_blueprint() -> None:
     environment = make_environment(steps=8)
-    record = play(environment, Periodic(2), 0)
+    record = play(environment, Scheduled(range(0, 99, 2)), 0)
     counted = planted(record)
     assert sum(counted.values()) == pytest.approx(record.germinated.sum() / record.num_members)
     assert counted

@@ -13,13 +13,14 @@ from esper.simic.rollout import play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import Periodic, RandomLegal, Static
+from esper.tamiyo.scripted import RandomLegal, Static
+from tests.controllers import Scheduled
 from tests.simic.worlds import make_environment
 
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "static": Static,
     "random": RandomLegal,
-    "periodic": lambda: Periodic(period=2),
+    "scheduled": lambda: Scheduled(range(0, 99, 2)),
 }
 
 

@@ -32,7 +32,8 @@ from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
-from esper.tamiyo.scripted import Habit, Periodic, RandomLegal, Scheduled, Static, any_legal, kth_legal
+from esper.tamiyo.scripted import Habit, RandomLegal, Static, any_legal, kth_legal
+from tests.controllers import Scheduled
 from tests.lifecycle.strategies import random_evidence
 
 GATES = GateConfig(training_epochs=2)
@@ -41,7 +42,6 @@ TOPOLOGIES = st.sampled_from(["cnn", "mlp", "transformer"])
 MAKE = {
     "static": Static,
     "random": lambda: RandomLegal(0.5),
-    "periodic": lambda: Periodic(3),
     "scheduled": lambda: Scheduled((0, 4, 9)),
     "habit": Habit,
     "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1)),
@@ -116,7 +116,7 @@ def test_every_controller_says_only_what_is_legal(name: str, topology: str, seed
         assert_legal(turn)
 
 
-@pytest.mark.parametrize("name", ["periodic", "scheduled", "heuristic"])
+@pytest.mark.parametrize("name", ["scheduled", "heuristic"])
 def test_scripted_controllers_are_never_refused_by_a_gate(name: str) -> None:
     all_turns = list(turns(MAKE[name](), 16, 3, 40, seed=2))
     assert all(turn.outcome.succeeded.all() for turn in all_turns)
@@ -124,7 +124,7 @@ def test_scripted_controllers_are_never_refused_by_a_gate(name: str) -> None:
     assert {Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE} <= set(executed.unique().tolist())
 
 
-@pytest.mark.parametrize("name", ["random", "periodic", "scheduled", "heuristic"])
+@pytest.mark.parametrize("name", ["random", "scheduled", "heuristic"])
 def test_a_member_decides_alike_beside_any_others(name: str) -> None:
     def decide(members: list[int]) -> torch.Tensor:
         controller = MAKE[name]()
@@ -173,33 +173,9 @@ def test_random_draws_other_numbers_in_another_episode() -> None:
     assert not torch.equal(said[0].choices, said[1].choices)
 
 
-def test_periodic_leaves_its_period_between_two_seeds() -> None:
-    planted = [turn.step for turn in turns(Periodic(6), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE]
-    assert planted[0] == 0
-    assert len(planted) >= 3
-    assert all(b - a >= 6 for a, b in pairwise(planted))
-
-
-def test_a_schedule_plants_as_many_seeds_as_it_lists() -> None:
-    planted = [
-        turn.step for turn in turns(Scheduled((3, 9, 15)), 1, 4, 40) if turn.actions[Head.OP] == Op.GERMINATE
-    ]
-    assert len(planted) == 3
-    assert all(p >= due for p, due in zip(planted, (3, 9, 15), strict=True))
-    assert planted[0] == 3
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (lambda: RandomLegal(1.5), "germination_rate is 1.5; allowed is 0 to 1"),
-        (lambda: Periodic(0), "period is 0"),
-        (lambda: Scheduled((5, 2)), r"steps are \[5, 2\]"),
-    ],
-)
-def test_bad_numbers_are_refused(make: object, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        make()  # type: ignore[operator]
+def test_a_rate_above_1_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"germination_rate is 1\.5; allowed is 0 to 1"):
+        RandomLegal(1.5)
 
 
 # ---- the heuristic ---------------------------------------------------------------------------------------

@@ -16,9 +16,9 @@ from esper.foundation.errors import UserError
 
 CONTROLLER_HELP = (
     "static (never grows), habit (large seeds early), heuristic, random or random:0.1 (its planting rate), "
-    "periodic or periodic:5 (a seed every 5 steps), scheduled or scheduled:2+8+14 (a seed at these steps), "
-    "tamiyo (the trained one that ships with esper), a run folder or a checkpoint; ':greedy' after a trained "
-    "one takes its likeliest choices; 'esper controllers' lists all"
+    "schedule or schedule:clone@0.1 (by the share of the budget that is spent), tamiyo (the trained one that "
+    "ships with esper), a run folder or a checkpoint; ':greedy' after a trained one takes its likeliest "
+    "choices; 'esper controllers' lists all"
 )
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]

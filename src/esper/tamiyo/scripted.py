@@ -139,12 +139,6 @@ class Gardener:
         """What is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
-    def tend(self, masks: ActionMasks, due: Tensor) -> Actions:
-        """Fossilise, else advance, else plant where a seed is due, else wait.  # due [N] bool"""
-        anywhere = torch.ones_like(masks.slot)
-        plants = Wish(Op.GERMINATE, due.unsqueeze(1).expand_as(anywhere))
-        return self.act([Wish(Op.FOSSILIZE, anywhere), Wish(Op.ADVANCE, anywhere), plants], masks)
-
     def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
         """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
         details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
@@ -161,39 +155,6 @@ def _planting(tempo: Tempo) -> Tensor:
     row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(tempo)
     row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
     return row
-
-
-class Periodic(Gardener):
-    """Germinates every `period` steps, whatever the metrics say, and never prunes."""
-
-    def __init__(self, period: int = 8):
-        if period < 1:
-            raise ValueError(f"period is {period}; it must be at least 1 step")
-        self.period = period
-
-    def begin(self, scene: Scene) -> None:
-        """The first seed is due at once."""
-        super().begin(scene)
-        self._due = torch.zeros_like(scene.members)  # [N] the step from which the next seed is due
-
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """Fossilise, else advance, else plant if a seed is due, else wait."""
-        actions = self.tend(masks, self._due <= step)
-        self._due = torch.where(actions[Head.OP] == Op.GERMINATE, step + self.period, self._due)
-        return actions
-
-
-class Scheduled(Gardener):
-    """Germinates a seed at each step of a list, or as soon after it as is legal; never prunes."""
-
-    def __init__(self, steps: Sequence[int] = (2, 8, 14)):
-        if list(steps) != sorted(steps) or any(step < 0 for step in steps):
-            raise ValueError(f"steps are {list(steps)}; give steps from 0 on in rising order")
-        self.steps = tuple(steps)
-
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """Fossilise, else advance, else plant if the list owes a seed, else wait."""
-        return self.tend(masks, self._planted < sum(at <= step for at in self.steps))
 
 
 class Habit(Gardener):
