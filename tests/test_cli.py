@@ -127,22 +127,10 @@ def test_blueprints_and_tasks_are_listed(
     assert [name for name in task_names() if name not in shown] == []
 
 
-def test_doctor_looks_at_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["doctor", "--task", "digits"]) == 0
+def test_doctor_shows_versions_devices_and_extras(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["doctor"]) == 0
     shown = capsys.readouterr().out
-    assert "members of digits fit" in " ".join(shown.split())
-    subjects = (
-        "python",
-        "torch",
-        "device",
-        "processes",
-        "extra gym",
-        "extra sinks",
-        "disk",
-        "terminal",
-        "room",
-    )
-    for subject in subjects:
+    for subject in ("python", "torch", "CPU threads", "device", "extra gym", "extra sinks"):
         assert subject in shown
 
 

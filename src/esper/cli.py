@@ -51,7 +51,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
 
 # Seconds in which another process tells what is wrong: torchrun ends all of them when the first one ends.
 MANNERS = 20.0
-_SHARED = ("train", "resume", "compare", "doctor")  # commands that several processes can do together
+_SHARED = ("train", "resume", "compare")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",
