@@ -177,8 +177,12 @@ def convolutions(
 
 def group_norm_relu(width: int) -> nn.Sequential:
     """Normalize groups of channels, without weights, and cut off what is below 0."""
-    groups = width // GROUP if width % GROUP == 0 else 1
-    return nn.Sequential(nn.GroupNorm(groups, width, affine=False), nn.ReLU())
+    return nn.Sequential(nn.GroupNorm(norm_groups(width), width, affine=False), nn.ReLU())
+
+
+def norm_groups(width: int) -> int:
+    """Return how many groups of channels are normalized apart."""
+    return width // GROUP if width % GROUP == 0 else 1
 
 
 def fold_units(host: Mapping[str, Tensor], seed: Mapping[str, Tensor], copies: int) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ from esper.population.blocks import (
     attention,
     convolutions,
     group_norm_relu,
+    norm_groups,
     perceptron,
 )
 
@@ -214,18 +215,17 @@ def cnn(
 ) -> Host:
     """A small convolutional network over signals [C, L] or images [C, H, W].
 
-    Each segment is convolution, one-group GroupNorm, ReLU; the first divides the resolution by
-    `first_stride`, every other by `stride`. The head takes the mean over space.
+    Each segment is a convolution with standardized filters, a group norm and ReLU; the first divides the
+    resolution by `first_stride`, every other by `stride`. The head takes the mean over space.
     """
-    convolution = _convolution_for(input_shape, "cnn")
-    _check_resolution(input_shape, kernel)
+    convolution = STANDARDIZED[_convolution_for(input_shape, "cnn")]
     channels = [input_shape[0]] + [width] * depth
     segments = [
         nn.Sequential(
             convolution(
                 c_in, c_out, kernel, stride=stride if index else first_stride, padding=kernel // 2, bias=False
             ),
-            nn.GroupNorm(1, c_out),
+            nn.GroupNorm(norm_groups(c_out), c_out),
             nn.ReLU(),
         )
         for index, (c_in, c_out) in enumerate(pairwise(channels))
