@@ -94,7 +94,7 @@ def _widening(slot: SlotForms, branch: Branch | None, widened: int, here: str, c
     """A line where a block, or a copy of it (from 1), has more units than it was built with."""
     if branch is None or not widened:
         return []
-    names = {nn.Linear: "hidden units", nn.Conv1d: "channels", nn.Conv2d: "channels"}
-    unit = "heads" if isinstance(branch.middle, AttendToPast) else names[type(branch.first)]
+    layers = "hidden units" if isinstance(branch.first, nn.Linear) else "channels"
+    unit = "heads" if isinstance(branch.middle, AttendToPast) else layers
     where = f"copy {copy} of {here}" if copy else here
     return [f"{unit} {branch.units} → {slot.units(branch, widened)} in {where}"]
