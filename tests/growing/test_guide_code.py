@@ -133,8 +133,7 @@ def test_transformers() -> None:
 
 def test_estimators_and_gymnasium() -> None:
     x, y = (tensor.numpy() for tensor in models.table())
-    weights = torch.ones(60).numpy()
-    run(block_with("GrowingClassifier"), X=x, y=y, weights=weights, X_test=x[:5], X_new=x, y_new=y)
+    run(block_with("GrowingClassifier"), X=x, y=y, X_test=x[:5])
     made = run(block_with("make_vec"))
     assert made["infos"]["action_mask"].shape[0] == 16
 
