@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from esper.growing.callback import Grower as Grower
     from esper.growing.lightning_callback import LightningGrower as LightningGrower
     from esper.growing.result import Grown as Grown
-    from esper.growing.sklearn import GrowingClassifier as GrowingClassifier
-    from esper.growing.sklearn import GrowingRegressor as GrowingRegressor
     from esper.growing.transformers_callback import TransformersGrower as TransformersGrower
 
 __version__ = "0.1.0"
@@ -28,8 +26,6 @@ _LAZY = {
     "Grower": "esper.growing.callback",
     "LightningGrower": "esper.growing.lightning_callback",
     "TransformersGrower": "esper.growing.transformers_callback",
-    "GrowingClassifier": "esper.growing.sklearn",
-    "GrowingRegressor": "esper.growing.sklearn",
 }
 
 

@@ -131,9 +131,7 @@ def test_transformers() -> None:
     assert isinstance(made["grower"].grown, nn.Module)
 
 
-def test_estimators_and_gymnasium() -> None:
-    x, y = (tensor.numpy() for tensor in models.table())
-    run(block_with("GrowingClassifier"), X=x, y=y, X_test=x[:5])
+def test_gymnasium() -> None:
     made = run(block_with("make_vec"))
     assert made["infos"]["action_mask"].shape[0] == 16
 
