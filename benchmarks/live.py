@@ -1,7 +1,7 @@
 """What the live engine costs while nothing grows: `python -m benchmarks.live`, and `--loader` on 2 GB of data
 
 The same network, in the shape of a ResNet-18 with 11.7 million parameters, is trained for the same steps by
-a plain loop and by `esper.grow(engine="live", controller="static")`, each in a process of its own, both with
+a plain loop and by `esper.grow(controller="static")`, each in a process of its own, both with
 one validation after every epoch. On a CPU, seconds of the processor and the peak of memory are printed; on a
 GPU (`--device cuda`), seconds of the clock and the peak of what torch allocated there. The import of the
 libraries and one warm pass do not count in the time. What an epoch takes is the median of those that another
@@ -130,7 +130,7 @@ def train_live(given: argparse.Namespace, train: Loader, val: Loader) -> None:
 
     names = ("epochs", "device", "precision", "accumulate")
     settings = {name: getattr(given, name) for name in names}
-    esper.grow(ResNet(), train, val, controller="static", engine="live", lr=1e-3, progress=False, **settings)
+    esper.grow(ResNet(), train, val, controller="static", lr=1e-3, progress=False, **settings)
 
 
 def measure(given: argparse.Namespace) -> dict[str, float]:
@@ -188,7 +188,7 @@ def measure_loader() -> float:
     val = DataLoader(Subset(Pictures(), range(16)), batch_size=4)
     before = _resident_mb()
     recipe = Schedule([(0.0, "widen_full", "all"), (0.4, "conv_light", "all")])
-    grown = api.grow(model, train, val, controller=recipe, epochs=2, engine="live", progress=False)
+    grown = api.grow(model, train, val, controller=recipe, epochs=2, progress=False)
     assert grown.record.germinated.any(), "nothing was planted"
     return _resident_mb() - before
 

@@ -1,11 +1,9 @@
 """Which controller should `esper.grow` use by default? python -m benchmarks.when_to_grow
 
 Small models as people write them, none of them a host of the presets or of the study, are grown by each
-controller. Beside every growth the same model without growth and a wider one of the grown size are trained
-for the training FLOPs that the growth spent (`baseline=True, control="wider"`); where nothing stayed, the
-model without growth stands for both. A model in which a schedule can plant nothing is left out. All are
-scored on test data that nothing else reads. The last column of the summary is what not growing at all gives
-against the same wider models.
+controller. Beside every growth the same model without growth is trained for the training FLOPs that the
+growth spent (`baseline=True`). A model in which a schedule can plant nothing is left out. All are scored on
+test data that nothing else reads.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from esper.tasks import load_task
 CONTROLLERS = ("schedule:widen_full@0.1", "schedule:clone@0.1", "heuristic", "tamiyo")
 MOST_SAMPLES = 1000  # of a data set to train on
 VALIDATION = 250  # samples: every decision measures on them, which growth pays for
-_GAPS = ("grown − static", "grown − wider")
 
 
 class SmallResidual(nn.Module):
@@ -93,14 +90,12 @@ class Measured:
     seed: int
     grown: float
     static: float
-    wider: float
     parameters: int
-    wider_parameters: int
     kept: int
     seconds: float
 
 
-def measure(name: str, controller: str, seed: int, epochs: int, engine: str) -> Measured:
+def measure(name: str, controller: str, seed: int, epochs: int) -> Measured:
     """Grow one model once."""
     make, data = MODELS[name]
     task = load_task(data)
@@ -113,25 +108,20 @@ def measure(name: str, controller: str, seed: int, epochs: int, engine: str) -> 
         controller=controller,
         epochs=epochs,
         seed=seed,
-        engine=engine,
         baseline=True,
-        control="wider",
         force=True,
         progress=False,
     )
     test = task.test()
     static = grown.baseline
     assert static is not None
-    control = grown.control or static
     return Measured(
         model=name,
         controller=controller,
         seed=seed,
         grown=accuracy(grown.model, test.inputs, test.targets),
         static=accuracy(static.model, test.inputs, test.targets),
-        wider=accuracy(control.model, test.inputs, test.targets),
-        parameters=int(grown.record.parameters[-1, grown.best]),
-        wider_parameters=int(control.record.parameters[-1, control.best]),
+        parameters=grown.parameters,
         kept=len(grown.added),
         seconds=time.process_time() - start,
     )
@@ -144,27 +134,25 @@ def accuracy(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
 
 
 def table(rows: Sequence[Measured]) -> str:
-    """Means over seeds, with differences to both; then each controller over all models."""
-    titles = ("model", "controller", "grown", "static", "wider", *_GAPS, "kept", "parameters")
+    """Means over seeds, with the difference; then each controller over all models."""
+    titles = ("model", "controller", "grown", "static", "grown − static", "kept", "parameters")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     for name, controller in dict.fromkeys((row.model, row.controller) for row in rows):
         own = [row for row in rows if (row.model, row.controller) == (name, controller)]
-        means = [f"{sum(getattr(r, f) for r in own) / len(own):.1f}" for f in ("grown", "static", "wider")]
+        means = [f"{sum(getattr(r, f) for r in own) / len(own):.1f}" for f in ("grown", "static")]
         sizes = f"{sum(r.parameters for r in own) / len(own):,.0f}"
         kept = f"{sum(r.kept for r in own) / len(own):.1f}"
-        cells = [name, controller, *means, _gap(own, "static"), _gap(own, "wider"), kept, sizes]
+        cells = [name, controller, *means, _gap(own), kept, sizes]
         lines.append(f"| {' | '.join(cells)} |")
-    titles = ("controller, over all models", *_GAPS, "static − wider")
-    lines += ["", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
+    lines += ["", "| controller, over all models | grown − static |", "|---|---|"]
     for controller in dict.fromkeys(row.controller for row in rows):
         own = [row for row in rows if row.controller == controller]
-        cells = [controller, _gap(own, "static"), _gap(own, "wider"), _gap(own, "wider", "static")]
-        lines.append(f"| {' | '.join(cells)} |")
+        lines.append(f"| {controller} | {_gap(own)} |")
     return "\n".join(lines)
 
 
-def _gap(rows: Sequence[Measured], other: str, one: str = "grown") -> str:
-    mean, half = mean_interval([getattr(row, one) - getattr(row, other) for row in rows])
+def _gap(rows: Sequence[Measured]) -> str:
+    mean, half = mean_interval([row.grown - row.static for row in rows])
     return f"{mean:+.2f} ± {half:.2f}"
 
 
@@ -173,7 +161,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.when_to_grow", description=__doc__)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=16)
-    parser.add_argument("--engine", default="live", choices=("auto", "rows", "live"))
     parser.add_argument("--controllers", default=",".join(CONTROLLERS))
     parser.add_argument("--out", type=Path, help="a file for the runs, one JSON object on a line")
     given = parser.parse_args(arguments)
@@ -182,7 +169,7 @@ def main(arguments: list[str] | None = None) -> None:
         for seed in range(given.seeds):
             for controller in given.controllers.split(","):
                 try:
-                    rows.append(measure(name, controller, seed, given.epochs, given.engine))
+                    rows.append(measure(name, controller, seed, given.epochs))
                 except UserError as error:
                     print(f"{name}: {error}", file=sys.stderr, flush=True)
                 else:

@@ -21,11 +21,50 @@ from esper.growing.gain import Gain, accuracy, gain_of
 from esper.growing.result import Grown
 from esper.tasks import load_task
 from esper.tasks.text import CONTEXT, encode
-from examples.grow_transformer import LanguageModel
 
 EPOCHS = 10
 WIDTH = 32
 Windows = tuple[Tensor, Tensor]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.mlp = nn.Sequential(
+            nn.LayerNorm(width), nn.Linear(width, width), nn.GELU(), nn.Linear(width, width)
+        )
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = query @ key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
+        x = x + self.out((weights @ value).transpose(1, 2).flatten(2))
+        return x + self.mlp(x)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, vocabulary: int, context: int, width: int = 8, depth: int = 2) -> None:
+        super().__init__()
+        self.context = context
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        time = tokens.shape[1]
+        if time > self.context:
+            raise ValueError(f"{time} tokens for a context of {self.context}")
+        mask = torch.ones(time, time, device=tokens.device).triu(1).bool()
+        x = self.tokens(tokens) + self.positions(torch.arange(time, device=tokens.device))
+        for block in self.blocks:
+            x = block(x, mask)
+        return self.head(self.norm(x))
 
 
 class LowRank(nn.Module):
@@ -63,7 +102,7 @@ def prose(windows: tuple[int, ...]) -> list[Windows]:
 
 def trained(model: nn.Module, data: list[Windows], epochs: int, **settings: Any) -> Grown:
     """A model after some epochs, grown or not as the settings say."""
-    chosen = {"lr": 1e-2, "batch_size": 64, "engine": "live", "progress": False} | settings
+    chosen = {"lr": 1e-2, "batch_size": 64, "progress": False} | settings
     return esper.grow(model, train=data[0], val=data[1], slots=["blocks"], epochs=epochs, **chosen)
 
 

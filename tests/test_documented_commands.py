@@ -32,8 +32,7 @@ MEMBERS, SEEDS = 4, 3
 UNGROWN = ("static", "fixed:", "best-of", "final:")
 # Examples by the number of their own comparison: main() returns a Gain, or test losses in another form.
 EXAMPLES: Mapping[str, Callable[[Any], tuple[float, float]]] = {
-    name: lambda gain: (gain.mean, gain.half_width)
-    for name in ("grow_adapters", "grow_cnn", "grow_mlp", "grow_transformer", "own_loop")
+    name: lambda gain: (gain.mean, gain.half_width) for name in ("grow_adapters", "grow_mlp", "own_loop")
 }
 
 _COMMAND = re.compile(r"(?:\S*\besper|-m esper) (grow|compare|demo)\b([^`#\n]*)")
@@ -122,10 +121,10 @@ def test_blocks_that_grow_are_found_and_others_refused() -> None:
 
 
 def test_examples_without_a_check_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = "[one](../examples/grow_cnn.py) and [another](../examples/maskable_ppo.py)"
-    assert examples_in(page) == ["grow_cnn"]
-    monkeypatch.delitem(EXAMPLES, "grow_cnn")
-    with pytest.raises(ValueError, match=r"nothing here runs examples/grow_cnn\.py"):
+    page = "[one](../examples/grow_mlp.py) and [another](../examples/maskable_ppo.py)"
+    assert examples_in(page) == ["grow_mlp"]
+    monkeypatch.delitem(EXAMPLES, "grow_mlp")
+    with pytest.raises(ValueError, match=r"nothing here runs examples/grow_mlp\.py"):
         examples_in(page)
 
 

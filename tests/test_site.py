@@ -38,7 +38,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     [
         ("[rules](docs/rules.md#stages)", "[rules](rules.md#stages)"),
         ("[start](../README.md)", "[start](index.md)"),
-        ("[code](../examples/grow_cnn.py) and more", "code and more"),
+        ("[code](../examples/grow_mlp.py) and more", "code and more"),
         ("[there](https://example.org)", "[there](https://example.org)"),
         ("![picture](docs/idea.svg)", "![picture](idea.svg)"),
     ],

@@ -159,7 +159,7 @@ class LanguageModel(nn.Module):
 
 
 class Branching(nn.Module):
-    """A forward whose way depends on values: it cannot be traced."""
+    """A forward whose way depends on values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,9 +218,6 @@ def text(count: int = 40, seed: int = 0) -> tuple[Tensor, Tensor]:
 def classes_of(model: nn.Module) -> set[str]:
     """Every class in a model, by the package it comes from: what someone needs installed to unpickle it."""
     return {f"{type(part).__module__}.{type(part).__qualname__}" for part in model.modules()}
-
-
-# ---- models that cannot be cut, or not where one would like ----------------------------------------------
 
 
 class Recurrent(nn.Module):

@@ -1,4 +1,4 @@
-"""What a growth is measured against: the same model, and a wider one, at the FLOPs that growth spent."""
+"""What a growth is measured against: the same model without growth, at the FLOPs that growth spent."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.result import Grown
-from esper.growing.wider import Wider
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.telemetry.run_folder import RunFolder
-from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
@@ -37,21 +34,19 @@ class Counted(Dataset[tuple[Tensor, Tensor]]):
         return self.table[0][index], self.table[1][index]
 
 
-def grow(model: nn.Module, train: Any, engine: str, **settings: Any) -> Grown:
+def grow(model: nn.Module, train: Any, **settings: Any) -> Grown:
     chosen = {"controller": "heuristic", "epochs": 12} | SETTINGS | settings
-    return esper.grow(model, train=train, engine=engine, **chosen)
+    return esper.grow(model, train=train, **chosen)
 
 
-@pytest.mark.parametrize("engine", ["rows", "live"])
-def test_a_baseline_is_the_model_without_growth_at_the_same_flops(engine: str) -> None:
+def test_a_baseline_is_the_model_without_growth_at_the_same_flops() -> None:
     torch.manual_seed(0)
     model = models.small_mlp()
-    settings = {"members": 2} if engine == "rows" else {}
-    grown = grow(model, models.table(), engine, baseline=True, **settings)
+    grown = grow(model, models.table(), baseline=True)
     assert grown.baseline is not None
     epochs = grown.baseline.record.num_steps
     assert epochs > grown.record.num_steps, "growth has a price"
-    alone = grow(model, models.table(), engine, controller="static", epochs=epochs, **settings)
+    alone = grow(model, models.table(), controller="static", epochs=epochs)
     assert torch.equal(
         torch.as_tensor(alone.record.accuracy), torch.as_tensor(grown.baseline.record.accuracy)
     )
@@ -67,7 +62,7 @@ def test_a_baseline_reads_the_data_in_the_same_order() -> None:
     data, val = Counted(), models.table(30, seed=1)
     own = torch.Generator().manual_seed(4)
     loader = DataLoader(data, 16, shuffle=True, generator=own)
-    grown = grow(models.small_mlp(), loader, "live", val=val, baseline=True)
+    grown = grow(models.small_mlp(), loader, val=val, baseline=True)
     assert grown.baseline is not None
     read = data.order[-48 * grown.baseline.record.num_steps :]
     first = data.order[16 : 16 + 48 * 12]  # after the batch that was looked at
@@ -78,52 +73,11 @@ def test_a_baseline_reads_the_data_in_the_same_order() -> None:
 def test_a_folder_holds_the_baseline_and_goes_on_with_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, out = models.small_mlp(), tmp_path / "run"
-    grown = grow(model, models.table(), "rows", baseline=True, out=out)
+    grown = grow(model, models.table(), baseline=True, out=out)
     growth = RunFolder.read(out).growth()
     assert growth is not None
     assert [curve.name for curve in growth.curves] == ["grown", "static"]
     assert growth.verdicts == grown.verdicts()
     assert "static" in (out / "report.html").read_text(encoding="utf-8"), "the page shows both"
-    again = grow(model, models.table(), "rows", baseline=True, out=out, resume=True)
+    again = grow(model, models.table(), baseline=True, out=out, resume=True)
     assert again.verdicts() == grown.verdicts()
-
-
-@pytest.mark.usefixtures("everything_stays")
-@pytest.mark.parametrize("engine", ["rows", "live"])
-def test_a_wider_control_has_the_grown_size_and_spends_the_same(engine: str) -> None:
-    torch.manual_seed(0)
-    model = models.small_cnn()
-    eager = Scheduled(steps=(0,))
-    grown = grow(model, models.images(), engine, controller=eager, epochs=9, control="wider")
-    assert grown.control is not None
-    size = sum(p.numel() for p in grown.model.parameters())
-    wide = sum(p.numel() for p in grown.control.model.parameters())
-    assert wide == pytest.approx(size, rel=0.15), "widths are whole numbers"
-    assert not grown.control.added
-    spent, own = float(grown.record.flops[0]), float(grown.control.record.flops[0])
-    assert abs(own - spent) <= 0.5 * own / grown.control.record.num_steps + 1
-    assert f"a wider model without growth ({wide:,} parameters) reached " in grown.report()
-
-
-def test_a_wider_model_computes_the_same_at_first_and_has_about_the_wanted_size() -> None:
-    for make, inputs in ((models.Residual, models.images()[0]), (models.small_mlp, models.table()[0])):
-        model = make().eval()
-        wider = Wider(model, (inputs[:4],))
-        own = sum(p.numel() for p in model.parameters())
-        wide = wider.widened(model, wider.factor_for(model, 4 * own))
-        assert sum(p.numel() for p in wide.parameters()) == pytest.approx(4 * own, rel=0.15)
-        torch.testing.assert_close(wide(inputs), model(inputs))
-
-
-def test_a_model_that_cannot_be_wider_is_refused_before_it_is_trained() -> None:
-    tokens = models.text(48)[0]
-    with pytest.raises(UserError, match="no hidden layer of Recurrent can be made wider"):
-        grow(models.Recurrent(), (tokens, tokens[:, -1] % 3), "live", control="wider")
-    with pytest.raises(UserError, match="control is 'taller'; allowed are None, 'wider'"):
-        grow(models.small_mlp(), models.table(), "rows", control="taller")
-
-
-def test_nothing_that_stayed_leaves_nothing_to_widen() -> None:
-    grown = grow(models.small_mlp(), models.table(), "rows", controller="static", epochs=2, control="wider")
-    assert grown.control is None
-    assert "nothing stayed, so there is no wider model of the grown size" in grown.report()

@@ -41,7 +41,7 @@ def grow(model: nn.Module, dtype: torch.dtype, **settings: Any) -> Grown:
         return F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6
 
     chosen = {"train": batches, "val": batches, "epochs": 5, "step": step, "lr": 1e-2, "lifecycle": QUICK}
-    return esper.grow(model, **chosen | {"engine": "live", "progress": False} | settings)
+    return esper.grow(model, **chosen | {"progress": False} | settings)
 
 
 def norms(model: nn.Module) -> list[nn.BatchNorm1d]:

@@ -82,12 +82,11 @@ def test_whatever_is_open_fits(row: list[SlotRecord | None], budget: int) -> Non
 
 def test_a_run_stays_within_its_budget() -> None:
     grown = esper.grow(
-        models.small_mlp,
+        models.small_mlp(),
         train=models.table(),
         controller=RandomLegal(germination_rate=1.0),
         epochs=25,
         budget=120,
-        members=4,
         batch_size=16,
         progress=False,
     )
@@ -104,7 +103,6 @@ def test_a_controller_that_looks_at_no_masks_stays_within_the_budget_too(budget:
         controller="schedule:widen_full@0.1+lora@0.4",
         epochs=5,
         budget=budget,
-        engine="live",
         folds=1,
         progress=False,
     )

@@ -123,7 +123,7 @@ def test_a_budget_holds_here_too() -> None:
         made(models.small_cnn(), budget=3)
 
 
-@pytest.mark.parametrize("setting", ["members", "device", "schedule", "patience", "host_lr"])
+@pytest.mark.parametrize("setting", ["device", "schedule", "patience", "host_lr"])
 def test_a_setting_that_a_loop_of_ones_own_decides_is_refused(setting: str) -> None:
     with pytest.raises(UserError, match=f"{setting} has no effect in a loop of your own; allowed are"):
         made(models.small_cnn(), **{setting: 2})

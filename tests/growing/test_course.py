@@ -1,4 +1,4 @@
-"""A growth that is saved between two epochs goes on to the same bits, whichever engine runs it."""
+"""A growth that is saved between two epochs goes on to the same bits."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from esper.foundation.interrupts import StopRequest
-from esper.growing.api import prepare
 from esper.growing.course import Course
+from esper.growing.live_engine import prepare
 from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.request import Request
 from esper.growing.result import Grown
@@ -41,39 +41,34 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return self.images[index] + 0.1 * noise, self.labels[index]
 
 
-def rows() -> tuple[nn.Module, Any, dict[str, Any]]:
-    return models.small_cnn(), models.images(48), {"members": 2, "engine": "rows"}
-
-
 def live() -> tuple[nn.Module, Any, dict[str, Any]]:
     own = torch.Generator().manual_seed(3)
     loader = DataLoader(Augmented(), 16, shuffle=True, generator=own)
-    return models.small_cnn(), loader, {"engine": "live", "patience": 7}
+    return models.small_cnn(), loader, {"patience": 7}
 
 
 def deeper() -> tuple[nn.Module, Any, dict[str, Any]]:
-    return models.small_mlp(), models.table(48), {"engine": "live", "folds": 2}
+    return models.small_mlp(), models.table(48), {"folds": 2}
 
 
 def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller: Any) -> Course:
     torch.manual_seed(0)
     model, train, settings = make()
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
-    engine = settings.pop("engine")
     val = models.table(30, seed=1) if make is deeper else models.images(30, seed=1)
-    request = Request(model, train, val, None, controller, EPOCHS, engine=engine, force=True, given=settings)
+    request = Request(model, train, val, None, controller, EPOCHS, force=True, given=settings)
     return Course(prepare(request))
 
 
 def bits(grown: Grown) -> dict[str, Tensor]:
     arrays = {f"record.{n}": torch.as_tensor(v) for n, v in vars(grown.record).items() if hasattr(v, "dtype")}
-    weights = [value for model in grown.models for value in model.state_dict().values()]
+    weights = grown.model.state_dict().values()
     return arrays | {f"weights.{i}": value for i, value in enumerate(weights)}
 
 
 @pytest.mark.parametrize(
     ("make", "name"),
-    [(rows, "tamiyo"), (rows, "scheduled"), (live, "tamiyo"), (live, "scheduled"), (deeper, "schedule")],
+    [(live, "tamiyo"), (live, "scheduled"), (deeper, "schedule")],
 )
 def test_it_goes_on_to_the_same_bits_from_every_epoch(
     make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], name: str

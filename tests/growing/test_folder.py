@@ -26,7 +26,6 @@ from tests.controllers import Scheduled
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
-ENGINES = ("rows", "live")
 EPOCHS = 6
 ROOT = Path(__file__).parents[2]
 STORY = ("events.jsonl", "growth.json")
@@ -36,7 +35,7 @@ class Killed(BaseException):
     """Stands for the end of the process."""
 
 
-def grow(out: Path | None, engine: str, **settings: Any) -> Grown:
+def grow(out: Path | None, **settings: Any) -> Grown:
     torch.manual_seed(0)
     chosen = {
         "controller": Scheduled(steps=(0, 3)),
@@ -46,7 +45,7 @@ def grow(out: Path | None, engine: str, **settings: Any) -> Grown:
         "batch_size": 16,
         "progress": False,
     } | settings
-    return esper.grow(models.small_mlp(), models.table(), engine=engine, out=out, **chosen)
+    return esper.grow(models.small_mlp(), models.table(), out=out, **chosen)
 
 
 def bits(grown: Grown) -> list[Tensor]:
@@ -60,12 +59,11 @@ def same(one: Grown, other: Grown) -> bool:
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
-    engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = grow(tmp_path / "whole", engine)
-    assert same(whole, grow(None, engine)), "the folder changes nothing"
+    whole = grow(tmp_path / "whole")
+    assert same(whole, grow(None)), "the folder changes nothing"
     lines = [json.loads(line) for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()]
     left, replace_file = 0, os.replace
 
@@ -81,7 +79,7 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
     for rest in (2, 5, 9, 12, 7, 3, 1000):
         left = rest
         try:
-            grown = grow(out, engine, resume=True)
+            grown = grow(out, resume=True)
         except Killed:
             kills += 1
     assert kills == 6
@@ -97,12 +95,11 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
         "lanes/000000.safetensors",
     ):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
-    assert same(grow(out, engine, resume=True), whole), "a finished one is read, not grown again"
+    assert same(grow(out, resume=True), whole), "a finished one is read, not grown again"
 
 
 @pytest.mark.usefixtures("no_report")
-@pytest.mark.parametrize("engine", ENGINES)
-def test_ctrl_c_leaves_a_folder_that_goes_on(engine: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     looks, last = 0, 28
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -113,24 +110,24 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(engine: str, tmp_path: Path) -> Non
         return F.cross_entropy(outputs, targets)
 
     settings = {"loss": loss, "epochs": 14}
-    stopped = grow(tmp_path / "run", engine, **settings)
+    stopped = grow(tmp_path / "run", **settings)
     assert 0 < stopped.record.num_steps < 14
     assert (tmp_path / "run/network.safetensors").exists()
     assert describe(tmp_path / "run").state.startswith("stopped in epoch")
     last = -1
-    assert same(grow(tmp_path / "run", engine, resume=True, **settings), grow(None, engine, **settings))
+    assert same(grow(tmp_path / "run", resume=True, **settings), grow(None, **settings))
     assert describe(tmp_path / "run").state == "finished"
 
 
 def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine"
-    grown = grow(out, "rows", members=2)
+    grown = grow(out)
     folder = RunFolder.read(out)
     assert (folder.kind, folder.seed) == ("grow", 0)
     growth, network = folder.growth(), folder.network()
     assert growth is not None
     assert growth.finished
-    assert growth.curves[0].score == pytest.approx(grown.record.accuracy[:, grown.best].tolist())
+    assert growth.curves[0].score == pytest.approx(grown.record.accuracy[:, 0].tolist())
     assert network is not None
     assert network.parameters == sum(p.numel() for p in grown.model.parameters())
     archive = torch.export.load(out / "network.pt2").module()
@@ -150,21 +147,21 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.usefixtures("no_report")
 def test_nothing_is_erased_and_nothing_goes_on_with_other_arguments(tmp_path: Path) -> None:
     out = tmp_path / "mine"
-    grow(out, "rows")
+    grow(out)
     before = {path: path.read_bytes() for path in out.rglob("*.jsonl")}
     with pytest.raises(UserError, match=r"holds a run of esper.grow; .*resume=True"):
-        grow(out, "rows")
+        grow(out)
     with pytest.raises(UserError, match=r"lr is 0.2, and .* was begun with 0.01"):
-        grow(out, "rows", resume=True, lr=0.2)
+        grow(out, resume=True, lr=0.2)
     with pytest.raises(UserError, match="say where the growth is"):
-        grow(None, "rows", resume=True)
+        grow(None, resume=True)
     shutil.rmtree(out / "checkpoints")
     with pytest.raises(UserError, match="to go on would erase them"):
-        grow(out, "rows", resume=True)
+        grow(out, resume=True)
     assert {path: path.read_bytes() for path in out.rglob("*.jsonl")} == before
     RunFolder.create(tmp_path / "other", config="rounds: 3", seed=0, kind="train").close()
     with pytest.raises(UserError, match=r"holds a run of .esper train., not of esper.grow"):
-        grow(tmp_path / "other", "rows", resume=True)
+        grow(tmp_path / "other", resume=True)
 
 
 @pytest.mark.usefixtures("no_report")

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/grow_your_own.md").read_text(encoding="utf-8"), re.S
 )
-TESTED_ELSEWHERE = ("out=", "control=")  # with what they leave: test_folder.py
+TESTED_ELSEWHERE = ("out=", "baseline=")  # with what they leave: test_folder.py
 
 
 def block_with(words: str) -> str:
@@ -85,7 +85,7 @@ def test_a_step_of_ones_own() -> None:
 
 def test_units_doubled_twice_by_a_schedule() -> None:
     torch.manual_seed(0)
-    code = block_with("folds=2").replace("folds=2)", 'folds=2, epochs=12, engine="live")')
+    code = block_with("folds=2").replace("folds=2)", "folds=2, epochs=12)")
     made = run(code, model=models.small_mlp(), **table_loaders())
     assert "wide" in made["grown"].diff()
 

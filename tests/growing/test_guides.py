@@ -7,18 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from esper.growing.gain import Gain
-from examples import grow_adapters, grow_cnn, grow_transformer, own_loop
-
-
-@pytest.mark.parametrize("main", [grow_cnn.main, grow_transformer.main], ids=["cnn", "transformer"])
-def test_a_guide_ends_with_a_paired_interval(
-    main: Callable[..., Gain], capsys: pytest.CaptureFixture[str]
-) -> None:
-    gain = main(epochs=2, members=2)
-    said = capsys.readouterr().out.strip().splitlines()[-1]
-    assert said == str(gain)
-    assert "over 2 pairs. Growth" in said
-    assert len(gain.grown) == len(gain.ungrown) == 2
+from examples import grow_adapters, own_loop
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,6 @@ def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
         "epochs": 9,
         "lr": 1e-2,
         "lifecycle": QUICK,
-        "engine": "live",
         "progress": False,
     } | settings
     if not isinstance(train, list | DataLoader):
@@ -76,7 +75,6 @@ def test_a_model_grows_trains_comes_back_as_its_own_class_and_exports(
     model = make()
     before = copy.deepcopy(model.state_dict())
     grown = grow(model, data, data)
-    assert grown.engine == "live"
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
     assert grown.added, grown.report()
@@ -135,7 +133,7 @@ def test_while_nothing_grows_it_is_a_plain_loop() -> None:
     grown = grow(model, batches, batches, controller="static", **settings)
     twin = copy.deepcopy(model)
     optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0)
-    for _ in range(grown.epochs[0]):
+    for _ in range(grown.epoch):
         for inputs, targets in batches:
             optimiser.zero_grad()
             F.cross_entropy(twin(inputs), targets).backward()
@@ -162,8 +160,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
 
 def test_augmentation_is_drawn_anew_in_every_epoch_and_nothing_is_read_twice() -> None:
     data = Augmented()
-    grown = grow(models.small_cnn(), data, (X, Y), controller="static", epochs=3, engine="auto")
-    assert grown.engine == "live"
+    grow(models.small_cnn(), data, (X, Y), controller="static", epochs=3)
     assert len(data.seen) == 4  # once to look at, then once in each epoch
     assert not torch.equal(data.seen[1], data.seen[2])
 
@@ -186,8 +183,7 @@ def test_a_step_of_ones_own_takes_any_batch() -> None:
         hits = (outputs.argmax(1) == batch["label"]).float().mean()
         return F.cross_entropy(outputs, batch["label"]), hits
 
-    grown = grow(models.small_cnn(), batches, batches, step=step, controller="static", engine="auto")
-    assert grown.engine == "live"
+    grown = grow(models.small_cnn(), batches, batches, step=step, controller="static")
     assert grown.record.accuracy[-1, 0] > 0.5
 
 
@@ -247,7 +243,7 @@ def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
         return made[0]
 
     before = models.small_cnn()
-    grown = grow(before, (X, Y), make_optimiser=make, engine="auto")
+    grown = grow(before, (X, Y), make_optimiser=make)
     assert len(made) == 1
     assert not torch.equal(grown.model.state_dict()["0.weight"], before[0].weight)
 
@@ -264,8 +260,7 @@ def test_a_scheduler_of_ones_own_moves_all_rates_in_proportion() -> None:
         return torch.optim.lr_scheduler.StepLR(optimiser, step_size=2, gamma=0.5)
 
     settings = {"make_optimiser": lambda groups: Watched(groups, lr=0.4), "make_scheduler": make, "lr": 0.1}
-    grown = grow(models.small_cnn(), [(X, Y)], [(X, Y)], epochs=9, engine="auto", **settings)
-    assert grown.engine == "live"
+    grow(models.small_cnn(), [(X, Y)], [(X, Y)], epochs=9, **settings)
     assert [row[0] for row in rates] == pytest.approx([0.4 * 0.5 ** (k // 2) for k in range(9)])
     assert len(rates[-1]) > len(rates[0])  # seeds came
     assert rates[-1][-1] == pytest.approx(0.1 * 0.5**4)
@@ -285,8 +280,7 @@ def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
     assert time.monotonic() - start < 30
 
 
-@pytest.mark.parametrize("engine", ["rows", "live"])
-def test_ctrl_c_returns_what_has_grown_so_far(engine: str) -> None:
+def test_ctrl_c_returns_what_has_grown_so_far() -> None:
     looks = 0
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -296,7 +290,7 @@ def test_ctrl_c_returns_what_has_grown_so_far(engine: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
         return F.cross_entropy(outputs, targets)
 
-    grown = grow(models.small_mlp(), models.table(), engine=engine, loss=loss, epochs=90)
+    grown = grow(models.small_mlp(), models.table(), loss=loss, epochs=90)
     assert 0 < len(grown.history) < 90
     assert "it ended before its 90 epochs were over" in grown.report()
     assert isinstance(grown.model(models.table()[0]), Tensor)
@@ -353,7 +347,7 @@ def test_the_weights_of_the_best_epoch_come_back() -> None:
         return F.cross_entropy(model(batch[0]), batch[1]), scores[epoch]
 
     grown = grow(models.small_cnn(), [(X, Y)], [(X, Y)], step=step, controller="static", epochs=4)
-    assert grown.epochs == (2,)
+    assert grown.epoch == 2
     assert torch.equal(grown.model[0].weight, seen[2])  # as validated after the second epoch
     assert not torch.equal(seen[2], seen[4])
 
@@ -405,9 +399,6 @@ class Dry:
         ({"train": (X, Y + 5)}, "the targets run from 5 to 7, but the model has 3 outputs"),
         ({"train": (X, models.text(60)[1])}, "end the model with one output for each class"),
         ({"step": lambda model, batch: model(batch[0]).mean()}, "it must return two things"),
-        ({"members": 2}, "members is 2, and the live engine trains one model"),
-        ({"graphs": False}, "graphs has no effect in the live engine"),
-        ({"engine": "diesel"}, "engine is 'diesel'; allowed are auto, rows, live"),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_sentence(change: dict[str, Any], sentence: str) -> None:
@@ -417,17 +408,11 @@ def test_what_cannot_be_done_is_told_in_one_sentence(change: dict[str, Any], sen
     assert "\n" not in str(told.value)
 
 
-def test_rows_refuse_what_is_for_the_live_engine() -> None:
-    with pytest.raises(UserError, match="patience is for one model"):
-        grow(models.small_cnn(), (X, Y), engine="rows", patience=3)
-
-
 @pytest.mark.parametrize("controller", ["tamiyo", "heuristic", "habit", "random"])
 def test_every_controller_grows_a_living_model(controller: str) -> None:
     grown = grow(models.Recurrent(), TEXT, controller=controller, epochs=4, force=True)
     assert len(grown.history) == 4
     assert grown.record.flops[0] > 0
-    assert "the live engine grew it: it was asked for" in grown.report()
 
 
 def test_a_budget_holds_here_too() -> None:
@@ -463,11 +448,9 @@ def test_a_schedule_that_no_slot_can_follow_is_refused_and_one_that_some_can_is_
     with pytest.raises(UserError, match=takes):
         grow(strided, (X, Y), controller="schedule:clone@0.1")
     recipe = "schedule:clone@0.1+widen_full@0.2"
-    grown = grow(strided, (X, Y), controller=recipe, epochs=4, engine="auto")
+    grown = grow(strided, (X, Y), controller=recipe, epochs=4)
     assert "planted WIDEN_FULL after" in grown.report()
     assert "CLONE was asked for, which no slot of this model takes" in grown.report()
-    with pytest.raises(UserError, match=r"asks for CLONE, WIDEN_FULL, which many copies .* engine='live'"):
-        grow(strided, (X, Y), controller=recipe, members=2, engine="auto")
 
 
 def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:

@@ -98,7 +98,7 @@ class Dispatched(TorchDispatchMode):
 def test_a_step_dispatches_a_few_operations_more_than_a_plain_one_and_reads_nothing_back() -> None:
     batch, layers = models.table(8), [nn.Linear(5, 5) for _ in range(8)]
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(5, 3))
-    settings = {"controller": "static", "engine": "live", "epochs": 1, "progress": False}
+    settings = {"controller": "static", "epochs": 1, "progress": False}
     recipe = {"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0}
 
     def live(steps: int) -> None:
@@ -130,7 +130,7 @@ def test_what_a_large_model_on_a_gpu_could_go_back_to_is_kept_in_main_memory() -
     seen: list[int] = []
     wide = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4))
     batch = (torch.randn(64, 16), torch.randint(0, 4, (64,)))
-    settings = {"controller": "static", "engine": "live", "device": "cuda", "progress": False}
+    settings = {"controller": "static", "device": "cuda", "progress": False}
     nn.Linear(16, 16, device="cuda")(torch.ones(4, 16, device="cuda")).sum().backward()
     others = torch.cuda.memory_allocated()  # among them what products work in, both ways
     torch.cuda.reset_peak_memory_stats()  # what else this process once took is there for snapshots too

@@ -43,7 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
     "the score of step is 'good'; it must be one number": {"step": lambda m, b: (loss_of(m, b), "good")},
     r"the score of step has the shape \[2\]": {"step": lambda m, b: (loss_of(m, b), torch.zeros(2))},
     "depends on no weight that is trained": {"step": lambda m, b: (loss_of(m, b).detach(), 0.5)},
-    "the metric has the shape": {"metric": lambda outputs, targets: outputs, "engine": "live"},
+    "the metric has the shape": {"metric": lambda outputs, targets: outputs},
     "train yields nothing": {"train": []},
     "train is None; give": {"train": None, "val": None},
     "val is missing and train cannot be divided": {"val": None},
@@ -257,7 +257,7 @@ def test_a_stated_part_of_the_validation_data_is_drawn_from_all_of_it() -> None:
             seen.append(batch[1])
         return loss_of(model, batch), 0.5
 
-    grown = esper.grow(
+    esper.grow(
         models.small_mlp(),
         train=LOADER,
         val=(torch.randn(60, 5), ordered),
@@ -268,39 +268,14 @@ def test_a_stated_part_of_the_validation_data_is_drawn_from_all_of_it() -> None:
         device=torch.device("cpu"),
         progress=False,
     )
-    assert grown.engine == "live"
     last = seen[-1]
     assert len(last) == 30
     assert set(last.tolist()) == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"schedule": "flat", "decay": 0.2},
-        {"schedule": "cosine", "warmup": 0.1},
-        {"validation_batch": 7},
-        {"host_lr": 1e-3, "seed_lr": 1e-2},
-        {"controller": "static"},
-    ],
-    ids=str,
-)
-def test_only_members_and_engine_choose_the_engine(given: dict[str, Any]) -> None:
-    usual = esper.grow(models.small_mlp(), (X, Y), epochs=3, progress=False)
-    grown = esper.grow(models.small_mlp(), (X, Y), epochs=3, progress=False, **given)
-    assert grown.engine == usual.engine == "live"
-    if "controller" not in given:
-        assert [e.decision for e in grown.history] == [e.decision for e in usual.history]
-
-
 def test_a_decay_that_changes_nothing_is_warned_of() -> None:
     with pytest.warns(UserWarning, match="decay is for schedule='flat'"):
         esper.grow(models.small_mlp(), (X, Y), epochs=1, decay=0.2, progress=False)
-
-
-def test_members_are_grown_as_rows() -> None:
-    grown = esper.grow(models.small_mlp(), (X, Y), epochs=1, progress=False, members=2)
-    assert grown.engine == "rows"
 
 
 def test_rates_follow_the_schedule_and_decay_that_were_asked_for() -> None:

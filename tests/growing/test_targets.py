@@ -26,7 +26,7 @@ NUMBERS = torch.stack([X[:, 0] + 5, 10 * X[:, 1], X[:, 2] ** 2], 1)
 def grow(targets: Tensor, outputs: int = 3, **settings: Any) -> Grown:
     torch.manual_seed(0)
     chosen = {"train": (X, targets), "val": (X, targets), "epochs": 3, "batch_size": 10, "lr": 1e-2}
-    chosen |= {"engine": "live", "controller": "static", "progress": False}
+    chosen |= {"controller": "static", "progress": False}
     return esper.grow(models.small_mlp(outputs), **chosen | settings)
 
 
@@ -107,7 +107,7 @@ def test_tensors_are_converted_to_the_dtype_of_the_model(own: torch.dtype, given
         seen.update((outputs.dtype, targets.dtype))
         return F.mse_loss(outputs, targets)
 
-    data, settings = (X.to(given), NUMBERS.to(given)), {"epochs": 1, "controller": "static", "engine": "live"}
+    data, settings = (X.to(given), NUMBERS.to(given)), {"epochs": 1, "controller": "static"}
     grown = esper.grow(models.small_mlp().to(own), train=data, loss=loss, progress=False, **settings)
     assert seen == {p.dtype for p in grown.model.parameters()} == {own}
 

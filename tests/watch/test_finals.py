@@ -56,7 +56,7 @@ def growth_of(path: Path, members: int, seed: int, score: str = "accuracy", samp
     curve = Curve("grown", [0.5], [10], [1.0])
     config = "seed: 1\ntask: Net\ntrain: 900 samples\nval: 300 samples\n"
     with RunFolder.create(path, kind="grow", config=config, seed=1) as folder:
-        folder.write(Growth("Net", "habit", "live", "", score, 9, True, [curve], (), samples))
+        folder.write(Growth("Net", "habit", score, 9, True, [curve], (), samples))
         folder.append_metrics(RoundSummary(9, 9, members, 1, 1.0))
         folder.lanes.write(rows)
     return path

@@ -17,13 +17,9 @@ from esper.foundation.errors import UserError
 from esper.foundation.interrupts import StopRequest
 from esper.growing.arms import Arms, folder_of
 from esper.growing.batches import UserStep
-from esper.growing.course import Prepared
-from esper.growing.live_engine import prepare_live
 from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
-from esper.growing.rows_engine import prepare_rows
-from esper.growing.settings import LIVE_ONLY
 from esper.tamiyo.controller import Controller
 
 
@@ -35,19 +31,17 @@ def grow(
     controller: str | Controller | None = None,
     epochs: int = 30,
     budget: int | None = None,
-    engine: str = "auto",
     step: UserStep | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     baseline: bool = False,
-    control: str | None = None,
     force: bool = False,
     **settings: Any,
 ) -> Grown:
     """Train a model, and let it grow as a controller decides.
 
-    model: any nn.Module, or a function that makes one (then every member begins with weights of its own). It
-        is copied, never changed; frozen parameters stay frozen.
+    model: any nn.Module, or a function that makes one. It is copied, never changed; frozen parameters stay
+        frozen.
     train, val: a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays. Without `val`, a
         fifth of the samples is held back. Nothing else is ever looked at: keep a test set.
     slots: names of the submodules after which something may grow; found if left out.
@@ -56,17 +50,13 @@ def grow(
         and nothing grows, because at equal compute that did better than every controller that was tried.
     epochs: passes over the training data; before each the controller decides once.
     budget: the most parameters that growth may add at any one time; None is no limit.
-    engine: live trains any one model as it is, with data streamed from its loader; rows trains copies of a
-        small model as one program; auto is rows where members is above 1, and live otherwise.
-    step: live: (model, batch) → loss, score, for batches and models of any kind.
+    step: (model, batch) → loss, score, for batches and models of any kind.
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
         network and a report page. 'esper watch' shows it while it is written.
     resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
         model, data and arguments; it begins anew where nothing is there yet.
     baseline: whether the model is trained without growth as well, on the same order of the data for the same
         training FLOPs, and put beside the grown one in `report()`, `plot()` and the folder.
-    control: "wider" trains a model of the grown size as well, the given one with wider hidden layers and no
-        growth, for the same training FLOPs: it tells when not to grow.
     force: let a learned controller act, which was trained on hosts of esper and not on models like this one;
         without it the model is trained plainly, and `report()` says so.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
@@ -81,31 +71,15 @@ def grow(
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
-        asked = (slots, controller, epochs, budget, engine, step, baseline, control, force)
+        asked = (slots, controller, epochs, budget, step, baseline, force)
         request = Request(model, train, val, *asked, settings, stop)
         with own_randomness(request.settings.seed, request.device):
-            arms = Arms(request, prepare)
+            arms = Arms(request)
             if out is None:
                 return arms.grown()
             kept = folder_of(request, arms, Path(out), resume)
             with kept.folder:
                 return arms.grown(kept)
-
-
-def prepare(request: Request) -> Prepared:
-    """Make the model ready: several members as rows of one program, one model live.
-
-    Nothing but `engine` and `members` chooses the engine.
-    """
-    if request.engine == "rows" or (request.engine == "auto" and request.settings.members > 1):
-        refused = (["step"] if request.step is not None else []) + sorted(set(request.given) & set(LIVE_ONLY))
-        if refused:
-            raise UserError(
-                f"{refused[0]} is for one model, and {request.settings.members} members as rows were asked "
-                "for; give engine='live' and leave members out"
-            )
-        return prepare_rows(request)
-    return prepare_live(request, "it was asked for" if request.engine == "live" else "it grows any one model")
 
 
 def _tell_of_the_end() -> None:

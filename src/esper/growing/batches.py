@@ -32,7 +32,7 @@ from torch.utils.data import (
 )
 
 from esper.foundation.errors import UserError
-from esper.growing.data import ALLOWED, VALIDATION_SHARE, read_split
+from esper.growing.data import ALLOWED, VALIDATION_SHARE, is_pair, read_pair
 from esper.growing.settings import BATCH_SIZE, GrowSettings
 
 UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
@@ -96,10 +96,7 @@ def _part_of(val: Any, most: int, seed: int) -> Any:
 
 def _dataset(name: str, data: Any, dtype: torch.dtype) -> Any:
     """Pairs of tensors or arrays as a data set; anything else as it is."""
-    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
-        split = read_split(name, data, dtype)
-        return TensorDataset(split.inputs, split.targets)
-    return data
+    return TensorDataset(*read_pair(name, data, dtype)) if is_pair(data) else data
 
 
 def _loader(name: str, data: Any, size: int, draw: torch.Generator | None) -> Iterable[Any]:

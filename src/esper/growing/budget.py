@@ -13,7 +13,6 @@ from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
 from esper.lifecycle.gates import grows_block
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.population import Population
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
@@ -34,18 +33,17 @@ class SeedPrices:
 
     def __init__(
         self,
-        population: Population | LivePopulation,
+        population: LivePopulation,
         allowed: Sequence[str] | None = None,
-        causal: bool = False,
         refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
     ):
-        """allowed: blueprints by name. If left out, all that fit; where the model is not causal, those that
-        look only at the past are not among them. Raises a UserError for one that does not fit.
+        """allowed: blueprints by name. If left out, all that fit but those that hear only the past, because a
+        model need not be causal. Raises a UserError for one that does not fit.
         refusals: by blueprint, why slots do not take it.
         """
         topology, fits = population.bodies.host.topology, population.growable()[0].any(dim=0).tolist()
         fitting = {b.name: b for b in Blueprint if fits[b]}
-        shut = set() if causal or topology != "transformer" else PAST_ONLY
+        shut = PAST_ONLY if topology == "transformer" else set()
         names = [b.name for b in fitting.values() if b not in shut] if allowed is None else list(allowed)
         if not names or not set(names) <= set(fitting):
             known = ", ".join(fitting)
@@ -65,10 +63,7 @@ class SeedPrices:
 
     @property
     def choosable(self) -> Tensor:
-        """What is allowed and fits each slot now: in models of one's own, the same for all members.
-
-        # [S, blueprints] bool
-        """
+        """What is allowed and fits each slot now.  # [S, blueprints] bool"""
         return self._population.growable()[0] & self._allowed
 
     def spent(self, slots: SlotStates) -> Tensor:

@@ -1,7 +1,6 @@
 """The course of a growth, from its first epoch to its last; between two epochs it can be saved.
 
-A model that was made ready by either engine (`Prepared`) is all that it needs: it knows neither rows nor
-hooks.
+A model that is ready to grow (`Prepared`) is all that it needs: it knows nothing of hooks.
 """
 
 from __future__ import annotations
@@ -31,18 +30,16 @@ class Prepared:
     """A model that is ready to grow."""
 
     environment: GrowthEnvironment
-    engine: str
-    reason: str  # why that engine
     controller: Controller
     decides: str  # the controller's name
     randomness: Randomness
-    models: Callable[[], tuple[nn.Module, ...]]  # the members as plain modules, as they are now
+    model: Callable[[], nn.Module]  # the plain module, as it is now
     slot_names: tuple[str, ...]  # the user's submodules after which something may grow
     module_names: tuple[str, ...]  # what grew there is called this in the plain model
     score_name: str
     topology: str
     example: tuple[Any, ...]  # what the model is called with, two samples or more
-    parts: tuple[HostPart, ...] = ()  # what the network is drawn from, if that is not the host of rows
+    parts: tuple[HostPart, ...] = ()  # what the network is drawn from
     folded: Callable[[], tuple[str, ...]] = lambda: ()  # what became part of the model on the way, in words
     widened: Callable[[], Mapping[int, tuple[str, int]]] = dict  # as in `Grown`
     broken_off: Callable[[], bool] = lambda: False  # whether the latest epoch was ended before its end
@@ -84,18 +81,16 @@ class Course:
         self.episode.look_again()
         prepared = self.prepared
         return Grown(
-            models=prepared.models(),
+            model=prepared.model(),
             record=self.record(),
             slot_names=prepared.slot_names,
             module_names=prepared.module_names,
             score_name=prepared.score_name,
             topology=prepared.topology,
-            epochs=tuple(self.ending.epoch.tolist()),
+            epoch=int(self.ending.epoch),
             asked=self.environment.steps,
             folded=prepared.folded(),
             widened=prepared.widened(),
-            engine=prepared.engine,
-            reason=prepared.reason,
             remarks=prepared.remarks,
         )
 

@@ -12,15 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import yaml
 from torch import Tensor, nn
 
 from esper.foundation.config_files import parse_yaml
 from esper.foundation.errors import UserError, one_line
-from esper.foundation.statistics import mean_interval
 from esper.growing.course import Course, Prepared
+from esper.growing.data import is_pair
 from esper.growing.exporting import save_archive, save_network
 from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
@@ -33,6 +32,7 @@ from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
+_FORMER = ("engine", "control")  # arguments of earlier versions, which their folders name
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
@@ -163,7 +163,7 @@ def about_data(data: Any) -> str | None:
     """What is known of data without reading them."""
     if data is None:
         return None
-    if isinstance(data, tuple | list) and len(data) == 2 and all(hasattr(part, "shape") for part in data):
+    if is_pair(data):
         return f"{len(data[0]):,} samples of shape {list(data[0].shape[1:])}"
     try:
         size = f" of {len(getattr(data, 'dataset', data)):,}"
@@ -175,22 +175,18 @@ def about_data(data: Any) -> str | None:
 def epoch_summary(record: EpisodeRecord, epochs: int, seconds: float) -> RoundSummary:
     """The latest epoch as a line of metrics."""
     done = record.num_steps
-    accuracy, half = mean_interval(record.accuracy[-1].tolist())
-    ratio, ratio_half = mean_interval(record.parameter_ratio[-1].tolist())
     return RoundSummary(
         round=done,
         rounds=epochs,
-        members=record.num_members,
-        member_epochs=done * record.num_members,
+        members=1,
+        member_epochs=done,
         seconds=seconds,
-        accuracy_mean=accuracy,
-        accuracy_ci=half,
-        parameter_ratio_mean=ratio,
-        parameter_ratio_ci=ratio_half,
+        accuracy_mean=float(record.accuracy[-1, 0]),
+        parameter_ratio_mean=float(record.parameter_ratio[-1, 0]),
         op_shares={op.name: float((record.executed_op[-1] == op).mean()) for op in Op},
         extra={
-            "training_loss": float(np.nanmean(record.training_loss[-1])),
-            "validation_loss": float(np.nanmean(record.loss[-1])),
+            "training_loss": float(record.training_loss[-1, 0]),
+            "validation_loss": float(record.loss[-1, 0]),
         },
         anomalies=["training broke and was taken back"] if record.panicked[-1].any() else (),
     )
@@ -204,7 +200,7 @@ def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
         )
     before = parse_yaml(folder.config_text(), str(folder.path / "config.yaml"))
     before = before if isinstance(before, dict) else {}
-    for key in (key for key in {**before, **config} if key not in MAY_CHANGE):
+    for key in (key for key in {**before, **config} if key not in (*MAY_CHANGE, *_FORMER)):
         if before.get(key) != config.get(key):
             raise UserError(
                 f"{key} is {config.get(key)!r}, and {folder.path} was begun with {before.get(key)!r}; give "
@@ -235,18 +231,18 @@ def _described(grown: Grown, reason: str | None) -> str:
 
 
 def _saved(grown: Grown, growth: Growth) -> SavedNetwork:
-    record, m = grown.record, grown.best
+    record = grown.record
     by_slot = {item.slot: item for item in grown.added}
     return SavedNetwork(
         task=growth.model,
         host=growth.model,
         controller=growth.controller,
-        member=int(record.members[m]),
-        members=record.num_members,
+        member=0,
+        members=1,
         steps=record.num_steps,
         host_parameters=grown.host_parameters,
-        parameters=int(record.parameters[-1, m]),
-        validation_accuracy=float(record.accuracy[-1, m]),
+        parameters=grown.parameters,
+        validation_accuracy=float(record.accuracy[-1, 0]),
         test_accuracy=float("nan"),
         slots=[
             SavedSlot(name, "FOSSILIZED", item.blueprint, item.blend, 1.0, item.contribution)

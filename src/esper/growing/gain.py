@@ -1,17 +1,13 @@
-"""Did growing help? The same members with and without growth, on data that neither has seen."""
+"""Did growing help? The same model with and without growth, on data that neither has seen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from esper.foundation.errors import UserError
 from esper.foundation.statistics import mean_interval
-from esper.growing.objectives import BatchFunction
-from esper.growing.result import Grown
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -21,7 +17,7 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Gain:
-    """Test scores of paired members, and their difference with a 95 % interval."""
+    """Test scores of pairs of runs, and their difference with a 95 % interval."""
 
     grown: tuple[float, ...]
     ungrown: tuple[float, ...]
@@ -44,20 +40,6 @@ class Gain:
             return f"{difference}. Growth helped."
         lost = self.mean + self.half_width < 0
         return f"{difference}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
-
-
-@torch.no_grad()
-def gain_on_test(
-    grown: Grown, ungrown: Grown, inputs: Tensor, targets: Tensor, score: BatchFunction = accuracy
-) -> Gain:
-    """Compare two runs of `grow` that differ by their controller alone, member by member."""
-    if len(grown.models) != len(ungrown.models) or len(grown.models) < 2:
-        raise UserError(
-            f"one run has {len(grown.models)} members and the other {len(ungrown.models)}; an interval needs "
-            "the same number in both, at least 2: give grow(members=...)"
-        )
-    scores = [[float(score(model(inputs), targets)) for model in run.models] for run in (grown, ungrown)]
-    return gain_of(*scores)
 
 
 def gain_of(grown: Sequence[float], ungrown: Sequence[float]) -> Gain:

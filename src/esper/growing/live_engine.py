@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
 from esper.growing.batches import check_end, first_batch, inputs_and_targets, loaders_of
 from esper.growing.budget import Limited, SeedPrices
 from esper.growing.course import Prepared
@@ -20,7 +19,7 @@ from esper.growing.live_slots import installed_name
 from esper.growing.places import Place, floating_dtype, trained
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
-from esper.growing.settings import LIVE_SETTINGS, GrowSettings, settings_of
+from esper.growing.settings import GrowSettings
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
 from esper.telemetry.lanes import HostPart
@@ -69,30 +68,19 @@ class LiveGrowth:
         return LiveGrowth(live, environment, controller, name, remarks, Randomness(device, loaders))
 
 
-def prepare_live(request: Request, reason: str) -> Prepared:
-    """Make one model ready. Raises a UserError for a setting that this engine has no use for.
-
-    reason: why it is this engine.
-    """
-    if request.settings.members > 1:
-        raise UserError(
-            f"members is {request.settings.members}, and the live engine trains one model; give "
-            "engine='rows' for several at once, or leave members out"
-        )
-    settings = settings_of(request.given, LIVE_SETTINGS, "the live engine")
+def prepare(request: Request) -> Prepared:
+    """Make a copy of the model ready to grow."""
     model = copy.deepcopy(request.build_model()).to(request.device)
-    growth = LiveGrowth.of(request, settings, model, request.device)
+    growth = LiveGrowth.of(request, request.settings, model, request.device)
     environment, places = growth.environment, growth.live.places
     bodies = environment.bodies
     bodies.stop = lambda: request.stop.requested
     return Prepared(
         environment=environment,
-        engine="live",
-        reason=reason,
         controller=growth.controller,
         decides=growth.decides,
         randomness=growth.randomness,
-        models=lambda: (bodies.plain_model(environment.slots),),
+        model=lambda: bodies.plain_model(environment.slots),
         slot_names=tuple(place.name for place in places),
         module_names=tuple(installed_name(model, place) for place in places),
         score_name=growth.live.judge.score_name,

@@ -21,7 +21,6 @@ from esper.growing.batches import (
     over_tensors,
     to_device,
 )
-from esper.growing.data import GivenSplit, GivenTask
 from esper.growing.ground import Ground, few_samples
 from esper.growing.live import LivePopulation
 from esper.growing.live_hooks import Hooks
@@ -38,10 +37,17 @@ from esper.simic.costs import ForwardCosts, Work
 from esper.simic.deciding import BlockScores
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec, StepResult
-from esper.tasks.task import HostSpec, TestSplit
+from esper.tasks.task import HostSpec, Split, Task, TestSplit
 
 _GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
+
+
+class _Task(Task):
+    """Stands for data that stay with their loaders."""
+
+    def __post_init__(self) -> None:
+        """There are no splits to check."""
 
 
 class LiveModel:
@@ -181,9 +187,9 @@ class LiveEnvironment(GrowthEnvironment):
         settings = live.settings
         self._live_model, self._optimiser = live, optimiser
         self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
-        nothing = GivenSplit(torch.zeros(0), torch.zeros(0))
-        classes, held = live.judge.classes, TestSplit(nothing)
-        task = GivenTask("given", "given", (), classes, nothing, nothing, held, HostSpec("given"))
+        nothing = Split(torch.zeros(0), torch.zeros(0, dtype=torch.long))
+        held, host = TestSplit(nothing), HostSpec("given")
+        task = _Task("given", "given", (), live.judge.classes, nothing, nothing, held, host)
         super().__init__(
             EnvironmentSpec(
                 task=task,

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from esper.growing.places import Place
+from esper.growing.places import Place, is_sequence
 from esper.growing.plain import grown_name
 from esper.growing.repeating import Repeat
-from esper.growing.tracing import is_sequence
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blend
 from esper.population.blueprints import BlendGate, build_blueprint

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.foundation.errors import UserError
-from esper.growing.tracing import is_sequence
 from esper.growing.undoing import at_rest
 
 MOST_SLOTS = 8  # as many as are chosen without being asked for by name
@@ -47,9 +46,6 @@ class Place:
         return len(self.shape) - 1 if self.topology == "cnn" else 0
 
 
-AnyPlace = TypeVar("AnyPlace", bound=Place)
-
-
 @dataclass(frozen=True)
 class _Call:
     """One submodule that ran, in the order in which they ended. What it gave is described and not held:
@@ -70,6 +66,11 @@ def tensor_of(output: Any) -> Tensor | None:
     return output if isinstance(output, Tensor) else None
 
 
+def is_sequence(module: nn.Module) -> bool:
+    """Whether a module is no more than its children, one after another."""
+    return type(module).forward is nn.Sequential.forward
+
+
 def find_places(
     model: nn.Module,
     run: Callable[[], Any],
@@ -83,24 +84,24 @@ def find_places(
     """
     calls = _calls(model, run)
     if names is not None:
-        places = [_named(name, calls, model, topology) for name in expanded(model, names)]
-        check_one_kind(places, type(model).__name__)
+        places = [_named(name, calls, model, topology) for name in _expanded(model, names)]
+        _check_one_kind(places, type(model).__name__)
         order = [call.name for call in calls]
         return sorted(places, key=lambda place: order.index(place.name))
     units = _units(model)
-    steps = [(call.module, False, _place(call, model, topology)) for call in calls if call.name in units]
-    places = block_ends(steps)
+    steps = [(call.module, _place(call, model, topology)) for call in calls if call.name in units]
+    places = _block_ends(steps)
     if not places:
         raise UserError(
             f"{type(model).__name__} has no submodule after which something could grow; name one with "
             "slots=[...]: its output must be a float tensor [batch, features], [batch, time, features] or "
             "[batch, channels, *spatial]"
         )
-    favourite = topology or usual_kind(places)
-    return spread([place for place in places if place.topology == favourite])
+    favourite = topology or _usual_kind(places)
+    return _spread([place for place in places if place.topology == favourite])
 
 
-def check_one_kind(places: Sequence[Place], model: str) -> None:
+def _check_one_kind(places: Sequence[Place], model: str) -> None:
     """Raise a UserError for slots of a model whose activations are of different kinds."""
     if len({place.topology for place in places}) > 1:
         shapes = ", ".join(f"{place.name} {list(place.shape)}" for place in places)
@@ -110,13 +111,13 @@ def check_one_kind(places: Sequence[Place], model: str) -> None:
         )
 
 
-def usual_kind(places: Sequence[Place]) -> str:
+def _usual_kind(places: Sequence[Place]) -> str:
     """The kind of most of them."""
     counts = {kind: sum(place.topology == kind for place in places) for kind in TOPOLOGY_ORDER}
     return max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
 
 
-def spread(places: list[AnyPlace]) -> list[AnyPlace]:
+def _spread(places: list[Place]) -> list[Place]:
     """At most `MOST_SLOTS` of them, evenly spaced, the last always among them."""
     count = len(places)
     if count <= MOST_SLOTS:
@@ -190,20 +191,17 @@ def trained(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def block_ends(steps: Iterable[tuple[nn.Module | None, bool, AnyPlace | None]]) -> list[AnyPlace]:
+def _block_ends(steps: Iterable[tuple[nn.Module, Place | None]]) -> list[Place]:
     """The last place before each further part with weights.
 
-    steps, in the order of a run: a layer, if it is one; whether a block ends ahead of it in any case; and the
-    place behind it, if there is one.
+    steps, in the order of a run: a layer, and the place behind it, if there is one.
     """
-    chosen: list[AnyPlace] = []
-    candidate: AnyPlace | None = None
+    chosen: list[Place] = []
+    candidate: Place | None = None
     weighted = opaque = False
-    for layer, ends, place in steps:
-        heavy = layer is not None and has_weights(layer)
-        ends = (
-            ends or (heavy and not isinstance(layer, nn.Embedding)) or (opaque and isinstance(layer, NORMS))
-        )
+    for layer, place in steps:
+        heavy = has_weights(layer)
+        ends = (heavy and not isinstance(layer, nn.Embedding)) or (opaque and isinstance(layer, NORMS))
         if ends and weighted and candidate is not None:
             chosen.append(candidate)
             candidate, weighted = None, False
@@ -229,7 +227,7 @@ def _place(call: _Call, model: nn.Module, topology: str | None) -> Place | None:
     return Place(call.name, kind, shape, call.gave == "tuple", call.dtype)
 
 
-def expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+def _expanded(model: nn.Module, names: Sequence[str | int]) -> list[str]:
     """The names of slots; a list of blocks stands for each of its blocks."""
     if isinstance(names, str):
         raise UserError(f"slots is the name {names!r}; give a list of names: [{names!r}]")

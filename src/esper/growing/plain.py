@@ -1,31 +1,20 @@
-"""What comes out: a plain module. Nothing in it is a class of ours, so it needs no esper to be loaded.
-
-A grown member is the user's own layers with their trained weights, and every seed as a small traced module
-of torch's layers and functions. An `nn.Sequential` stays one, with the names of its layers unchanged and a
-new entry after each layer where something grew; any other model becomes a `torch.fx.GraphModule` over its
-own submodules, with the names of its tensors unchanged.
-"""
+"""Seeds as plain modules of torch's layers and functions: no esper is needed to load them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from esper.foundation.errors import UserError
-from esper.growing.cutting import Cut
-from esper.growing.tracing import is_sequence
-from esper.lifecycle.legality import is_heard
-from esper.lifecycle.slot_states import SlotStates
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, SqueezeExcite
-from esper.population.extract import Grafted, slot_modules, trunk_modules
-from esper.population.population import Population
+from esper.population.extract import Grafted
 
-# ---- seeds without sizes in their code, so that they can be traced once for every batch and length -------
+# Seeds without sizes in their code, so that they can be traced once for every batch and length.
 
 
 class _SqueezeExcite(nn.Module):
@@ -114,70 +103,6 @@ def plain_graft(grafted: Grafted, spatial_dims: int) -> fx.GraphModule:
     return fx.GraphModule(parts, graph, class_name="Grown")
 
 
-# ---- the whole model -----------------------------------------------------------------------------------
-
-
 def grown_name(slot: str) -> str:
     """The name of what grew in a slot: of a module in the plain model."""
     return f"{slot.replace('.', '_')}_grown"
-
-
-def plain_member(pieces: Cut, population: Population, states: SlotStates, member: int) -> nn.Module:
-    """Member `member` as a plain module: the user's layers with its weights, and the seeds that it hears."""
-    weights = member_weights(pieces, population, member)
-    slots = states[member].to("cpu")
-    grafts: dict[int, nn.Module] = {}
-    for k in range(population.num_slots):
-        if is_heard(slots)[0, k]:
-            grafted = cast(Grafted, slot_modules(population, slots, member, k)[-1])
-            grafts[k] = plain_graft(grafted, pieces.host.spatial_dims)
-    return assemble(pieces, weights, grafts)
-
-
-def member_weights(pieces: Cut, population: Population, member: int) -> dict[str, Tensor]:
-    """The tensors of one member's host under the names that they have in the user's model."""
-    tensors: dict[str, Tensor] = {}
-    segments = cast(list[nn.Module], trunk_modules(population, member))
-    for keys, segment in zip(pieces.keys, segments, strict=True):
-        own = {**dict(segment.named_parameters()), **dict(segment.named_buffers())}
-        tensors |= {name: own[key].detach() for key, name in keys.items()}
-    return tensors
-
-
-def assemble(pieces: Cut, weights: Mapping[str, Tensor], grafts: Mapping[int, nn.Module]) -> nn.Module:
-    """The user's model with these weights, and a graft after each of these joints, on the CPU."""
-    model = copy.deepcopy(pieces.original)
-    with torch.no_grad():
-        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name in weights:
-                tensor.copy_(weights[name])
-    names = {str(pieces.joints[k].node.target): k for k in grafts}
-    if not is_sequence(model) or not all(name in model._modules for name in names):
-        return _as_graph(model, pieces, grafts).eval()
-    layers, model._modules = model._modules, {}
-    for name, child in layers.items():
-        model._modules[name] = child
-        if name in names:
-            model._modules[grown_name(pieces.joints[names[name]].name)] = grafts[names[name]]
-    return model.eval()
-
-
-def _as_graph(model: nn.Module, pieces: Cut, grafts: Mapping[int, nn.Module]) -> fx.GraphModule:
-    graph = fx.Graph()
-    copied: dict[fx.Node, fx.Node] = {}
-    result = graph.graph_copy(pieces.traced.graph, copied)
-    root = nn.Module()
-    for name, value in [*model._modules.items(), *model._parameters.items()]:
-        setattr(root, name, value)
-    for name, buffer in model._buffers.items():
-        root.register_buffer(name, buffer, persistent=name not in model._non_persistent_buffers_set)
-    for k, grafted in grafts.items():
-        name = grown_name(pieces.joints[k].name)
-        setattr(root, name, grafted)
-        node = copied[pieces.joints[k].node]
-        with graph.inserting_after(node):
-            call = graph.call_module(name, (node,))
-        for user in [user for user in node.users if user is not call]:
-            user.replace_input_with(node, call)
-    graph.output(result)
-    return fx.GraphModule(root, graph, class_name=type(model).__name__)

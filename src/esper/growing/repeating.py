@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from esper.growing.places import has_weights, tensor_of
-from esper.growing.tracing import is_sequence
+from esper.growing.places import has_weights, is_sequence, tensor_of
 
 COUNT = "num_hidden_layers"  # where the configurations of transformers count the blocks
 INDEX = "layer_idx"  # where their blocks say which one they are

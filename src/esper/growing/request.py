@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from esper.controllers import make_controller
-from esper.foundation.devices import ANY, ROWS, choose_device
+from esper.foundation.devices import ANY, choose_device
 from esper.foundation.errors import UserError, one_line, raised_at
 from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
@@ -21,8 +21,6 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
-ENGINES = ("auto", "rows", "live")
-CONTROLS = (None, "wider")
 STATIC = "static"  # the controller that never grows anything
 # By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
 # training, and every other controller loses more.
@@ -49,18 +47,14 @@ class Request:
     controller: str | Controller | None = None  # None: nothing grows
     epochs: int = 30
     budget: int | None = None
-    engine: str = "auto"
     step: UserStep | None = None
     baseline: bool = False
-    control: str | None = None
     force: bool = False  # a controller acts outside of the conditions that it was trained in, too
     given: Mapping[str, Any] = field(default_factory=dict)  # settings as they were given
     stop: StopRequest = field(default_factory=StopRequest)  # whether somebody asked for an end
 
     def __post_init__(self) -> None:
         check_one_process()
-        if self.engine not in ENGINES:
-            raise UserError(f"engine is {self.engine!r}; allowed are {', '.join(ENGINES)}")
         if isinstance(self.epochs, bool) or not isinstance(self.epochs, int) or self.epochs < 1:
             raise UserError(f"epochs is {self.epochs!r}; give a whole number, at least 1")
         if self.budget is not None and not _is_count(self.budget):
@@ -74,8 +68,6 @@ class Request:
             raise UserError(
                 f"step is a {type(self.step).__name__}; give a function (model, batch) → loss, score"
             )
-        if self.control not in CONTROLS:
-            raise UserError(f"control is {self.control!r}; allowed are {', '.join(map(repr, CONTROLS))}")
         self.device  # noqa: B018 (an unknown setting or device is refused now)
 
     @cached_property
@@ -86,7 +78,7 @@ class Request:
     @cached_property
     def device(self) -> torch.device:
         """Where to train."""
-        return choose_device(self.settings.device, kinds=ROWS if self.engine == "rows" else ANY)
+        return choose_device(self.settings.device, kinds=ANY)
 
     def choose_controller(self, device: torch.device) -> tuple[Controller, str, tuple[str, ...]]:
         """Return whoever decides, its name, and why nothing grows where that is so, in one sentence."""
@@ -98,14 +90,12 @@ class Request:
             return Static(), STATIC, (NOT_TRAINED_FOR.format(name),)
         return decider, name, ()
 
-    def ungrown(self, model: ModelOrMaker, epochs: int, engine: str) -> Request:
-        """The same for a model that never grows, of which nobody is told on the way."""
+    def ungrown(self, epochs: int) -> Request:
+        """Return the same request without growth, for so many epochs and without callbacks."""
         given = {key: value for key, value in self.given.items() if key not in _OF_THE_GROWTH}
         return replace(
             self,
-            model=model,
             epochs=epochs,
-            engine=engine,
             controller=STATIC,
             budget=None,
             given={**given, "progress": False},

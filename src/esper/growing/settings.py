@@ -40,11 +40,8 @@ class GrowSettings(Config):
         default=None, description="names of the blueprints that may grow; all that fit the model if left out"
     )
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model and of seeds")
-    members: int = Field(default=1, ge=1, description="copies that grow side by side; the best one is kept")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same network")
-    device: str = Field(
-        default="cpu", description="where to train: auto, cpu, cuda, cuda:1 ...; live: mps too"
-    )
+    device: str = Field(default="cpu", description="where to train: auto, cpu, cuda, cuda:1, mps ...")
     topology: Literal["cnn", "mlp", "transformer"] | None = Field(
         default=None, description="what the activations are; found out if left out"
     )
@@ -52,40 +49,25 @@ class GrowSettings(Config):
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
     )
-    accumulate: int = Field(default=1, ge=1, description="live: batches that make one step of the optimiser")
+    accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimiser")
     make_optimiser: Callable[..., Any] | None = Field(
-        default=None, description="live: (parameter groups) → the optimiser to train with; AdamW if left out"
+        default=None, description="(parameter groups) → the optimiser to train with; AdamW if left out"
     )
     make_scheduler: Callable[..., Any] | None = Field(
         default=None,
-        description="live: (an optimiser at the peak rate) → a scheduler of torch's, which is stepped after "
+        description="(an optimiser at the peak rate) → a scheduler of torch's, which is stepped after "
         "every step of the optimiser; all rates follow it in proportion",
     )
     patience: int | None = Field(
-        default=None, ge=1, description="live: end after this many epochs without a better validation score"
+        default=None, ge=1, description="end after this many epochs without a better validation score"
     )
     time_limit: float | None = Field(
-        default=None, gt=0, description="live: end with the first epoch after this many seconds"
+        default=None, gt=0, description="end with the first epoch after this many seconds"
     )
     on_epoch: Callable[..., Any] | None = Field(
-        default=None, description="live: called after every epoch with the numbers of it, a dictionary"
+        default=None, description="called after every epoch with the numbers of it, a dictionary"
     )
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
-
-    def population(self, samples: int, validation: int, batch_size: int | None) -> PopulationConfig:
-        """How the bodies train on `samples` samples: a decision step is one pass over them.
-
-        batch_size is the loader's own, where there is one; a setting of that name goes before it.
-        """
-        batch = min(self.training.get("batch_size") or batch_size or BATCH_SIZE, samples)
-        defaults = {
-            "batches_per_epoch": samples // batch,
-            "validation_samples": validation,
-            "host_lr": self.lr,
-            "seed_lr": self.lr,
-            "seed_weights": max(4, self.members),
-        }
-        return PopulationConfig(**{**defaults, **self.training, "batch_size": batch})
 
     def rules(self, epochs: int) -> LifecycleConfig:
         """The rules of growth for a run of that many epochs."""
@@ -96,29 +78,34 @@ class GrowSettings(Config):
         return EpisodeConfig(steps=epochs, clock="steps")
 
 
-LIVE_ONLY = ("accumulate", "make_optimiser", "make_scheduler", "patience", "time_limit", "on_epoch")
 OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "training")
-
-# What the live engine honours: of the bodies, how weights move; nothing about rows.
-LIVE_SETTINGS = (
+# The settings of `PopulationConfig` that are about one model, not about rows.
+SETTINGS = (
     *OWN_SETTINGS,
     *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
     *("second_beta", "clip_norm", "schedule", "warmup", "decay", "precision", "folds", "validation_samples"),
     "validation_batch",
 )
+# Arguments of earlier versions, and what to do without them.
+REMOVED = {
+    "engine": "every model is trained as it is; leave engine out",
+    "members": "one model is grown at a time; leave members out, and call esper.grow once for each seed",
+    "control": "a wider model can be trained by a call of its own; leave control out",
+}
 
 
 def settings_of(
-    given: Mapping[str, Any], allowed: Collection[str] | None = None, where: str = "esper.grow"
+    given: Mapping[str, Any], allowed: Collection[str] = SETTINGS, where: str = "esper.grow"
 ) -> GrowSettings:
     """Checked settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
 
-    Raises a UserError in one sentence for a key that is not in `allowed` (all, if left out), which `where`
-    cannot honour, and for a value that does not fit its key.
+    Raises a UserError in one sentence for a key that is not in `allowed`, which `where` cannot honour, and
+    for a value that does not fit its key.
     """
     known = (*OWN_SETTINGS, *PopulationConfig.model_fields)
-    allowed = known if allowed is None else allowed
     for key in (key for key in given if key not in allowed):
+        if key in REMOVED:
+            raise UserError(f"{key} is {given[key]!r}, and {where} no longer takes it: {REMOVED[key]}")
         said = f"{key} has no effect in {where}" if key in known else f"there is no setting {key!r}"
         raise UserError(f"{said}; allowed are {', '.join(allowed)}")
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}

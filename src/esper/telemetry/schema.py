@@ -214,8 +214,6 @@ class Growth:
 
     model: str  # its class
     controller: str
-    engine: str
-    reason: str  # why that engine
     score_name: str
     epochs: int  # that were asked for
     finished: bool

@@ -25,7 +25,7 @@ def _same_first_weights() -> None:
 
 
 def static(model: nn.Module, train: Any, val: Any = None, **settings: Any) -> Grown:
-    chosen = {"controller": "static", "epochs": 3, "lr": 1e-2, "progress": False, "engine": "rows"} | settings
+    chosen = {"controller": "static", "epochs": 3, "lr": 1e-2, "progress": False} | settings
     return esper.grow(model, train=train, val=val, **chosen)
 
 
@@ -70,7 +70,7 @@ def test_class_sorted_validation_is_seen_whole() -> None:
 def test_minibatches_are_those_of_the_loader() -> None:
     model = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     grown = static(model, DataLoader(TensorDataset(X, Y), batch_size=9), (X, Y), epochs=2)
-    assert int(grown.model.state_dict()["1.num_batches_tracked"]) == grown.epochs[0] * 10
+    assert int(grown.model.state_dict()["1.num_batches_tracked"]) == grown.epoch * 10
 
 
 def test_bytes_reach_the_model_as_bytes() -> None:
