@@ -13,9 +13,7 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.bodies import Bodies
-from esper.population.config import PopulationConfig
 from esper.population.extract import extract
-from esper.population.hosts import Host
 from esper.population.population import Population
 from esper.population.row_module import RowModule
 from tests.population.worlds import (
@@ -121,23 +119,6 @@ def reachable(root: object) -> list[object]:
         elif isinstance(thing, dict | list | tuple | set):
             queue.extend(gc.get_referents(thing))
     return list(seen.values())
-
-
-def test_running_statistics_come_along() -> None:
-    def make_host() -> Host:
-        stem = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
-        return Host([stem, nn.Linear(4, 4)], "mlp", nn.Linear(4, 3), width=4)
-
-    population = Population(make_host, PopulationConfig(batch_size=4), torch.arange(2))
-    states, data = SlotStates.empty(2, 2), make_data("vectors", 2, tasks=2)
-    population.train_epoch(states, data, CLOCK)
-    inputs = data.inputs[0, :5]
-    ours = outputs_of(population, states, inputs)
-    for i in range(2):
-        module = extract(population, states, i)
-        assert torch.equal(module.get_buffer("0.1.running_mean"), population.buffers[0]["1.running_mean"][i])
-        torch.testing.assert_close(module(inputs), ours[i], atol=1e-5, rtol=1e-5)
-    assert not torch.equal(*population.buffers[0]["1.running_mean"])
 
 
 @pytest.mark.parametrize("member", [-1, 2, 99])

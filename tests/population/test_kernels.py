@@ -65,7 +65,7 @@ def worst_error(
     results = []
     for way, kind in (("fused", dtype), ("grouped", torch.float64)):
         w, inputs = (t.detach().to(dtype).to(kind).requires_grad_() for t in (weights, x))
-        out = RowModule(module, device, way)(w, inputs, {}, True)
+        out = RowModule(module, device, way)(w, inputs)
         probe = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
         grads = torch.autograd.grad((out.double() * probe).sum(), (w, inputs))
         results.append((out.detach(), *grads))
@@ -132,11 +132,11 @@ def test_a_relu_inside_the_convolution_is_one_behind_it(spatial: tuple[int, ...]
     for whole in (True, False):
         w, x = (tensor.clone().requires_grad_() for tensor in (weights, inputs))
         if whole:
-            out = RowModule(branch, device, "fused")(w, x, {}, True)
+            out = RowModule(branch, device, "fused")(w, x)
         else:
             ahead = nn.Sequential(branch.norm, branch.first)
-            hidden = RowModule(ahead, device, "fused")(w[:, :first], x, {}, True)
-            out = RowModule(branch.second, device, "fused")(w[:, first:], torch.relu(hidden), {}, True)
+            hidden = RowModule(ahead, device, "fused")(w[:, :first], x)
+            out = RowModule(branch.second, device, "fused")(w[:, first:], torch.relu(hidden))
         probe = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
         found.append((out.detach(), *torch.autograd.grad((out.double() * probe).sum(), (w, x))))
     assert max(relative_error(a, b.double()) for a, b in zip(*found, strict=True)) < TOLERANCE[dtype] / 10

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
-from esper.population.hosts import GlobalMean, Host
-from esper.population.population import Population
 from tests.population.worlds import (
     CLOCK,
     EXACT,
@@ -306,18 +303,3 @@ def test_bfloat16_changes_what_is_said_by_rounding_and_leaves_weights_in_float32
     scale = said["float32"].std()
     assert (said["bfloat16"] - said["float32"]).abs().mean() < 0.04 * scale
     torch.testing.assert_close(learned["bfloat16"], learned["float32"], rtol=0.05, atol=0.02)
-
-
-def test_a_host_with_running_statistics_takes_bfloat16() -> None:
-    def make_host() -> Host:
-        segments = [
-            nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
-            nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU()),
-        ]
-        return Host(segments, "cnn", nn.Sequential(GlobalMean(), nn.Linear(8, 10)), 8, spatial_dims=2)
-
-    config = PopulationConfig(precision="bfloat16", batch_size=8, batches_per_epoch=2, seed_weights=1)
-    population = Population(make_host, config, torch.arange(3))
-    data = MemberData.shared(torch.randn(16, 1, 6, 6), torch.randint(0, 10, (16,)), 3)
-    population.train_epoch(SlotStates.empty(3, 2, "cpu"), data, CLOCK)
-    assert all(v.isfinite().all() for part in population.buffers for v in part.values())

@@ -81,7 +81,7 @@ def check_against_vmap(module: nn.Module, shape: tuple[int, ...], way: str) -> R
     weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64)
     x = torch.randn(ROWS, BATCH, *shape, generator=generator, dtype=torch.float64)
     results = []
-    for run in (lambda w, h: body(w, h, {}, True), functools.partial(under_vmap, module)):
+    for run in (lambda w, h: body(w, h), functools.partial(under_vmap, module)):
         w, h = weights.clone().requires_grad_(), x.clone().requires_grad_()
         out = run(w, h)
         probe = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
@@ -125,7 +125,7 @@ def test_tokens_over_rows_equal_each_row_alone(module: nn.Module, in_row_form: b
     generator = torch.Generator().manual_seed(2)
     weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64).requires_grad_()
     tokens = torch.randint(0, 7, (ROWS, BATCH, 5), generator=generator)
-    together = body(weights, tokens, {}, True)
+    together = body(weights, tokens)
     tensors = body.layout.unflatten(weights)
     alone = [
         functional_call(module, {name: value[r] for name, value in tensors.items()}, (tokens[r],))
@@ -146,7 +146,7 @@ def test_a_token_beyond_the_vocabulary_finds_no_other_rows_vectors(token: int) -
     tokens = torch.zeros(ROWS, BATCH, 5, dtype=torch.long)
     tokens[1, 0, 2] = token
     with pytest.raises(IndexError):
-        body(torch.randn(ROWS, 28), tokens, {}, True)
+        body(torch.randn(ROWS, 28), tokens)
 
 
 class Doubled(nn.Linear):
@@ -206,16 +206,11 @@ def test_tied_weights_stay_tied() -> None:
     assert body.in_row_form
 
 
-def test_running_statistics_are_a_rows_own_and_only_training_moves_them() -> None:
-    body = RowModule(nn.BatchNorm1d(4), CPU)
-    buffers = body.initial_buffers(2, CPU)
-    rows = torch.cat([torch.ones(2, 4), torch.zeros(2, 4)], dim=1)
-    x = torch.stack([torch.randn(8, 4), 5.0 + torch.randn(8, 4)])
-    body(rows, x, buffers, False)
-    assert buffers["running_mean"].abs().max() == 0
-    body(rows, x, buffers, True)
-    torch.testing.assert_close(buffers["running_mean"], 0.1 * x.mean(1))
-    assert buffers["num_batches_tracked"].tolist() == [1, 1]
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.Dropout(0.1)])
+def test_what_behaves_differently_in_evaluation_is_refused(layer: nn.Module) -> None:
+    with pytest.raises(ValueError, match=f"1 is a {type(layer).__name__}, which behaves differently"):
+        RowModule(nn.Sequential(nn.Linear(4, 4), layer), CPU)
+    assert RowModule(nn.BatchNorm1d(4, track_running_stats=False), CPU).layout.total == 8
 
 
 # ---- compiled --------------------------------------------------------------------------------------------
@@ -244,7 +239,7 @@ def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_b
 ) -> None:
     world, names, members = "vectors", [Blueprint.LORA, Blueprint.MLP], 3
     compiled = make_population(world, members, compile=True)
-    modules = len(traced)  # each in training and in evaluation
+    modules = len(traced)
     plain = make_population(world, members)
     data = make_data(world, members)
     graphs = []
@@ -263,7 +258,7 @@ def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_b
             population.validate(states, data)
         graphs.append(counters["stats"]["unique_graphs"])
     assert graphs[0] > 0
-    assert graphs[-1] <= 2 * modules  # one row, and any number of rows
+    assert graphs[-1] <= 4 * modules  # one row, and any number of rows; with gradients, and without
     assert graphs[-1] == graphs[-2]
     torch.testing.assert_close(compiled.hosts.weights, plain.hosts.weights, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(compiled.seeds.weights, plain.seeds.weights, atol=1e-5, rtol=1e-5)
@@ -275,8 +270,8 @@ def test_a_convolution_over_rows_is_traced_for_any_number_of_them(traced: list[o
     body, plain = (RowModule(module, CPU, "product", compiled) for compiled in (True, False))
     for rows in (1, 2, 3, 6):
         weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 2, 1, 8)
-        torch.testing.assert_close(body(weights, x, {}, True), plain(weights, x, {}, True))
-    assert len(traced) == 2  # in training and in evaluation
+        torch.testing.assert_close(body(weights, x), plain(weights, x))
+    assert len(traced) == 1
     assert 0 < counters["stats"]["unique_graphs"] <= 2
 
 
@@ -286,17 +281,15 @@ def test_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:
     with torch._dynamo.config.patch(recompile_limit=2):
         for rows in (3, 4):  # another number of rows is the same graph
             for body in bodies:
-                body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4), {}, True)
+                body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4))
             assert counters["stats"]["unique_graphs"] == len(bodies) == 4
-    assert len({id(run.__code__) for run in traced}) == len(traced) == 8  # type: ignore[attr-defined]
+    assert len({id(run.__code__) for run in traced}) == len(traced) == 4  # type: ignore[attr-defined]
 
 
 def test_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: list[object]) -> None:
     body = RowModule(nn.Conv1d(4, 4, 3, padding=1), CPU, "grouped", compiled=True)
     for rows in range(2, 12):
-        assert (
-            body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4, 6), {}, True).isfinite().all()
-        )
+        assert body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4, 6)).isfinite().all()
     assert traced == []
     assert counters["stats"]["unique_graphs"] == 0
     assert make_population("signals", 2, compile=True).bodies.in_row_form
@@ -311,6 +304,6 @@ def test_real_code_is_compiled_and_equal() -> None:
     body, plain = (RowModule(module, CPU, compiled=compiled) for compiled in (True, False))
     for rows in (2, 5):
         weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 3, 4)
-        torch.testing.assert_close(body(weights, x, {}, False), plain(weights, x, {}, False))
+        torch.testing.assert_close(body(weights, x), plain(weights, x))
     assert counters["stats"]["unique_graphs"] == 1
     torch._dynamo.reset()

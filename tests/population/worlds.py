@@ -156,8 +156,6 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
             population.hosts.weights,
             population.parts.weights.index_select(0, plan.live.index_select(0, plan.seed)),
             inputs.expand(population.num_members, *inputs.shape),
-            population.buffers,
-            training=False,
         )
 
 

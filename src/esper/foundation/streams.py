@@ -22,7 +22,6 @@ class Stream(IntEnum):
     ACTION = 4
     CONTROL = 5
     TASK = 6
-    DROPOUT = 7
 
 
 def _signed(value: int) -> int:
@@ -65,11 +64,6 @@ def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tenso
     start = _signed(_mix_number(_mix_number(seed) + int(stream)))
     offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
     return _mix(_mix(members * _GOLDEN + start) + offset)
-
-
-def rekeyed(keys: Tensor, purpose: int) -> Tensor:
-    """Other keys from the same ones, for one of several purposes.  # [...] → [...]"""
-    return _mix(keys + _signed(_mix_number(purpose)))
 
 
 def _bits_of(keys: Tensor, count: int) -> Tensor:

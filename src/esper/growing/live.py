@@ -33,7 +33,6 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.objectives import Objective, accuracy, cross_entropy
 from esper.simic.deciding import BlockScores
 
 if TYPE_CHECKING:
@@ -60,7 +59,6 @@ class LivePopulation:
         )
         self.hooks = self.bodies = live.hooks  # which tell of sizes, as the bodies of rows do
         self.num_slots = len(live.hooks.slots)
-        self.objective = Objective(cross_entropy, accuracy)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
         self.optimiser = LiveOptimiser(live.model, settings, self.config, optimiser)

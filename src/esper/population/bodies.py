@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.streams import rekeyed
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
@@ -19,7 +18,7 @@ from esper.population.layout import flatten
 from esper.population.optimiser import has_triton
 from esper.population.plan import Bools, Ints, Plan, SlotView, Station
 from esper.population.row_gathers import ReadRows, TakeWholeRows
-from esper.population.row_module import Buffers, RowModule
+from esper.population.row_module import RowModule
 
 
 def convolution_method(chosen: str, device: torch.device, compiled: bool = False) -> str:
@@ -78,11 +77,6 @@ class Bodies:
         parts = [slot.body(form) for slot in set(self.slots) for form in slot.forms]
         trunk = [part for part in (*self.trunk, *(slot.gate for slot in self.slots)) if part is not None]
         return all(body.in_row_form for body in parts) and all(body.in_row_form for body in trunk)
-
-    @property
-    def draws(self) -> bool:
-        """Whether the host has dropout."""
-        return any(part is not None and part.draws for part in self.trunk)
 
     @property
     def host_width(self) -> int:
@@ -186,36 +180,24 @@ class Bodies:
         row[forms.gate_start : forms.gate_start + gate.numel()] = gate
         return row
 
-    def initial_buffers(self, rows: int) -> list[Buffers]:
-        return [{} if part is None else part.initial_buffers(rows, self.device) for part in self.trunk]
-
-    def forward(
-        self,
-        plan: Plan,
-        host: Tensor,
-        parts: Tensor,
-        x: Tensor,
-        buffers: list[Buffers],
-        training: bool,
-        keys: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, plan: Plan, host: Tensor, parts: Tensor, x: Tensor) -> Tensor:
         """The one forward pass: training, validation, ablation and shadow rows alike.
 
         host [R, P], parts: the weights that each entry of the plan meets, station by station [entries,
-        part_width], x: the members' own inputs [own, B, ...]; other rows join where they fork; keys [R] what
-        dropout draws from.  → [R, B, ...]
+        part_width], x: the members' own inputs [own, B, ...]; other rows join where they fork.
+        → [R, B, ...]
         """
         *trunk, head = host.split(self.trunk_sizes, dim=1)
         sizes = [station.rows.shape[0] for slot in plan.stations for station in slot]
         met = iter(self.lowered(parts).split(sizes))
         x = self.lowered(x)
         for k, stations in enumerate(plan.stations):
-            x = self._segment(k, trunk[k], x, buffers[k], training, keys)
+            x = self._segment(k, trunk[k], x)
             beside = None  # what the blocks were given that widenings of this slot run beside
             for work in stations:
                 x, beside = self._read(work, x, beside)
-                x = self._meet(work, next(met), x, beside, training)
-        return self._segment(-1, head, self._pooled(x), buffers[-1], training, keys)
+                x = self._meet(work, next(met), x, beside)
+        return self._segment(-1, head, self._pooled(x))
 
     def _read(self, work: Station, x: Tensor, beside: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The rows as they were, and with what a block here is given for those who read it.  # [W, B, ...]"""
@@ -226,19 +208,19 @@ class Bodies:
         kept, read = ReadRows.apply(stored, before, work.beside, work.read_by)  # type: ignore[no-untyped-call]
         return self._as_seen(kept), read
 
-    def _meet(self, work: Station, rows: Tensor, x: Tensor, beside: Tensor | None, training: bool) -> Tensor:
+    def _meet(self, work: Station, rows: Tensor, x: Tensor, beside: Tensor | None) -> Tensor:
         """The rows behind a station.  # rows [E, P], beside [W, B, ...] as stored"""
         forms = self.slots[work.slot]
         if work.whole:
             (group,) = work.groups
-            return x + forms.body(group.form)(rows, x, training)
+            return x + forms.body(group.form)(rows, x)
         x, taken = self._take(x, work)
         wider = work.span(min(HALVES), max(HALVES) + 1)
         if work.place == 0 and beside is not None and wider.stop > wider.start:
             sizes = [wider.start, beside.shape[0], taken.shape[0] - wider.stop]
             first, _, last = self._as_stored(taken).split(sizes)
             taken = self._as_seen(torch.cat([first, beside, last]))
-        return self._blend(x, self._delta(forms, work, rows, taken, training), work)
+        return self._blend(x, self._delta(forms, work, rows, taken), work)
 
     def lowered(self, x: Tensor) -> Tensor:
         """In the precision of activations and products; indices stay what they are."""
@@ -251,38 +233,33 @@ class Bodies:
         last = self._as_stored(x)
         return self._as_seen(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
 
-    def _segment(
-        self, k: int, rows: Tensor, x: Tensor, buffers: Buffers, training: bool, keys: Tensor | None
-    ) -> Tensor:
+    def _segment(self, k: int, rows: Tensor, x: Tensor) -> Tensor:
         """One segment but for its block, or the head, for the rows that have come so far.
 
-        The head, and a segment with running statistics, runs in the precision of its weights.
+        The head runs in the precision of its weights.
         """
         module = self.trunk[k]
         if module is None:
             return x
-        there = x.shape[0]
-        exact = k == -1 or any(value.is_floating_point() for value in buffers.values())
-        rows = rows if exact else self.lowered(rows)
-        x = x.to(rows.dtype) if exact and x.is_floating_point() else x
-        held = {name: value[:there] for name, value in buffers.items()}
-        drawn = rekeyed(keys[:there], k % len(self.trunk)) if keys is not None else None
-        out = module(rows[:there], x, held, training, drawn)
-        return out if k == -1 else self.lowered(out)
+        there, is_head = x.shape[0], k == -1
+        rows = rows if is_head else self.lowered(rows)
+        x = x.to(rows.dtype) if is_head and x.is_floating_point() else x
+        out = module(rows[:there], x)
+        return out if is_head else self.lowered(out)
 
-    def _delta(self, forms: SlotForms, work: Station, rows: Tensor, h: Tensor, training: bool) -> Tensor:
+    def _delta(self, forms: SlotForms, work: Station, rows: Tensor, h: Tensor) -> Tensor:
         """What the parts of a station say to the activations h that they meet, at full strength.
 
         Forms run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
         """
         sizes = [group.size for group in work.groups]
         groups = zip(work.groups, rows.split(sizes), self._as_stored(h).split(sizes), strict=True)
-        said = [forms.body(group.form)(own, self._as_seen(met), training) for group, own, met in groups]
+        said = [forms.body(group.form)(own, self._as_seen(met)) for group, own, met in groups]
         s = self._as_seen(torch.cat([self._as_stored(part) for part in said]))
         if work.blends <= {Blend.ADD}:
             return s
         gated = Blend.GATE in work.blends
-        gate = forms.gate(rows[:, forms.gate_start :], h, {}, training) if gated else None
+        gate = forms.gate(rows[:, forms.gate_start :], h) if gated else None
         if self.fused:
             from esper.population.kernels import JoinParts
 

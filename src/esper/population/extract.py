@@ -92,17 +92,13 @@ def slot_modules(
 
 
 def trunk_modules(population: Population, member: int) -> list[nn.Module | None]:
-    """One member's segments without their blocks, and the head, with its weights and running statistics."""
+    """One member's segments without their blocks, and the head, with its weights."""
     bodies = population.bodies
     weights = population.hosts.weights[member].cpu().split(bodies.trunk_sizes)
-    modules: list[nn.Module | None] = []
-    for k, (body, row) in enumerate(zip(bodies.trunk, weights, strict=True)):
-        module = None if body is None else load_flat(copy.deepcopy(body.module).cpu(), row)
-        for name, value in population.buffers[k].items():
-            assert module is not None
-            module.get_buffer(name).copy_(value[member])
-        modules.append(module)
-    return modules
+    return [
+        None if body is None else load_flat(copy.deepcopy(body.module).cpu(), row)
+        for body, row in zip(bodies.trunk, weights, strict=True)
+    ]
 
 
 class _SlotParts:

@@ -59,11 +59,11 @@ class Body:
     def __init__(self, parts: tuple[RowModule, ...], starts: tuple[int, ...] = (0,)) -> None:
         self.parts, self.starts = parts, starts
 
-    def __call__(self, rows: Tensor, x: Tensor, training: bool) -> Tensor:
+    def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
         """rows [E, P], x [E, B, ...] → [E, B, ...]"""
-        delta = self.parts[0](rows, x, {}, training)
+        delta = self.parts[0](rows, x)
         for start, part in zip(self.starts[1:], self.parts[1:], strict=True):
-            delta = delta + part(rows[:, start:], x + delta, {}, training)
+            delta = delta + part(rows[:, start:], x + delta)
         return delta
 
     @property

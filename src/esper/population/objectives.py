@@ -13,15 +13,10 @@ RowFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Objective:
-    """A loss to train by, the mean over the samples of a row, and a score in 0..1 to judge by.
-
-    A score is the mean over samples too, so that parts of a set may be scored one after another; one that is
-    not (F1, R²) is `pooled`: it is given the outputs for the whole set at once.
-    """
+    """A loss to train by and a score in 0..1 to judge by, both means over the samples of a row."""
 
     loss: RowFunction  # outputs [R, B, ...], targets [R, B, ...] → [R]
     score: RowFunction
-    pooled: bool = False
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

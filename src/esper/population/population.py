@@ -79,7 +79,6 @@ class Population:
         self.folded_blends = torch.zeros(*shape, self.places - 1, dtype=torch.long, device=self.device)
         self._born = torch.full(shape, NO_FORM, device=self.device)  # [N, S] blueprints without weights yet
         self._folding = torch.full(shape, NO_BLEND, device=self.device)  # [N, S] how waiting fossils blend
-        self.buffers = self.bodies.initial_buffers(self.num_members)
         self.births = torch.zeros(self.num_members, dtype=torch.long, device=self.device)
         self._parameters = self.bodies.parameter_table.to(self.device)
         self._gates = self.bodies.gate_parameters().to(self.device)
@@ -95,10 +94,7 @@ class Population:
         self._host_bank = HostBank(self.bodies, seed)
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
-        crew = Crew(
-            self.bodies, self.objective, config, seed, self.members, self.hosts, self.parts, self.buffers
-        )
-        self._replays = Replays(crew)
+        self._replays = Replays(Crew(self.bodies, self.objective, config, self.hosts, self.parts))
         self._studio = Studio() if self._replays.possible else None  # of what is drawn
         self._picked, self._shared = Captured(self._pick, self._studio), Captured(self._share, self._studio)
         self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
@@ -120,9 +116,6 @@ class Population:
             first = self.num_members * self.num_slots  # of the rows at place 1
             rows = blocks.flatten(0, 1)  # [N · S, part_width]
             self.parts.weights[first : first + len(rows)] = rows
-        for part, fresh in zip(self.buffers, self.bodies.initial_buffers(self.num_members), strict=True):
-            for name, value in part.items():
-                value.copy_(fresh[name])
         self.births.fill_(episode << 16)
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)
@@ -243,7 +236,7 @@ class Population:
             rows = training_rows(some)
             sketch = Sketch(rows, some, (shadow_table(rows, some.shape),), self._blank)
             epoch = self._replays.training(sketch, data)
-            epoch.load(samples, rates, (clock.episode << 20) + clock.epoch * len(samples))
+            epoch.load(samples, rates)
             epoch.begin()
             for _ in range(len(samples)):
                 epoch()
@@ -309,8 +302,6 @@ class Population:
         for place in range(self.places):
             rows = self.parts.slice(place * each, (place + 1) * each)
             named |= {f"parts.{place}.{name}": value for name, value in rows.tensors().items()}
-        for k, part in enumerate(self.buffers):
-            named |= {f"buffers.{k}.{name}": value for name, value in part.items()}
         return named
 
     def snapshot(self) -> dict[str, Tensor]:
@@ -371,7 +362,7 @@ class Population:
         most = min(self.config.rows_per_chunk, len(view.active))
         for start in range(0, len(active), most):
             ids = active[start : start + most]
-            if self._replays.possible and not any(self.buffers):
+            if self._replays.possible:
                 ids = np.concatenate([ids, finished[: _up_to(len(ids), most) - len(ids)]])
             yield view.of(ids)
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from esper.population.blocks import AttendToPast, Branch, StandardizedConv1d, StandardizedConv2d
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
-from esper.population.dropout import StreamDropout
 from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
 from esper.population.row_convolutions import Conv, GroupedConv, row_convolution
 from esper.population.row_norms import (
@@ -30,7 +29,6 @@ from esper.population.row_norms import (
 from esper.population.row_tokens import RowTokenEmbedding, row_attention, row_embedding
 
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU)
-TAKES_ROWS = (*ELEMENTWISE, StreamDropout)
 
 
 class _LinearRows(torch.autograd.Function):
@@ -175,7 +173,7 @@ def _leaf(module: nn.Module, method: str) -> nn.Module | None:
     }
     if type(module) in forms:
         return forms[type(module)]()
-    return module if type(module) in TAKES_ROWS else None
+    return module if type(module) in ELEMENTWISE else None
 
 
 # Modules that are more than the sequence of their parts.

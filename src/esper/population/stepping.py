@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.streams import Stream, stream_keys
 from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
 from esper.population.data import MemberData
@@ -21,7 +20,6 @@ from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_s
 from esper.population.objectives import Objective
 from esper.population.optimiser import RowWeights, learn_rows
 from esper.population.plan import Plan
-from esper.population.row_module import Buffers
 
 
 @dataclass(frozen=True)
@@ -31,11 +29,8 @@ class Crew:
     bodies: Bodies
     objective: Objective
     config: PopulationConfig
-    seed: int  # of the run
-    members: Tensor  # [N] global ids: with the seed, what dropout draws from
     hosts: RowWeights  # N rows
     parts: RowWeights  # all parts, and one row at the end that is nobody's
-    buffers: list[Buffers]
 
 
 class Scratch:
@@ -69,35 +64,26 @@ class TrainEpoch:
         self.hosts = scratch.weights("hosts", plan.own, crew.bodies.host_width, device)
         self.parts = scratch.weights("parts", lives, width, device)
         self.part_gradient = scratch.rows("gradient", lives, width, device)  # of the latest minibatch
-        self.buffers = [
-            {name: value.index_select(0, plan.ids) for name, value in part.items()} for part in crew.buffers
-        ]
         batches, batch = crew.config.batches_per_epoch, crew.config.batch_size
         samples = scratch.rows("samples", batches, plan.own * batch, device, torch.long)
         self.samples = samples.view(batches, plan.own, batch)
         self.rates = scratch.rows("rates", batches, plan.own, device)
         self.turn = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
-        self.count = torch.zeros((), dtype=torch.long, device=device)  # and of the run
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
         self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
 
-    def load(self, samples: Tensor, rates: Tensor, count: int) -> None:
+    def load(self, samples: Tensor, rates: Tensor) -> None:
         """What the members are to see, and how fast they learn from it.
 
-        samples [batches, N, B]: which ones; rates [batches, N]: the share of the peak learning rates; count:
-        which minibatch of the run the first one is
+        samples [batches, N, B]: which ones; rates [batches, N]: the share of the peak learning rates
         """
         torch.index_select(samples, 1, self.plan.ids, out=self.samples)
         torch.index_select(rates, 1, self.plan.ids, out=self.rates)
-        self.count.fill_(count)
 
     def begin(self) -> None:
         """Fetch the rows."""
         self.hosts.fetch(self.crew.hosts, self.plan.ids)
         self.parts.fetch(self.crew.parts, self.plan.live)
-        for own, part in zip(self.buffers, self.crew.buffers, strict=True):
-            for name, value in part.items():
-                torch.index_select(value, 0, self.plan.ids, out=own[name])
         self.total_loss.zero_()
         self.turn.zero_()
 
@@ -105,9 +91,6 @@ class TrainEpoch:
         """Bring the rows back; what the epoch showed of these members."""
         self.crew.hosts.put(self.plan.ids, self.hosts)
         self.crew.parts.put(self.plan.live, self.parts)
-        for own, part in zip(self.buffers, self.crew.buffers, strict=True):
-            for name, value in part.items():
-                value.index_copy_(0, self.plan.ids, own[name])
         (shadow,) = self.plan.tables  # [n, S]
         mean = self.total_loss / self.crew.config.batches_per_epoch
         alone = mean[shadow.clamp(min=0)].masked_fill(shadow < 0, math.nan)
@@ -119,7 +102,7 @@ class TrainEpoch:
         config, plan = self.crew.config, self.plan
         samples, rate = (held.index_select(0, self.turn)[0] for held in (self.samples, self.rates))
         inputs, targets = self.data.members(plan.ids).take(samples)
-        losses, host_gradient = self._gradients(inputs, targets, self.count)
+        losses, host_gradient = self._gradients(inputs, targets)
         self.total_loss.add_(losses)
         part_rate = self._part_rate(rate)
         active = plan.active.bool()
@@ -130,7 +113,6 @@ class TrainEpoch:
         learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, active, config)
         self.host_norm.copy_(norms)
         self.turn.add_(1)
-        self.count.add_(1)
 
     def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient norms that clipping goes by: of each host with all that was folded into it, and for
@@ -139,7 +121,7 @@ class TrainEpoch:
         is_seed = plan.live_slot >= 0
         folded = part.square().masked_fill(is_seed, 0.0)
         # Each has a place of its own in a table, so that the order of the sum is always the same.
-        each = self.crew.members.shape[0] * slots
+        each = self.crew.hosts.steps.shape[0] * slots
         width = (self.crew.parts.steps.shape[0] // each + 1) * slots
         place = plan.live // each * slots + plan.live % slots
         table = folded.new_zeros(plan.own * width).scatter(0, plan.live_member * width + place, folded)
@@ -156,7 +138,7 @@ class TrainEpoch:
         steps, age = self.parts.steps, self.hosts.steps.index_select(0, plan.live_member)
         return torch.where(steps < age, full * ((steps + 1) / config.new_part_warmup).clamp(max=1.0), full)
 
-    def _gradients(self, inputs: Tensor, targets: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Losses of all rows and the gradients of every host; those of live parts are written where they lie.
 
         # [R], [n, P]
@@ -165,31 +147,17 @@ class TrainEpoch:
         shadow = plan.members[plan.own :]
         host = self.hosts.weights.detach().requires_grad_()
         met = bodies.lowered(self.parts.weights).index_select(0, plan.seed).requires_grad_()  # by each entry
-        host_rows, buffers = host, self.buffers
+        host_rows = host
         if shadow.shape[0]:
             host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
-            buffers = [{n: v.index_select(0, plan.members) for n, v in part.items()} for part in buffers]
-        keys = None
-        if bodies.draws:
-            ids = self.crew.members.index_select(0, self.plan.ids).index_select(0, plan.members)
-            keys = stream_keys(self.crew.seed, ids, Stream.DROPOUT, count)
-        outputs = bodies.forward(plan, host_rows, met, inputs, buffers, True, keys)
-        losses = self.crew.objective.loss(outputs, targets)
-        if shadow.shape[0]:
-            self._keep_own(buffers)
+        losses = self.crew.objective.loss(bodies.forward(plan, host_rows, met, inputs), targets)
         if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
         host_gradient, met_gradient = torch.autograd.grad(losses.sum(), [host, met])
         # A part learns in one of the entries that meet it; in the others it is only heard.
         self.part_gradient.copy_(met_gradient.index_select(0, plan.learns))
         return losses.detach(), host_gradient
-
-    def _keep_own(self, used: list[Buffers]) -> None:
-        """Running statistics of the members' own rows come back; those of shadows are dropped."""
-        for part, latest in zip(self.buffers, used, strict=True):
-            for name, value in part.items():
-                value.copy_(latest[name][: self.plan.own])
 
 
 class Validation:
@@ -213,22 +181,14 @@ class Validation:
         members = plan.ids.index_select(0, plan.members)
         rows = crew.hosts.weights.index_select(0, members)
         parts = crew.parts.weights.index_select(0, plan.live.index_select(0, plan.seed))
-        buffers = [{n: v.index_select(0, members) for n, v in part.items()} for part in crew.buffers]
         samples = min(self.data.num_samples, crew.config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=rows.device)
         score = torch.zeros_like(loss)
-        kept: list[Tensor] = []
         for first in range(0, samples, crew.config.validation_batch):
             last = min(first + crew.config.validation_batch, samples)
             inputs, _ = self.data.span(plan.ids, first, last)
             _, targets = self.data.span(members, first, last)
-            outputs = crew.bodies.forward(plan, rows, parts, inputs, buffers, training=False)
+            outputs = crew.bodies.forward(plan, rows, parts, inputs)
             loss += objective.loss(outputs, targets) * (last - first)
-            if objective.pooled:
-                kept.append(outputs)
-            else:
-                score += objective.score(outputs, targets) * (last - first)
-        if kept:
-            _, targets = self.data.span(members, 0, samples)
-            return loss / samples, objective.score(torch.cat(kept, dim=1), targets)
+            score += objective.score(outputs, targets) * (last - first)
         return loss / samples, score / samples

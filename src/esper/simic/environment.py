@@ -51,7 +51,6 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import build_host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.objectives import cross_entropy
 from esper.population.population import Population
 from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.deciding import BlockScores
@@ -102,8 +101,7 @@ class GrowthEnvironment:
         most = max(spec.budgets) * unit / self.bare_cost
         self.steps = math.ceil(most - ROUNDING)  # of those no larger than the host
         self._prepare_replays()
-        chance_is_known = self.population.objective.loss is cross_entropy  # else nothing is a collapse
-        self._chance_loss = math.log(spec.task.num_classes) if chance_is_known else math.nan
+        self._chance_loss = math.log(spec.task.num_classes)
         self.episode = -1  # none has begun
 
     def _prepare_replays(self) -> None:
@@ -125,7 +123,6 @@ class GrowthEnvironment:
             self.members,
             spec.seed,
             self.device,
-            spec.objective,
         )
 
     def _prepare(self) -> None:

@@ -15,7 +15,6 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.objectives import Objective
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Task
@@ -37,7 +36,6 @@ class EnvironmentSpec:
     population: PopulationConfig = field(default_factory=PopulationConfig)
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
-    objective: str | Objective = "classification"  # what is trained for; its score counts as accuracy
     rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
     budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
     best_epoch: bool = False  # networks end with the weights of their best epoch on validation data
