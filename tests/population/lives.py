@@ -17,6 +17,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
+from esper.population.objectives import CLASSIFICATION
 from esper.population.population import Population
 from tests.population.worlds import CLASSES, EXACT, SMALL, Fold, OneAfterAnother, plant, record
 
@@ -68,7 +69,7 @@ class Life:
             "rewarm": int(rng.choice([0, 3])),
         }
         config = PopulationConfig(**{**SMALL, **drawn, **settings})
-        objective = EXACT if torch.get_default_dtype() == torch.float64 else "classification"
+        objective = EXACT if torch.get_default_dtype() == torch.float64 else CLASSIFICATION
         self.population = Population(make_host, config, torch.arange(members), seed, objective=objective)
         dice = torch.Generator().manual_seed(seed)
         inputs: Tensor = torch.randn(24, *shape, generator=dice)

@@ -20,7 +20,7 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
 from esper.population.layout import flatten, load_flat
-from esper.population.objectives import Objective, accuracy
+from esper.population.objectives import CLASSIFICATION, Objective, accuracy
 from esper.population.plan import measurement_rows
 from esper.population.planning import build_plan
 from esper.population.population import Population
@@ -89,7 +89,7 @@ def host_maker(world: str) -> Callable[[], Host]:
 def make_population(
     world: str,
     members: int | Sequence[int] = 3,
-    objective: str | Objective = "classification",
+    objective: Objective = CLASSIFICATION,
     **settings: Any,
 ) -> Population:
     ids = torch.arange(members) if isinstance(members, int) else torch.tensor(members)

@@ -30,10 +30,4 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) == targets).flatten(1).float().mean(1)
 
 
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.float() - targets).square().flatten(1).mean(1)
-
-
-OBJECTIVES: dict[str, Objective] = {
-    "classification": Objective(cross_entropy, accuracy),
-}
+CLASSIFICATION = Objective(cross_entropy, accuracy)

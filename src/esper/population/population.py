@@ -21,7 +21,7 @@ from esper.population.first_weights import HostBank, SeedBank
 from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, lead_classes
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.objectives import OBJECTIVES, Objective
+from esper.population.objectives import CLASSIFICATION, Objective
 from esper.population.optimiser import RowWeights
 from esper.population.plan import (
     NO_BLEND,
@@ -52,10 +52,8 @@ class Population:
         members: Tensor,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        objective: str | Objective = "classification",
+        objective: Objective = CLASSIFICATION,
     ):
-        if isinstance(objective, str) and objective not in OBJECTIVES:
-            raise ValueError(f"objective is {objective!r}; allowed are {', '.join(OBJECTIVES)}")
         if members.ndim != 1 or members.shape[0] == 0 or members.is_floating_point():
             raise ValueError(
                 f"members is {members.dtype} of shape {tuple(members.shape)}; give whole numbers, at least "
@@ -65,7 +63,6 @@ class Population:
         self.seed = seed
         self.device = torch.device(device)
         self.members, self._member_ids = members.to(self.device), members.cpu()  # [N] global ids
-        self.objective = OBJECTIVES[objective] if isinstance(objective, str) else objective
         self.bodies = Bodies(make_host, config, self.device)
         self.num_members, self.num_slots = members.shape[0], len(self.bodies.slots)
         self.hosts = RowWeights.zeros(self.num_members, self.bodies.host_width, self.device)
@@ -94,7 +91,7 @@ class Population:
         self._host_bank = HostBank(self.bodies, seed)
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
-        self._replays = Replays(Crew(self.bodies, self.objective, config, self.hosts, self.parts))
+        self._replays = Replays(Crew(self.bodies, objective, config, self.hosts, self.parts))
         self._studio = Studio() if self._replays.possible else None  # of what is drawn
         self._picked, self._shared = Captured(self._pick, self._studio), Captured(self._share, self._studio)
         self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
