@@ -219,6 +219,7 @@ def cnn(
     resolution by `first_stride`, every other by `stride`. The head takes the mean over space.
     """
     convolution = STANDARDIZED[_convolution_for(input_shape, "cnn")]
+    _check_resolution(input_shape, kernel)
     channels = [input_shape[0]] + [width] * depth
     segments = [
         nn.Sequential(
@@ -322,11 +323,12 @@ def resnet(
     scale, segments, widths, channels = residual_scale(stages * depth), [], [], input_shape[0]
     for stage in range(stages):
         wide = width << stage
-        stride = 2 if stage else first_stride
-        entry: nn.Module = convolution(channels, wide, kernel, stride=stride, padding=kernel // 2)
+        entry: nn.Module
         if stage:
-            down = STANDARDIZED[convolution](channels, wide, kernel, stride=stride, padding=kernel // 2)
+            down = STANDARDIZED[convolution](channels, wide, kernel, stride=2, padding=kernel // 2)
             entry = nn.Sequential(*group_norm_relu(channels), down)
+        else:
+            entry = convolution(channels, wide, kernel, stride=first_stride, padding=kernel // 2)
         blocks = [
             convolutions(convolution, wide, (hidden or width) << stage, kernel, scale) for _ in range(depth)
         ]
