@@ -67,7 +67,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     grown.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
-        settings = {"epochs": 5, "engine": "live", "progress": False}
+        settings = {"epochs": 5, "progress": False}
         mine = {"controller": "habit", "baseline": True, "out": folder / "mine"}
         esper.grow(models.small_mlp(), models.table(), **mine, **settings)
         esper.grow(models.small_mlp(), models.table(), out=folder / "yours", **settings)
