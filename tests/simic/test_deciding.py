@@ -142,19 +142,24 @@ def noise(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     ids=["heuristic", "random"],
 )
 def test_on_labels_of_pure_noise_nothing_stays(controller: Any, most: int) -> None:
-    grown = esper.grow(
-        models.small_mlp,
-        train=noise(200, 0),
-        val=noise(200, 100),
-        controller=controller,
-        epochs=16,
-        lr=1e-2,
-        members=24,
-        lifecycle=QUICK,
-        progress=False,
-    )
-    assert int(grown.record.germinated.sum()) >= 24
-    assert int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum()) <= most
+    germinated = stayed = 0
+    for seed in range(6):
+        torch.manual_seed(seed)
+        grown = esper.grow(
+            models.small_mlp(),
+            train=noise(200, seed),
+            val=noise(200, 100 + seed),
+            controller=controller,
+            epochs=16,
+            lr=1e-2,
+            seed=seed,
+            lifecycle=QUICK,
+            progress=False,
+        )
+        germinated += int(grown.record.germinated.sum())
+        stayed += int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum())
+    assert germinated >= 6
+    assert stayed <= most
 
 
 class Narrow(nn.Sequential):
@@ -209,6 +214,6 @@ def test_the_best_epoch_is_restored() -> None:
     )
     scores = grown.record.accuracy[:, 0]
     assert scores[-1] == scores.max()
-    assert scores[-1] == scores[grown.epochs[0]]
+    assert scores[-1] == scores[grown.epoch]
     measured = (grown.model(x[120:]).argmax(1) == y[120:]).float().mean().item()
     assert measured == pytest.approx(scores[-1], abs=1e-6)
