@@ -32,7 +32,6 @@ from benchmarks.common import (
     synchronize,
     thread_ms,
 )
-from esper.foundation.rows import map_tensors, tensors_of
 from esper.lifecycle.actions import NUM_HEADS, Head, head_sizes, relevance
 from esper.lifecycle.slot_config import SlotConfig
 from esper.simic.agent.gae import GaeInputs, compute_gae, loop_kernel, scan_kernel
@@ -49,6 +48,7 @@ from esper.tamiyo.policy.features import (
     column_slice,
 )
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks
+from esper.utils.rows import map_tensors, tensors_of
 from studies.command_line import existing_device
 from tests.rollouts import Scene, play, step_of
 from tests.scenes import random_observation, random_states
@@ -393,7 +393,7 @@ class StepByStep:
 
     def __init__(self, net: TamiyoNet) -> None:
         self.net = net
-        self.optimiser = torch.optim.Adam(net.parameters(), lr=3e-4)
+        self.optimizer = torch.optim.Adam(net.parameters(), lr=3e-4)
 
     def update(self, batch: Sequences) -> float:
         steps = batch.steps
@@ -417,10 +417,10 @@ class StepByStep:
             weight += mask.sum().item()
         value = torch.stack([column[1] for column in columns], dim=1)
         loss = loss + 0.25 * (((value - batch.returns) ** 2) * batch.valid).sum() / batch.valid.sum()
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.net.parameters(), 5.0)
-        self.optimiser.step()
+        self.optimizer.step()
         return kl / max(weight, 1e-8)
 
     def _step(

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.scaling import launch
-from esper.telemetry.checkpoints import load_checkpoint
+from esper.runs.checkpoints import load_checkpoint
 
 TINY = (
     *("task=spirals", "members=6", "shards=4", "rounds=12", "episode.steps=8"),

@@ -107,17 +107,17 @@ def train_plainly(given: argparse.Namespace, train: Loader, val: Loader) -> None
     """A loop as anyone would write it."""
     device, halved = given.device, given.precision == "bfloat16"
     model = ResNet().to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for _ in range(given.epochs):
         model.train()
         for k, (x, y) in enumerate(train):
             if k % given.accumulate == 0:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
             with torch.autocast(device, torch.bfloat16, enabled=halved):
                 loss = F.cross_entropy(model(x.to(device)), y.to(device))
             (loss / given.accumulate).backward()
             if (k + 1) % given.accumulate == 0:
-                optimiser.step()
+                optimizer.step()
         model.eval()
         with torch.no_grad(), torch.autocast(device, torch.bfloat16, enabled=halved):
             for x, y in val:

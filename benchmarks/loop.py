@@ -33,7 +33,6 @@ from rich.table import Table
 from torch import nn
 
 from benchmarks.common import line_of, machine_name, synchronize
-from esper.foundation.replay import Studio
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.stages import SEED_STAGES
 from esper.population.config import PopulationConfig
@@ -45,6 +44,7 @@ from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.utils.replay import Studio
 from studies.command_line import existing_device, positive
 
 BATCH = 64

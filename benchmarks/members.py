@@ -97,16 +97,16 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def compiled_step(host: Host, x: Tensor, y: Tensor, precision: torch.dtype) -> Callable[[], object]:
     """One member's minibatch in plain PyTorch."""
-    optimiser = torch.optim.AdamW(host.parameters(), lr=1e-3, fused=True)
+    optimizer = torch.optim.AdamW(host.parameters(), lr=1e-3, fused=True)
     model = torch.compile(host)
 
     def step() -> None:
         with torch.autocast(x.device.type, precision, enabled=precision != torch.float32):
             loss = loss_of(model(x), y)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(host.parameters(), 5.0)
-        optimiser.step()
+        optimizer.step()
 
     return step
 
@@ -114,9 +114,9 @@ def compiled_step(host: Host, x: Tensor, y: Tensor, precision: torch.dtype) -> C
 def stacked_step(
     hosts: list[nn.Module], x: Tensor, y: Tensor, precision: torch.dtype
 ) -> Callable[[], object]:
-    """All members under vmap, with one optimiser over stacked weights."""
+    """All members under vmap, with one optimizer over stacked weights."""
     weights, buffers = stack_module_state(hosts)
-    optimiser = torch.optim.AdamW(weights.values(), lr=1e-3, fused=True)
+    optimizer = torch.optim.AdamW(weights.values(), lr=1e-3, fused=True)
     base = hosts[0]
 
     def loss(one: dict[str, Tensor], held: dict[str, Tensor]) -> Tensor:
@@ -128,8 +128,8 @@ def stacked_step(
     def step() -> None:
         found = gradients({name: value.detach() for name, value in weights.items()}, buffers)
         for name, value in weights.items():
-            value.grad = found[name].contiguous()  # as a fused optimiser wants it
-        optimiser.step()
+            value.grad = found[name].contiguous()  # as a fused optimizer wants it
+        optimizer.step()
 
     return step
 

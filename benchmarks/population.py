@@ -84,7 +84,7 @@ def milliseconds(call: Callable[[], object], device: torch.device, repeats: int)
 
 
 class OneAfterAnother:
-    """The members as plain modules, each with its own optimiser; an isolated seed has a pass of its own."""
+    """The members as plain modules, each with its own optimizer; an isolated seed has a pass of its own."""
 
     def __init__(self, population: Population, states: SlotStates, count: int):
         device = population.device
@@ -93,27 +93,27 @@ class OneAfterAnother:
             alpha=torch.where(states.stage == Stage.TRAINING, 1.0, states.alpha),
         )
         self.own = [extract(population, states, i).to(device).train() for i in range(count)]
-        self.optimisers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in self.own]
+        self.optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-3) for m in self.own]
         isolated = (states.stage == Stage.TRAINING).any(1)[:count].nonzero().flatten().tolist()
         self.shadows = [extract(population, raised, i).to(device).train() for i in isolated]
-        self.shadow_optimisers = []
+        self.shadow_optimizers = []
         for shadow in self.shadows:
             shadow.requires_grad_(False)
             seed = shadow[1].requires_grad_(True)  # the graft behind the first segment
-            self.shadow_optimisers.append(torch.optim.AdamW(seed.parameters(), lr=1e-3))
+            self.shadow_optimizers.append(torch.optim.AdamW(seed.parameters(), lr=1e-3))
 
     def step(self, inputs: torch.Tensor, targets: torch.Tensor) -> None:
-        pairs = [*zip(self.own, self.optimisers, strict=True)]
-        pairs += zip(self.shadows, self.shadow_optimisers, strict=True)
-        for module, optimiser in pairs:
-            self._learn(module, optimiser, inputs, targets)
+        pairs = [*zip(self.own, self.optimizers, strict=True)]
+        pairs += zip(self.shadows, self.shadow_optimizers, strict=True)
+        for module, optimizer in pairs:
+            self._learn(module, optimizer, inputs, targets)
 
     @staticmethod
-    def _learn(module: nn.Module, optimiser: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
-        optimiser.zero_grad(set_to_none=True)
+    def _learn(module: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+        optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(module(x), y).backward()
         nn.utils.clip_grad_norm_(module.parameters(), 5.0)
-        optimiser.step()
+        optimizer.step()
 
 
 def planted(

@@ -32,14 +32,14 @@ from rich.table import Table
 from benchmarks.common import line_of
 from esper.builders import LEARNER, make_trainer
 from esper.config import load_config
-from esper.foundation.devices import cpu_threads
-from esper.foundation.gather import Gather, exchange_values
-from esper.foundation.launch import Launch
-from esper.foundation.processes import processes
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet
+from esper.utils.devices import cpu_threads
+from esper.utils.gather import Gather, exchange_values
+from esper.utils.launch import Launch
+from esper.utils.processes import processes
 from tests import rollouts
 
 

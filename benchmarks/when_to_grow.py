@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.foundation.errors import UserError
-from esper.foundation.statistics import mean_interval
 from esper.tasks import load_task
+from esper.utils.errors import UserError
+from esper.utils.statistics import mean_interval
 
 CONTROLLERS = ("schedule:widen_full@0.1", "schedule:clone@0.1", "heuristic", "tamiyo")
 MOST_SAMPLES = 1000  # of a data set to train on

@@ -14,12 +14,12 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from esper.foundation.statistics import mean_interval
-from esper.telemetry import charts
-from esper.telemetry.palette import GRID, INK, MUTED
-from esper.telemetry.pictures import figure, png_bytes
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison
+from esper.runs import charts
+from esper.runs.palette import GRID, INK, MUTED
+from esper.runs.pictures import figure, png_bytes
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import Comparison
+from esper.utils.statistics import mean_interval
 
 DEMO = Path(__file__).parent / "demo"
 FILES = ("metrics.jsonl", "results.json")

@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from esper.telemetry.run_folder import RunFolder
+from esper.runs.run_folder import RunFolder
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import serving
 

@@ -39,7 +39,7 @@ def make_model() -> nn.Sequential:
 
 
 class Loop:
-    """A model with its optimiser, its schedule and, where asked, its grower."""
+    """A model with its optimizer, its schedule and, where asked, its grower."""
 
     def __init__(self, data: dict[str, tuple[Tensor, Tensor]], seed: int, epochs: int, grows: bool):
         torch.manual_seed(seed)
@@ -47,13 +47,13 @@ class Loop:
         thick = [p for p in self.model.parameters() if p.ndim > 1]
         thin = [p for p in self.model.parameters() if p.ndim <= 1]
         groups = [{"params": thick, "weight_decay": 1e-2}, {"params": thin, "weight_decay": 0.0}]
-        self.optimiser = torch.optim.AdamW(groups, lr=1e-2)
+        self.optimizer = torch.optim.AdamW(groups, lr=1e-2)
         steps = epochs * -(-len(data["train"][1]) // BATCH)
-        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimiser, 1e-2, steps, pct_start=0.05)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, 1e-2, steps, pct_start=0.05)
         self.grower = None
         if grows:
-            self.grower = esper.Grower(  # 1: watch the model and its optimiser
-                self.model, self.optimiser, data["train"], data["val"], epochs=epochs, seed=seed, lr=1e-2,
+            self.grower = esper.Grower(  # 1: watch the model and its optimizer
+                self.model, self.optimizer, data["train"], data["val"], epochs=epochs, seed=seed, lr=1e-2,
                 controller="habit", blueprints=["CONV_LIGHT"],
             )  # fmt: skip
 
@@ -63,10 +63,10 @@ class Loop:
         self.model.train()
         for index in torch.randperm(len(labels)).split(BATCH):
             shift = tuple(torch.randint(-1, 2, (2,)).tolist())
-            self.optimiser.zero_grad()
+            self.optimizer.zero_grad()
             F.cross_entropy(self.model(pictures[index].roll(shift, (-2, -1))), labels[index]).backward()
             nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimiser.step()
+            self.optimizer.step()
             self.schedule.step()
         if self.grower is not None:
             self.grower.step()  # 2: measure, decide, grow
@@ -75,14 +75,14 @@ class Loop:
         """Where the training stands, growth included."""
         assert self.grower is not None
         file = io.BytesIO()
-        torch.save([part.state_dict() for part in (self.optimiser, self.schedule, self.grower)], file)
+        torch.save([part.state_dict() for part in (self.optimizer, self.schedule, self.grower)], file)
         return file.getvalue()
 
     def load(self, saved: bytes) -> None:
         """Go on from there."""
         assert self.grower is not None
         states = torch.load(io.BytesIO(saved), weights_only=True)
-        for part, state in zip((self.optimiser, self.schedule, self.grower), states, strict=True):
+        for part, state in zip((self.optimizer, self.schedule, self.grower), states, strict=True):
             part.load_state_dict(state)  # the grower last
 
     def finish(self) -> nn.Module:

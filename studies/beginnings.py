@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from esper.foundation.gather import Gather
+from esper.utils.gather import Gather
 from studies import command_line, widening
 from studies.equal_compute import Arm, read, run_arms, table
 

@@ -8,11 +8,11 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 
-from esper.foundation.devices import own_device
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather
-from esper.foundation.launch import Launch
-from esper.foundation.processes import processes
+from esper.utils.devices import own_device
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather
+from esper.utils.launch import Launch
+from esper.utils.processes import processes
 
 
 def run(main: Callable[[], None]) -> None:

@@ -21,9 +21,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather, exchange_values
-from esper.foundation.statistics import mean_interval
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig
 from esper.simic.environment import GrowthEnvironment
@@ -33,6 +30,9 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
 from esper.tasks.task import HostSpec, Split, Task
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather, exchange_values
+from esper.utils.statistics import mean_interval
 
 WORLD_SEED = 11
 CHOOSING = 1000  # members from this id on choose learning rates

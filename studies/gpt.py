@@ -25,9 +25,9 @@ from zlib import crc32
 import numpy as np
 import torch
 
-from esper.foundation.gather import Gather, from_first
 from esper.population.config import PopulationConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.utils.gather import Gather, from_first
 from studies import command_line
 from studies.equal_compute import Arm, Result, Setting, choose_rate, picture, read, run_arms, table
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from esper.foundation.gather import Gather
 from esper.population.config import PopulationConfig
+from esper.utils.gather import Gather
 from studies import command_line, glyphs
 from studies.equal_compute import (
     Arm,

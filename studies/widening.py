@@ -10,9 +10,9 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from esper.foundation.gather import Gather
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
+from esper.utils.gather import Gather
 from studies import command_line
 from studies.equal_compute import Arm, Setting, choose_rate, read, run_arms, table
 

@@ -26,8 +26,8 @@ def pytest_collection_finish() -> None:
 def blank_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is one pixel: to draw those of a report takes longer than a tiny run.
 
-    That they are drawn is held in tests/telemetry/test_report.py and by the run folder of test_journeys.py.
+    That they are drawn is held in tests/runs/test_report.py and by the run folder of test_journeys.py.
     """
     blank = base64.b64decode(ONE_PIXEL)
     for module in ("pictures", "report"):
-        monkeypatch.setattr(f"esper.telemetry.{module}.png_bytes", lambda picture: blank)
+        monkeypatch.setattr(f"esper.runs.{module}.png_bytes", lambda picture: blank)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from esper.foundation.replay import Replayed, Studio
+from esper.utils.replay import Replayed, Studio
 
 
 def tensors_in(record: Any) -> list[Tensor]:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import NUM_HEADS
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs
+from esper.utils.rows import map_tensors
 from tests.scenes import random_observation
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from esper.foundation.gather import Gather, exchange_values
+from esper.utils.gather import Gather, exchange_values
 
 Result = TypeVar("Result")
 

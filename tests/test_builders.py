@@ -12,12 +12,12 @@ from esper import builders
 from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs, make_trainer
 from esper.config import RunConfig, load_config
 from esper.controllers import load_learned
-from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Blueprint, Head
+from esper.runs.checkpoints import save_checkpoint
 from esper.tamiyo.policy import features
 from esper.tasks import Task, load_task
 from esper.tasks.variants import permuted_labels
-from esper.telemetry.checkpoints import save_checkpoint
+from esper.utils.errors import UserError
 from tests.tiny import TINY
 
 

@@ -38,9 +38,9 @@ from esper.controllers import (
     load_controller,
     load_learned,
 )
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather
 from esper.lifecycle.stages import Stage
+from esper.runs.checkpoints import Checkpoint
+from esper.runs.schema import json_values
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
@@ -49,8 +49,8 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static
 from esper.tasks import load_task
-from esper.telemetry.checkpoints import Checkpoint
-from esper.telemetry.schema import json_values
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather
 from tests.controllers import Scheduled
 from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment

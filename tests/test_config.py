@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.config import RunConfig, load_config, preset_names, saved_config
-from esper.foundation.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
-from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig
+from esper.utils.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
+from esper.utils.errors import UserError
 
 KEYS = list(keys_of(RunConfig))
 WRONG_TYPE = {

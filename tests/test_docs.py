@@ -69,7 +69,7 @@ def readme_commands() -> list[str]:
 @pytest.mark.usefixtures("blank_pictures")
 def test_every_command_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
     for command in readme_commands():
         words = shlex.split(command)
         more = sets() if words[0] in LONG else []

@@ -22,9 +22,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.foundation.statistics import mean_interval
+from esper.runs.run_folder import RunFolder
 from esper.tasks import load_task
-from esper.telemetry.run_folder import RunFolder
+from esper.utils.statistics import mean_interval
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 
 from esper import cli
 from esper.config import HostConfig, load_config, preset_names
-from esper.foundation.interrupts import StopRequest
 from esper.population.hosts import HOST_PRESETS
+from esper.runs.live import QuietView
+from esper.runs.run_folder import RunFolder
 from esper.tasks import load_task
-from esper.telemetry.live import QuietView
-from esper.telemetry.run_folder import RunFolder
 from esper.training import TrainingRun
+from esper.utils.interrupts import StopRequest
 from tests.tiny import TINY, sets
 
 ROOT = Path(__file__).parent.parent
@@ -55,7 +55,7 @@ def test_a_run_folder_is_whole(trained: Path) -> None:
 def test_lines_for_machines(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
     run = tmp_path / "run"
     assert cli.run(["train", "--json", "--task", "spirals", "--out", str(run), *sets(*SMALL)]) == 0
     told = capsys.readouterr()

@@ -18,16 +18,16 @@ import torch
 
 from esper import cli
 from esper.config import load_config
-from esper.foundation.errors import UserError
-from esper.foundation.interrupts import StopRequest
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
+from esper.runs.checkpoints import load_checkpoint, save_checkpoint
+from esper.runs.lanes import LanesFolder
+from esper.runs.live import PlainView, QuietView, stopping
 from esper.simic.environment import GrowthEnvironment
-from esper.telemetry.checkpoints import load_checkpoint, save_checkpoint
-from esper.telemetry.lanes import LanesFolder
-from esper.telemetry.live import PlainView, QuietView, stopping
 from esper.training import TrainingRun
+from esper.utils.errors import UserError
+from esper.utils.interrupts import StopRequest
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
 
@@ -198,7 +198,7 @@ def test_two_processes_cannot_write_one_run(young: TrainingRun) -> None:
 def test_resuming_a_finished_run_changes_nothing(
     whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
     before = (whole / "metrics.jsonl").read_bytes()
     assert cli.run(["resume", str(whole)]) == 0
     assert f"{ROUNDS} of {ROUNDS} rounds are done, nothing is left to do" in capsys.readouterr().out
@@ -208,7 +208,7 @@ def test_resuming_a_finished_run_changes_nothing(
 def test_a_run_can_go_on_from_an_older_checkpoint(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
     run = Path(shutil.copytree(whole, tmp_path / "back"))
     older = run / "checkpoints" / "round-000002.safetensors"
     assert cli.run(["resume", str(run), "--quiet", "--checkpoint", str(older)]) == 0
@@ -251,7 +251,7 @@ def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(PlainView, "progress", interrupted)
-    monkeypatch.setattr("esper.telemetry.live._ESTIMATE_AFTER", 1e-3)
+    monkeypatch.setattr("esper.runs.live._ESTIMATE_AFTER", 1e-3)
     assert cli.run(["train", "--out", str(run), *sets("task=spirals")]) == 130
     out, err = capfd.readouterr()
     first, second, last = out.splitlines()

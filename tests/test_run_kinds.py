@@ -10,12 +10,12 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.foundation.config_files import dump
-from esper.foundation.errors import UserError
-from esper.foundation.interrupts import StopRequest
-from esper.telemetry.live import QuietView
-from esper.telemetry.run_folder import Kind, RunFolder
+from esper.runs.live import QuietView
+from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
+from esper.utils.config_files import dump
+from esper.utils.errors import UserError
+from esper.utils.interrupts import StopRequest
 from tests.tiny import TINY, sets
 
 SETTINGS = load_config(overrides=[*TINY, "task=spirals", "members=2"])
@@ -33,7 +33,7 @@ def no_pictures(monkeypatch: pytest.MonkeyPatch, blank_pictures: None) -> None:
         folder.report_path.write_text("a report")
         return folder.report_path
 
-    monkeypatch.setattr("esper.telemetry.report.write_report", write)
+    monkeypatch.setattr("esper.runs.report.write_report", write)
     monkeypatch.setattr("esper.grown_network.save_archive", lambda model, sample, path: path.touch())
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_was_killed_before_its_report_gets_it(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.telemetry.report.write_report", killed)
+        patch.setattr("esper.runs.report.write_report", killed)
         with pytest.raises(RuntimeError, match="killed"):
             cli.run(["resume", str(path), "--quiet"])
     before = files(path)

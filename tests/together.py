@@ -21,16 +21,16 @@ import torch._dynamo  # every process would import it in the end, and it is slow
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper import cli
-from esper.foundation.errors import LostProcessError
-from esper.foundation.interrupts import StopRequest
-from esper.foundation.launch import Launch
-from esper.foundation.processes import processes
+from esper.runs import report
+from esper.runs.checkpoints import load_checkpoint
+from esper.runs.live import QuietView
+from esper.runs.run_folder import RunFolder
 from esper.simic.agent.gae import GaeInputs, compute_gae
-from esper.telemetry import report
-from esper.telemetry.checkpoints import load_checkpoint
-from esper.telemetry.live import QuietView
-from esper.telemetry.run_folder import RunFolder
 from esper.training import TrainingRun
+from esper.utils.errors import LostProcessError
+from esper.utils.interrupts import StopRequest
+from esper.utils.launch import Launch
+from esper.utils.processes import processes
 
 
 def in_processes(size: int, work: Callable[..., None], *arguments: object, restarts: int = 0) -> None:

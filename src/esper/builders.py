@@ -20,10 +20,6 @@ import torch
 from torch import Tensor
 
 from esper.config import RunConfig
-from esper.foundation.devices import check_threads, choose_device, cpu_threads, memory_of
-from esper.foundation.errors import UserError, with_place
-from esper.foundation.gather import Gather
-from esper.foundation.launch import Launch
 from esper.lifecycle.actions import HEAD_CHOICES
 from esper.population.hosts import Host, build_host
 from esper.population.shapes import fresh_host
@@ -34,6 +30,10 @@ from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
 from esper.tasks import HostSpec, Task, load_task, task_names
+from esper.utils.devices import check_threads, choose_device, cpu_threads, memory_of
+from esper.utils.errors import UserError, with_place
+from esper.utils.gather import Gather
+from esper.utils.launch import Launch
 
 LEARNER = "agent"  # the one learner of a run
 AND = "+"  # between tasks that take turns

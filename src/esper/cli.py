@@ -28,8 +28,8 @@ from esper.commands import (
     train,
     watch,
 )
-from esper.foundation.errors import LostProcessError, ToldElsewhereError, UserError, with_place
-from esper.foundation.launch import Launch
+from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError, with_place
+from esper.utils.launch import Launch
 
 _MENDABLE = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
@@ -134,7 +134,7 @@ def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     if not takes or type(error).__name__ != "NoSuchOption":
         return None
     from esper.config import RunConfig
-    from esper.foundation.config_files import keys_of
+    from esper.utils.config_files import keys_of
 
     name = option.lstrip("-").replace("-", "_")
     following = [*arguments, ""][arguments.index(option) + 1] if option in arguments else ""

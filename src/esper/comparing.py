@@ -28,12 +28,12 @@ import torch
 from esper.builders import check_host, shaped_host
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
-from esper.foundation.devices import cpu_threads
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.shapes import shapes_of
+from esper.runs.differences import paired_differences
+from esper.runs.lanes import Lanes
+from esper.runs.schema import Comparison, ControllerResult, CurvePoint
 from esper.shards import Shards
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
@@ -47,9 +47,9 @@ from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task
-from esper.telemetry.differences import paired_differences
-from esper.telemetry.lanes import Lanes
-from esper.telemetry.schema import Comparison, ControllerResult, CurvePoint
+from esper.utils.devices import cpu_threads
+from esper.utils.errors import UserError
+from esper.utils.gather import Alone, Gather
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]

@@ -13,11 +13,10 @@ import torch
 
 from esper.builders import LEARNER, agent_schema, make_agent, make_specs
 from esper.config import HostConfig, RunConfig, saved_config
-from esper.foundation.config_files import build
-from esper.foundation.devices import own_device
-from esper.foundation.errors import UserError
-from esper.foundation.rows import under_prefix
 from esper.population.hosts import HOST_PRESETS
+from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
+from esper.runs.differences import FINAL_OF
+from esper.runs.run_folder import RunFolder
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.steps import EnvironmentSpec
@@ -26,9 +25,10 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Habit, RandomLegal, Static
-from esper.telemetry.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
-from esper.telemetry.differences import FINAL_OF
-from esper.telemetry.run_folder import RunFolder
+from esper.utils.config_files import build
+from esper.utils.devices import own_device
+from esper.utils.errors import UserError
+from esper.utils.rows import under_prefix
 
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"

@@ -20,9 +20,9 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
 from esper.population.describe import describe_growth
 from esper.population.extract import extract
+from esper.runs.files import disk_errors
+from esper.runs.schema import SavedNetwork, SavedSlot
 from esper.simic.environment import GrowthEnvironment
-from esper.telemetry.files import disk_errors
-from esper.telemetry.schema import SavedNetwork, SavedSlot
 
 _LOADING = (
     "    import torch",

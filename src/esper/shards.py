@@ -10,13 +10,13 @@ import torch
 
 from esper.builders import make_environment
 from esper.config import RunConfig
-from esper.foundation.devices import own_device
-from esper.foundation.gather import Alone, Gather, gather_pieces, held_shards
-from esper.foundation.rows import under_prefix, with_prefix
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import TestResult
+from esper.utils.devices import own_device
+from esper.utils.gather import Alone, Gather, gather_pieces, held_shards
+from esper.utils.rows import under_prefix, with_prefix
 
 
 class Shards:

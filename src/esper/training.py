@@ -19,20 +19,20 @@ from typing import Any
 from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config, conditions_of
-from esper.foundation.config_files import dump, parse_yaml
-from esper.foundation.devices import cpu_threads, own_device
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather, all_or_none, any_process, from_first
-from esper.foundation.interrupts import StopRequest
-from esper.foundation.settings import Config
+from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
+from esper.runs.live import QuietView
+from esper.runs.run_folder import Kind, RunFolder
+from esper.runs.sinks import Sink, open_sinks
 from esper.simic.events import episode_events
 from esper.simic.lanes import lanes_of
 from esper.simic.steps import StepResult
 from esper.simic.trainer import Round, Trainer
-from esper.telemetry.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.telemetry.live import QuietView
-from esper.telemetry.run_folder import Kind, RunFolder
-from esper.telemetry.sinks import Sink, open_sinks
+from esper.utils.config_files import dump, parse_yaml
+from esper.utils.devices import cpu_threads, own_device
+from esper.utils.errors import UserError
+from esper.utils.gather import Alone, Gather, all_or_none, any_process, from_first
+from esper.utils.interrupts import StopRequest
+from esper.utils.settings import Config
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "patience", "telemetry")

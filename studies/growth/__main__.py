@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from esper.controllers import PRETRAINED, load_controller
-from esper.foundation.launch import Launch
+from esper.utils.launch import Launch
 from studies.command_line import existing_device, positive, run
 from studies.growth import evaluation, rule, training
 from studies.growth.families import FAMILIES

@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from esper.builders import shaped_host
-from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Head, Op
 from esper.population.hosts import Host
 from esper.population.shapes import shapes_of
@@ -39,6 +38,7 @@ from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
 from esper.tamiyo.scripted import Habit, RandomLegal, Static
 from esper.tasks import load_task
+from esper.utils.errors import UserError
 from studies.growth import selection
 from studies.growth.ladders import SIZES, with_size
 from studies.growth.masked import Trial, pruned, slimmable

@@ -90,7 +90,7 @@ class Plan:
 
 @dataclass
 class Learners:
-    """N members with their optimisers, and the minibatches that they draw."""
+    """N members with their optimizers, and the minibatches that they draw."""
 
     network: Network
     weights: Tensor  # [N, P]

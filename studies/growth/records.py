@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.telemetry.files import write_atomically
+from esper.runs.files import write_atomically
 
 POINTS = 8  # of a curve: after each eighth of the budget
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr
 
-from esper.foundation.statistics import mean_interval, t_quantile
+from esper.utils.statistics import mean_interval, t_quantile
 from studies.growth.evaluation import SCHEDULES
 from studies.growth.records import Sample, read
 from studies.growth.rule import CHOICES, rule_of

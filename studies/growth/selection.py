@@ -1,7 +1,7 @@
 """Selection among networks of one size: the worse half go on as copies of the better half.
 
 Four networks of the best fixed size train side by side for a whole budget each. After a quarter and after
-half of it the worse two take over the weights and the optimiser's state of the better two, and meet the data
+half of it the worse two take over the weights and the optimizer's state of the better two, and meet the data
 in their own order. In the end the best on validation data counts. It costs four budgets, as random search ×4.
 """
 

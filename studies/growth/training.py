@@ -20,15 +20,15 @@ from safetensors.torch import load_file
 from safetensors.torch import save as as_safetensors
 
 from esper.builders import LEARNER, agent_schema, make_agent, make_learner
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather, from_first
-from esper.foundation.launch import Launch
-from esper.foundation.processes import processes
+from esper.runs.checkpoints import save_checkpoint
+from esper.runs.files import write_atomically
 from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.conditions import STUDY
-from esper.telemetry.checkpoints import save_checkpoint
-from esper.telemetry.files import write_atomically
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather, from_first
+from esper.utils.launch import Launch
+from esper.utils.processes import processes
 from studies.growth.families import FAMILIES, make_tasks
 from studies.growth.world import CONFIG, spec_of, tidy
 

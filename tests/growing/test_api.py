@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
 
@@ -186,8 +186,8 @@ def test_where_growth_is_not_known_to_pay_nothing_grows_and_it_is_said(
 
 def test_a_grower_without_a_controller_says_why_nothing_grows() -> None:
     model = models.small_mlp()
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
-    grower = esper.Grower(model, optimiser, train=models.table(), epochs=2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    grower = esper.Grower(model, optimizer, train=models.table(), epochs=2)
     first, second = grower.step(), grower.step()
     assert first == f"waited; {grower.remarks[0]}"
     assert second == "the end"

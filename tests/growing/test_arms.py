@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 import esper
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.telemetry.run_folder import RunFolder
+from esper.runs.run_folder import RunFolder
 from tests.growing import models
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.budget import Limited, SeedPrices
 from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.config import LifecycleConfig
@@ -24,6 +23,7 @@ from esper.population.population import Population
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
+from esper.utils.errors import UserError
 from tests.growing import models
 from tests.scenes import nothing_is_empty
 

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.live_slots import LiveSlot
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.schedule import Schedule
+from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
 
@@ -24,19 +24,19 @@ X, Y = models.images()
 
 
 def made(model: nn.Module, epochs: int = 12, **settings: Any) -> tuple[esper.Grower, torch.optim.Optimizer]:
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     controller = Scheduled(steps=(1,))
     chosen = {"controller": controller, "batch_size": 16, "lifecycle": QUICK} | settings
-    grower = esper.Grower(model, optimiser, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=epochs, **chosen)
-    return grower, optimiser
+    grower = esper.Grower(model, optimizer, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=epochs, **chosen)
+    return grower, optimizer
 
 
-def train_epoch(model: nn.Module, optimiser: torch.optim.Optimizer) -> None:
+def train_epoch(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     model.train()
     for index in torch.arange(45).split(15):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(X[index]), Y[index]).backward()
-        optimiser.step()
+        optimizer.step()
 
 
 def slot_of(grower: esper.Grower) -> LiveSlot:
@@ -48,15 +48,15 @@ def test_a_loop_of_ones_own_grows_the_model() -> None:
     torch.manual_seed(0)
     model = models.small_cnn()
     names = set(model.state_dict())
-    grower, optimiser = made(model)
-    before = len(optimiser.param_groups[0]["params"])
+    grower, optimizer = made(model)
+    before = len(optimizer.param_groups[0]["params"])
     told = []
     for _ in range(12):
-        train_epoch(model, optimiser)
+        train_epoch(model, optimizer)
         told.append(grower.step())
     assert told[0] == "planted CONV_LIGHT after 3"
     assert told[-1] == "the end"
-    assert len(optimiser.param_groups[0]["params"]) > before  # the user's optimiser trains the seed
+    assert len(optimizer.param_groups[0]["params"]) > before  # the user's optimizer trains the seed
     plain = grower.finish()
     assert not any(type(part).__module__.startswith("esper") for part in plain.modules())
     assert set(plain.state_dict()) - names  # something grew
@@ -69,9 +69,9 @@ def test_a_loop_of_ones_own_grows_the_model() -> None:
 def test_a_seed_in_isolation_is_not_heard_and_moves_nothing_but_itself() -> None:
     torch.manual_seed(0)
     model = models.small_cnn()
-    grower, optimiser = made(model)
+    grower, optimizer = made(model)
     while Stage(int(grower._environment.begun.states.stage[0, 0])) is not Stage.TRAINING:
-        train_epoch(model, optimiser)
+        train_epoch(model, optimizer)
         grower.step()
     seed = {n: t.clone() for n, t in slot_of(grower).state_dict().items()}
     host = {n: t.clone() for n, t in model.state_dict().items()}
@@ -84,18 +84,18 @@ def test_a_seed_in_isolation_is_not_heard_and_moves_nothing_but_itself() -> None
     assert any(not torch.equal(seed[name], after[name]) for name in seed)
 
 
-def test_a_pruned_seed_leaves_the_optimiser_as_it_was() -> None:
+def test_a_pruned_seed_leaves_the_optimizer_as_it_was() -> None:
     torch.manual_seed(0)
     model = models.small_cnn()
-    grower, optimiser = made(model)
-    before = [id(p) for p in optimiser.param_groups[0]["params"]]
+    grower, optimizer = made(model)
+    before = [id(p) for p in optimizer.param_groups[0]["params"]]
     for _ in range(6):
-        train_epoch(model, optimiser)
+        train_epoch(model, optimizer)
         grower.step()
-    assert len(optimiser.param_groups[0]["params"]) > len(before)
+    assert len(optimizer.param_groups[0]["params"]) > len(before)
     grower._environment.bodies.prune(torch.tensor([[True, False]]))
-    assert [id(p) for p in optimiser.param_groups[0]["params"]] == before
-    assert len(optimiser.state) <= len(before)
+    assert [id(p) for p in optimizer.param_groups[0]["params"]] == before
+    assert len(optimizer.state) <= len(before)
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_a_metric_that_raises_leaves_every_strength_as_it_was() -> None:
 def test_a_step_works_where_gradients_are_switched_off() -> None:
     """As in the hook of a trainer that runs after validation."""
     model = models.small_cnn()
-    grower, optimiser = made(model)
+    grower, optimizer = made(model)
     for _ in range(4):
-        train_epoch(model, optimiser)
+        train_epoch(model, optimizer)
         with torch.no_grad():
             grower.step()
     assert slot_of(grower).seed is not None
@@ -180,7 +180,7 @@ def test_finish_leaves_the_model_without_hooks_and_every_seed_decided() -> None:
     assert bool(grown) == bool(stays)
 
 
-def grow_with_a_stop(stop: int | None, optimiser_first: bool = True) -> dict[str, Tensor]:
+def grow_with_a_stop(stop: int | None, optimizer_first: bool = True) -> dict[str, Tensor]:
     """Nine epochs of a loop with shuffling, dropout and a schedule; `stop`: the epoch after which to begin
     anew from what was saved."""
 
@@ -189,32 +189,32 @@ def grow_with_a_stop(stop: int | None, optimiser_first: bool = True) -> dict[str
         model = models.small_cnn()
         thick = [p for p in model.parameters() if p.ndim > 1]
         thin = [p for p in model.parameters() if p.ndim <= 1]
-        optimiser = torch.optim.AdamW([{"params": thin, "weight_decay": 0.0}, {"params": thick}], lr=1e-2)
-        schedule = torch.optim.lr_scheduler.StepLR(optimiser, 3, 0.5)
+        optimizer = torch.optim.AdamW([{"params": thin, "weight_decay": 0.0}, {"params": thick}], lr=1e-2)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.5)
         chosen = {"controller": Scheduled(steps=(0, 4)), "batch_size": 16}
         grower = esper.Grower(
-            model, optimiser, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=9, lifecycle=QUICK, **chosen
+            model, optimizer, (X[:45], Y[:45]), (X[45:], Y[45:]), epochs=9, lifecycle=QUICK, **chosen
         )
-        return model, grower, optimiser, schedule
+        return model, grower, optimizer, schedule
 
-    model, grower, optimiser, schedule = begin()
+    model, grower, optimizer, schedule = begin()
     for epoch in range(9):
         for index in torch.randperm(45).split(15):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(model.train()(X[index]), Y[index]).backward()
-            optimiser.step()
+            optimizer.step()
         schedule.step()
         grower.step()
         if epoch == stop:
             file = io.BytesIO()
-            torch.save([optimiser.state_dict(), schedule.state_dict(), grower.state_dict()], file)
+            torch.save([optimizer.state_dict(), schedule.state_dict(), grower.state_dict()], file)
             torch.manual_seed(99)
-            model, grower, optimiser, schedule = begin()
+            model, grower, optimizer, schedule = begin()
             saved = torch.load(io.BytesIO(file.getvalue()), weights_only=True)
-            parts = [(optimiser, saved[0]), (schedule, saved[1]), (grower, saved[2])]
-            for part, state in parts if optimiser_first else reversed(parts):
+            parts = [(optimizer, saved[0]), (schedule, saved[1]), (grower, saved[2])]
+            for part, state in parts if optimizer_first else reversed(parts):
                 part.load_state_dict(state)
-    trained = {f"optimiser.{k}": p for k, p in enumerate(optimiser.param_groups[1]["params"])}
+    trained = {f"optimizer.{k}": p for k, p in enumerate(optimizer.param_groups[1]["params"])}
     return {**trained, **grower.finish().state_dict()}
 
 
@@ -222,29 +222,29 @@ def grow_with_a_stop(stop: int | None, optimiser_first: bool = True) -> dict[str
 def test_a_loop_that_was_stopped_at_any_epoch_goes_on_to_the_same_bits() -> None:
     whole = grow_with_a_stop(None)
     assert any("grown" in name for name in whole)
-    for stop, optimiser_first in (
+    for stop, optimizer_first in (
         (1, True),
         (2, False),
         (5, True),
     ):  # alone, being blended in, beside a second
-        again = grow_with_a_stop(stop, optimiser_first)
+        again = grow_with_a_stop(stop, optimizer_first)
         assert again.keys() == whole.keys()
         assert all(torch.equal(again[name], value) for name, value in whole.items()), stop
 
 
-def test_the_saved_optimiser_has_the_same_form_whatever_grows() -> None:
+def test_the_saved_optimizer_has_the_same_form_whatever_grows() -> None:
     model = models.small_cnn()
-    grower, optimiser = made(model)
+    grower, optimizer = made(model)
     bare = torch.optim.SGD(models.small_cnn().parameters(), lr=0.05, momentum=0.9)
     for _ in range(6):
-        train_epoch(model, optimiser)
+        train_epoch(model, optimizer)
         grower.step()
     assert grower.seed_parameters
-    bare.load_state_dict(optimiser.state_dict())
+    bare.load_state_dict(optimizer.state_dict())
     assert len(bare.state) == len(list(model.parameters()))
     grower.close()
     with pytest.raises(ValueError, match="size of optimizer's group"):
-        bare.load_state_dict(optimiser.state_dict())
+        bare.load_state_dict(optimizer.state_dict())
 
 
 def test_a_state_of_something_else_is_told() -> None:
@@ -261,22 +261,22 @@ def test_blocks_and_layers_of_the_model_grow_in_a_loop_of_ones_own_and_join_thei
     x, y = models.table(40)
     model = models.small_mlp()
     thick, flat = ([p for p in model.parameters() if (p.ndim > 1) is many] for many in (True, False))
-    optimiser = torch.optim.AdamW([{"params": thick}, {"params": flat, "weight_decay": 0.0}], lr=1e-2)
+    optimizer = torch.optim.AdamW([{"params": thick}, {"params": flat, "weight_decay": 0.0}], lr=1e-2)
     recipe = Schedule([(0.1, "widen_half", [0]), (0.3, "clone", [1])])
-    grower = esper.Grower(model, optimiser, (x, y), (x, y), controller=recipe, epochs=8, batch_size=20)
+    grower = esper.Grower(model, optimizer, (x, y), (x, y), controller=recipe, epochs=8, batch_size=20)
     for _ in range(8):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        optimiser.step()
+        optimizer.step()
         grower.step({"val_loss": 1.0, "val_accuracy": 0.5})
-    assert [{p.ndim for p in group["params"]} for group in optimiser.param_groups] == [{2}, {1}]
-    assert sum(len(group["params"]) for group in optimiser.param_groups) == 6 + 3 + 2  # widened, repeated
+    assert [{p.ndim for p in group["params"]} for group in optimizer.param_groups] == [{2}, {1}]
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 6 + 3 + 2  # widened, repeated
     plain = grower.finish()
     assert [tuple(p.shape) for p in plain.parameters() if p.ndim > 1] == [(9, 5), (6, 9), (6, 6), (3, 6)]
     torch.testing.assert_close(model[0].weight, plain[0].weight[:6])  # the given model keeps its shape
 
 
-def test_an_optimiser_of_another_model_is_refused_in_one_sentence() -> None:
+def test_an_optimizer_of_another_model_is_refused_in_one_sentence() -> None:
     other = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
     with pytest.raises(UserError, match="the SGD holds none of the 10 parameters of the model"):
         esper.Grower(models.small_cnn(), other, (X, Y), (X, Y))

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.batches import over_tensors, samples_in
+from esper.utils.errors import UserError
 from tests.growing import models
 
 X, Y = models.table(24)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from esper.foundation.interrupts import StopRequest
 from esper.growing.course import Course
 from esper.growing.live_engine import prepare
 from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.request import Request
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.utils.interrupts import StopRequest
 from tests.controllers import Scheduled
 from tests.growing import models
 

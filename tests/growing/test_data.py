@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.foundation.errors import UserError
 from esper.growing.batches import loaders_of
 from esper.growing.settings import settings_of
+from esper.utils.errors import UserError
 from tests.growing import models
 
 X, Y = models.table(20)

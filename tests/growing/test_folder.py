@@ -16,12 +16,12 @@ from torch import Tensor
 
 import esper
 from esper import cli
-from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.telemetry import files
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.run_list import describe
+from esper.runs import files
+from esper.runs.run_folder import RunFolder
+from esper.runs.run_list import describe
+from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
 

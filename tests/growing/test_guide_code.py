@@ -92,11 +92,11 @@ def test_units_doubled_twice_by_a_schedule() -> None:
 
 def test_a_loop_of_ones_own() -> None:
     model = models.small_mlp()
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     made = run(
         block_with("esper.Grower("),
         model=model,
-        optimiser=optimiser,
+        optimizer=optimizer,
         loss_fn=F.cross_entropy,
         **table_loaders(),
     )

@@ -20,13 +20,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.result import Grown
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import Schedule
+from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
 
@@ -132,12 +132,12 @@ def test_while_nothing_grows_it_is_a_plain_loop() -> None:
     settings = {"schedule": "constant", "clip_norm": 1e9, "weight_decay": 0.0, "epochs": 3}
     grown = grow(model, batches, batches, controller="static", **settings)
     twin = copy.deepcopy(model)
-    optimiser = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(grown.epoch):
         for inputs, targets in batches:
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(twin(inputs), targets).backward()
-            optimiser.step()
+            optimizer.step()
     for name, value in twin.state_dict().items():
         torch.testing.assert_close(grown.model.state_dict()[name], value, rtol=0, atol=1e-6)
 
@@ -230,12 +230,12 @@ def test_the_last_incomplete_step_is_taken_too() -> None:
         return Counting(groups, lr=0.01)
 
     grow(
-        models.small_mlp(), batches, batches, controller="static", epochs=2, accumulate=2, make_optimiser=make
+        models.small_mlp(), batches, batches, controller="static", epochs=2, accumulate=2, make_optimizer=make
     )
     assert len(counts) == 4
 
 
-def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
+def test_an_optimizer_of_ones_own_moves_model_and_seeds() -> None:
     made: list[torch.optim.Optimizer] = []
 
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
@@ -243,7 +243,7 @@ def test_an_optimiser_of_ones_own_moves_model_and_seeds() -> None:
         return made[0]
 
     before = models.small_cnn()
-    grown = grow(before, (X, Y), make_optimiser=make)
+    grown = grow(before, (X, Y), make_optimizer=make)
     assert len(made) == 1
     assert not torch.equal(grown.model.state_dict()["0.weight"], before[0].weight)
 
@@ -256,16 +256,16 @@ def test_a_scheduler_of_ones_own_moves_all_rates_in_proportion() -> None:
             rates.append([group["lr"] for group in self.param_groups])
             super().step(closure)
 
-    def make(optimiser: torch.optim.Optimizer) -> Any:
-        return torch.optim.lr_scheduler.StepLR(optimiser, step_size=2, gamma=0.5)
+    def make(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.5)
 
-    settings = {"make_optimiser": lambda groups: Watched(groups, lr=0.4), "make_scheduler": make, "lr": 0.1}
+    settings = {"make_optimizer": lambda groups: Watched(groups, lr=0.4), "make_scheduler": make, "lr": 0.1}
     grow(models.small_cnn(), [(X, Y)], [(X, Y)], epochs=9, **settings)
     assert [row[0] for row in rates] == pytest.approx([0.4 * 0.5 ** (k // 2) for k in range(9)])
     assert len(rates[-1]) > len(rates[0])  # seeds came
     assert rates[-1][-1] == pytest.approx(0.1 * 0.5**4)
     with pytest.raises(UserError, match="make_scheduler gives a NoneType"):
-        grow(models.small_cnn(), (X, Y), make_scheduler=lambda optimiser: None)
+        grow(models.small_cnn(), (X, Y), make_scheduler=lambda optimizer: None)
 
 
 def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
@@ -331,7 +331,7 @@ def test_targets_that_do_not_count_weigh_nothing_whatever_the_batches() -> None:
 def test_gradients_are_clipped_to_the_norm_that_is_given() -> None:
     model = models.small_mlp()
     batches = [models.table(16)]
-    settings = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "lr": 1.0}
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "lr": 1.0}
     moved = grow(model, batches, batches, controller="static", epochs=1, clip_norm=1e-3, **settings).model
     steps = [after - before for after, before in zip(moved.parameters(), model.parameters(), strict=True)]
     assert torch.cat([step.flatten() for step in steps]).norm().item() == pytest.approx(1e-3, rel=1e-3)
@@ -505,14 +505,14 @@ class ThreeBetas(torch.optim.AdamW):
             group["betas"] = betas
 
 
-def test_an_optimiser_with_three_betas_goes_on_after_a_fold_as_one_with_two() -> None:
+def test_an_optimizer_with_three_betas_goes_on_after_a_fold_as_one_with_two() -> None:
     kinds = (ThreeBetas, torch.optim.AdamW)
     grown = []
     for kind in kinds:
         torch.manual_seed(0)
         recipe = {"controller": "schedule:widen_full@0.1", "epochs": 6, "folds": 1, "step": rising_score()}
         make = partial(kind, lr=1e-2)
-        grown.append(grow(models.small_mlp(), models.table(), make_optimiser=make, **recipe))
+        grown.append(grow(models.small_mlp(), models.table(), make_optimizer=make, **recipe))
     assert all(run.folded for run in grown)
     assert [e.train_loss for e in grown[0].history] == [e.train_loss for e in grown[1].history]
 

@@ -53,8 +53,8 @@ def test_a_model_grows_in_bfloat16_with_added_up_gradients(
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_after_a_training_that_broke_the_optimiser_goes_on(device: str, fused: bool) -> None:
-    """In the third of five epochs the loss is NaN; a fused optimiser counts its steps on the device."""
+def test_after_a_training_that_broke_the_optimizer_goes_on(device: str, fused: bool) -> None:
+    """In the third of five epochs the loss is NaN; a fused optimizer counts its steps on the device."""
     trained = 0
 
     def step(model: nn.Module, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, float]:
@@ -74,7 +74,7 @@ def test_after_a_training_that_broke_the_optimiser_goes_on(device: str, fused: b
         epochs=5,
         lr=1e-2,
         device=device,
-        make_optimiser=lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=fused or None),
+        make_optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-2, fused=fused or None),
         progress=False,
     )
     losses = [epoch.val_loss for epoch in grown.history]
@@ -99,7 +99,7 @@ def test_a_step_dispatches_a_few_operations_more_than_a_plain_one_and_reads_noth
     batch, layers = models.table(8), [nn.Linear(5, 5) for _ in range(8)]
     model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(5, 3))
     settings = {"controller": "static", "epochs": 1, "progress": False}
-    recipe = {"optimiser": "sgd", "schedule": "constant", "weight_decay": 0.0}
+    recipe = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0}
 
     def live(steps: int) -> None:
         esper.grow(model, train=[batch] * steps, val=[batch], **settings, **recipe)

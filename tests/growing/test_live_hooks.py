@@ -26,7 +26,7 @@ PICTURES, LABELS = models.images(6)
 
 
 class Flattened(nn.Module):
-    """A convolution whose channels become columns, groups that are normalised, a layer that reads its own."""
+    """A convolution whose channels become columns, groups that are normalized, a layer that reads its own."""
 
     def __init__(self) -> None:
         super().__init__()

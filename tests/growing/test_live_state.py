@@ -25,7 +25,7 @@ TABLE = models.table(32)
 
 
 def living(model: nn.Module, own: bool = True, **settings: Any) -> LivePopulation:
-    """A population of one over these weights; with an optimiser of the user's where asked."""
+    """A population of one over these weights; with an optimizer of the user's where asked."""
     chosen = settings_of({"lr": 1e-2, **settings})
     live = LiveModel(model, loaders_of([(X, Y)], [(X, Y)], chosen), chosen, CPU, ["3", "7"])
     rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -45,13 +45,13 @@ def states_of(live: LivePopulation, *stages: tuple[Stage, Blueprint, float]) -> 
 
 def train(live: LivePopulation, states: SlotStates, epoch: int) -> None:
     torch.manual_seed(epoch)
-    if live.optimiser.owned:
+    if live.optimizer.owned:
         live.train_epoch(states, None, Clock(0, epoch, 8))
         return
     live.follow(states)
-    live.optimiser.rule.zero_grad()
+    live.optimizer.rule.zero_grad()
     live.judge(live.model, next(iter(live.train_loader))).loss.backward()
-    live.optimiser.rule.step()
+    live.optimizer.rule.step()
     live.train_isolated(states)
 
 
@@ -158,7 +158,7 @@ def test_a_fold_keeps_outputs_moments_and_groups(own: bool) -> None:
     live.follow(states)
     for slot in live.slots:
         slot.strength = 1.0
-    model, rule = live.model.eval(), live.optimiser.rule
+    model, rule = live.model.eval(), live.optimizer.rule
     x = TABLE[0].double()
     said, weight = model(x), model[0].weight
     seed = live.slots[0].seed

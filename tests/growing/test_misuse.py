@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 from tests.growing import models
 
 X, Y = models.table(24)
@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     r"does not take the batches of train": {"train": [(X[:, :4], Y)]},
     "the targets run from 2 to 4, but the model has 3 outputs": {"train": [(X, Y % 3 + 2)]},
     "the loss of Sequential on the first batch of train is nan": {"train": [(X * torch.nan, Y)]},
-    "make_optimiser gives None": {"make_optimiser": lambda groups: None},
+    "make_optimizer gives None": {"make_optimizer": lambda groups: None},
     "budget is nan; give a whole number of parameters": {"budget": math.nan},
     "'MLPP' is no blueprint; name some of": {"blueprints": ["MLPP"]},
     "blueprints is empty; name some of": {"blueprints": []},
@@ -64,8 +64,8 @@ CASES: dict[str, dict[str, Any]] = {
     "batch_size is 4, and the loaders that were given make their own batches": {"batch_size": 4},
     "validation_batch is 4, and the loaders that were given make": {"validation_batch": 4},
     "baseline is 'no'; give True or False": {"baseline": "no"},
-    r"make_optimiser is SGD \(.*; allowed is a function": {"make_optimiser": FOREIGN},
-    "holds none of the 6 parameters of the model": {"make_optimiser": lambda groups: FOREIGN},
+    r"make_optimizer is SGD \(.*; allowed is a function": {"make_optimizer": FOREIGN},
+    "holds none of the 6 parameters of the model": {"make_optimizer": lambda groups: FOREIGN},
     "device is 'gpu'; allowed are auto, cpu, cuda": {"device": "gpu"},
     "validation_samples is 5, and of a DataLoader no part can be drawn": {"validation_samples": 5},
 }
@@ -79,10 +79,10 @@ def test_a_mistake_is_told_in_one_sentence(told: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("optimiser", [None, torch.optim.SGD])
-def test_a_grower_asks_for_an_optimiser(optimiser: Any) -> None:
-    with pytest.raises(UserError, match=r"it must be an optimiser of torch\.optim"):
-        esper.Grower(models.small_mlp(), optimiser, train=LOADER, val=LOADER)
+@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
+def test_a_grower_asks_for_an_optimizer(optimizer: Any) -> None:
+    with pytest.raises(UserError, match=r"it must be an optimizer of torch\.optim"):
+        esper.Grower(models.small_mlp(), optimizer, train=LOADER, val=LOADER)
 
 
 def test_a_grower_asks_for_a_module() -> None:
@@ -289,6 +289,6 @@ def test_rates_follow_the_schedule_and_decay_that_were_asked_for() -> None:
     def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return Watched(groups, lr=1.0)
 
-    settings = {"schedule": "flat", "warmup": 0.0, "decay": 0.5, "make_optimiser": make}
+    settings = {"schedule": "flat", "warmup": 0.0, "decay": 0.5, "make_optimizer": make}
     esper.grow(models.small_mlp(), LOADER, LOADER, controller="static", epochs=4, progress=False, **settings)
     assert rates == pytest.approx([1.0] * 6 + [1 - k / 6 for k in range(6)])

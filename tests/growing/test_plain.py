@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.exporting import save_archive, save_onnx
 from esper.growing.plain import plain_graft
 from esper.lifecycle.actions import selectable_blueprints
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.extract import AddGraft, GateGraft, MultiplyGraft
+from esper.utils.errors import UserError
 from tests.growing import models
 from tests.growing.models import classes_of
 

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
-from esper.foundation.errors import UserError
 from esper.growing.result import Grown
+from esper.utils.errors import UserError
 from tests.growing import models
 
 X, Y = models.table(48)

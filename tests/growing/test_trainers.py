@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from esper.foundation.errors import UserError
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
 
@@ -149,11 +149,11 @@ def test_lightning_without_epochs_is_told() -> None:
     pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     from esper import LightningGrower
 
-    optimiser = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
     with pytest.raises(UserError, match="max_epochs is -1"):
-        LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimiser], max_epochs=-1), None)
-    with pytest.raises(UserError, match="the module has 2 optimisers"):
-        LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimiser] * 2), None)
+        LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimizer], max_epochs=-1), None)
+    with pytest.raises(UserError, match="the module has 2 optimizers"):
+        LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimizer] * 2), None)
 
 
 def test_gradients_of_seeds_are_forgotten_before_every_step_of_the_trainer_of_transformers() -> None:

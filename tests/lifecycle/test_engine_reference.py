@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import HEADS_READ, Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
@@ -18,6 +17,7 @@ from esper.lifecycle.gates import Gate
 from esper.lifecycle.legality import legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
+from esper.utils.rows import map_tensors
 from tests.lifecycle import reference as ref
 from tests.lifecycle.strategies import Step, episode, random_evidence
 from tests.scenes import random_states

@@ -60,7 +60,7 @@ class Life:
         drawn = {
             "folds": int(rng.integers(1, 4)),
             "widest": int(rng.integers(1, 4)),
-            "optimiser": str(rng.choice(["adamw", "sgd"])),
+            "optimizer": str(rng.choice(["adamw", "sgd"])),
             "weight_decay": 0.1,
             "clip_norm": float(rng.choice([0.05, 1e9])),
             "seed_lr": 3e-3,

@@ -95,14 +95,14 @@ def test_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Ble
     host = Host([nn.Linear(2, 8)], "mlp", nn.Linear(8, 2), width=8).validate(inputs[:2])
     member = ReferenceMember(host)
     seed = member.germinate(0, Blueprint.MLP_SMALL, blend)
-    optimiser = torch.optim.AdamW(seed.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(seed.parameters(), lr=1e-2)
     losses = []
     for _ in range(1000):
         loss = loss_of(member(inputs, member.shadow(0)), targets)
         losses.append(float(loss.detach()))
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     assert losses[-1] < 0.7 * losses[0]  # MULTIPLY can at most double h, so it learns least: .63
     assert max(losses) < 2 * losses[0]
     assert all(p.abs().max() < 100 for p in seed.parameters())
@@ -142,7 +142,7 @@ def test_alibi_attention_equals_a_loop_over_positions() -> None:
     torch.testing.assert_close(seed(h), expected)
 
 
-def test_norm_is_a_mix_of_the_input_and_its_normalisation() -> None:
+def test_norm_is_a_mix_of_the_input_and_its_normalization() -> None:
     seed = build_blueprint(Blueprint.NORM, "mlp", 6)
     h = activations("mlp", 0, 6)
     with torch.no_grad():

@@ -24,7 +24,7 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import CausalAttention, build_host
 from esper.population.layout import Layout
-from esper.population.optimiser import RowWeights, clip_rows, learn_rows, step_rows
+from esper.population.optimizer import RowWeights, clip_rows, learn_rows, step_rows
 from esper.population.plan import Station
 from esper.population.population import Population
 from esper.population.row_module import RowModule
@@ -191,11 +191,11 @@ def test_every_fused_blueprint_is_the_blueprint(name: str, spatial: tuple[int, .
     assert worst_error(seed, 8, spatial) < 5e-3
 
 
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_one_pass_over_rows_is_clipping_and_a_step(optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_one_pass_over_rows_is_clipping_and_a_step(optimizer: str) -> None:
     """To 1e-6 of the weights; rows that do not learn keep every bit, and no row meets another's NaN."""
     # Nearer to 1, the first corrections 1 - beta^n of both lose more digits than the two may differ by.
-    config = PopulationConfig(optimiser=optimiser, clip_norm=0.5, second_beta=0.99)  # type: ignore[arg-type]
+    config = PopulationConfig(optimizer=optimizer, clip_norm=0.5, second_beta=0.99)  # type: ignore[arg-type]
     device = torch.device("cuda")
     plain, fused = (RowWeights.zeros(6, 3000, device) for _ in range(2))
     start = torch.randn(6, 3000, device=device)
@@ -263,7 +263,7 @@ def grown(host: str, device: str, precision: str, batches: int) -> Grown:
         batch_size=8,
         batches_per_epoch=batches,
         precision=precision,  # type: ignore[arg-type]
-        optimiser="sgd",
+        optimizer="sgd",
         initial_weights=4,
         seed_weights=1,
         host_lr=1e-2,

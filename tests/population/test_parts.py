@@ -101,12 +101,12 @@ def test_a_fold_is_exact(preset: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("world", RESIDUAL)
-@pytest.mark.parametrize("optimiser", ["adamw", "sgd"])
-def test_moments_come_along_with_what_is_folded(world: str, optimiser: str) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_moments_come_along_with_what_is_folded(world: str, optimizer: str) -> None:
     """Old units keep their moments; those of new ones stand for the same means under the older count."""
     names = [Blueprint.WIDEN_HALF, Blueprint.CLONE]
     states = SlotStates.from_records([[record(Stage.HOLDING, name)] * 2 for name in names])
-    population, data = make_population(world, 2, optimiser=optimiser), make_data(world, 2)
+    population, data = make_population(world, 2, optimizer=optimizer), make_data(world, 2)
     for epoch in range(4):
         population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
     plant(population, states, awake=False)
@@ -127,7 +127,7 @@ def test_moments_come_along_with_what_is_folded(world: str, optimiser: str) -> N
             "second": population.config.second_beta,
         }
         for field, decay in decays.items():
-            scale = 1.0 if optimiser == "sgd" else (1 - decay**10) / (1 - decay**2)
+            scale = 1.0 if optimizer == "sgd" else (1 - decay**10) / (1 - decay**2)
             rows = (getattr(before, field), getattr(population.parts, field))
             found = used_columns(population, new, s, part_row(population, 0, s, 1, rows[1]))
             parts = (
@@ -147,7 +147,7 @@ def test_moments_come_along_with_what_is_folded(world: str, optimiser: str) -> N
 def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: str, stage: Stage) -> None:
     states = SlotStates.from_records([[None, record(stage, Blueprint.CLONE)]] * 2)
     population, data = make_population(world, 2, batches_per_epoch=1), make_data(world, 2)
-    for epoch in range(5):  # the first step of any optimiser is one of signs: let the host be further on
+    for epoch in range(5):  # the first step of any optimizer is one of signs: let the host be further on
         population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
     plant(population, states, awake=False)
     start = population.bodies.slots[1].pair_start if world == "text" else 0
@@ -501,7 +501,7 @@ def test_no_rate_is_left_once_everything_is_spent() -> None:
 
 @pytest.mark.parametrize("world", RESIDUAL)
 def test_a_host_is_clipped_by_the_norm_of_all_its_parts_together(world: str) -> None:
-    settings = {"optimiser": "sgd", "momentum": 0.0, "weight_decay": 0.0, "host_lr": 1.0, "clip_norm": 1e-3}
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "host_lr": 1.0, "clip_norm": 1e-3}
     with doubles():
         population = make_population(world, 3, EXACT, batches_per_epoch=1, **settings)
         rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]

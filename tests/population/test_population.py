@@ -105,7 +105,7 @@ GRADIENT_RTOL = 1e-3
 )
 def test_outputs_gradients_and_five_steps_equal_plain_sgd_in_float32(world: str, way: str) -> None:
     states = crowd(world, stride=3)
-    settings = {"optimiser": "sgd", "convolution": way, "batches_per_epoch": 1, "clip_norm": 1e9}
+    settings = {"optimizer": "sgd", "convolution": way, "batches_per_epoch": 1, "clip_norm": 1e9}
     population = make_population(world, states.num_members, **settings)
     plant(population, states)
     plain = OneAfterAnother(population, states)

@@ -10,13 +10,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.foundation.replay import Replayed
-from esper.foundation.rows import tensors_of
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS
 from esper.population.replays import LIGHT, MOST, Replays
 from esper.population.rooms import LAUNCHES, Room
+from esper.utils.replay import Replayed
+from esper.utils.rows import tensors_of
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
 from tests.population.worlds import make_data, make_population, plant

@@ -239,7 +239,7 @@ def used_columns(population: Population, part: nn.Module, s: int, flat: Tensor) 
 
 
 class OneAfterAnother:
-    """The members of a population as plain modules, each part with a plain optimiser of its own."""
+    """The members of a population as plain modules, each part with a plain optimizer of its own."""
 
     def __init__(
         self,
@@ -254,10 +254,10 @@ class OneAfterAnother:
             reference_member(population, states, i, folds[i] if folds else ())
             for i in range(population.num_members)
         ]
-        self.optimisers: list[dict[str, torch.optim.Optimizer]] = [
-            {name: self._optimiser(part) for name, part in self._parts(m).items()} for m in self.members
+        self.optimizers: list[dict[str, torch.optim.Optimizer]] = [
+            {name: self._optimizer(part) for name, part in self._parts(m).items()} for m in self.members
         ]
-        self.steps = [dict.fromkeys(parts, 0) for parts in self.optimisers]
+        self.steps = [dict.fromkeys(parts, 0) for parts in self.optimizers]
         self.heard: list[set[int]] = [set() for _ in self.members]  # slots, in the latest epoch
         self.since = [math.inf] * len(self.members)  # minibatches since a seed was first heard
 
@@ -267,9 +267,9 @@ class OneAfterAnother:
         links = {f"{s}.{k}": part for s, chain in enumerate(member.chains) for k, part in enumerate(chain)}
         return {"host": member.trunk, **links, **dict(member.seeds.items())}
 
-    def _optimiser(self, module: nn.Module) -> torch.optim.Optimizer:
+    def _optimizer(self, module: nn.Module) -> torch.optim.Optimizer:
         parameters = [*module.parameters()] or [nn.Parameter(torch.zeros(1))]
-        if self.config.optimiser == "adamw":
+        if self.config.optimizer == "adamw":
             betas = (self.config.momentum, self.config.second_beta)
             decay = self.config.weight_decay
             return torch.optim.AdamW(parameters, self.config.host_lr, betas, weight_decay=decay)
@@ -282,21 +282,21 @@ class OneAfterAnother:
             member.alphas = alphas
 
     def germinate(self, i: int, s: int, blueprint: int, style: int) -> None:
-        """A new seed with the weights that it has in the population and a clean optimiser."""
+        """A new seed with the weights that it has in the population and a clean optimizer."""
         seed = self.members[i].germinate(s, blueprint, STYLE_BLEND[Style(style)])
         load_part(self.population, seed, s, part_row(self.population, i, s, 0))
-        self.optimisers[i][str(s)], self.steps[i][str(s)] = self._optimiser(seed), 0
+        self.optimizers[i][str(s)], self.steps[i][str(s)] = self._optimizer(seed), 0
         self.heard[i].discard(s)
 
     def prune(self, i: int, s: int) -> None:
         """A seed ends."""
         self.members[i].prune(s)
-        del self.optimisers[i][str(s)], self.steps[i][str(s)]
+        del self.optimizers[i][str(s)], self.steps[i][str(s)]
 
     def fold(self, i: int, s: int) -> None:
-        """A seed becomes part of its host, with what its optimiser knows."""
+        """A seed becomes part of its host, with what its optimizer knows."""
         self.since[i] = self.since[i] if s in self.heard[i] else 0
-        member, moved = self.members[i], self.optimisers[i].pop(str(s))
+        member, moved = self.members[i], self.optimizers[i].pop(str(s))
         seed, count, steps = member.seed_at(s), self.steps[i].pop(str(s)), self.steps[i]
         length = len(member.chains[s])
         known = dict(moved.state)
@@ -306,20 +306,20 @@ class OneAfterAnother:
         member.fold(s)
         for k in range(length, len(member.chains[s])):
             part = member.chains[s][k]
-            optimiser = self._optimiser(part)
-            optimiser.state.update({p: known[p] for p in part.parameters() if p in known})
-            self.optimisers[i][f"{s}.{k}"], steps[f"{s}.{k}"] = optimiser, count
+            optimizer = self._optimizer(part)
+            optimizer.state.update({p: known[p] for p in part.parameters() if p in known})
+            self.optimizers[i][f"{s}.{k}"], steps[f"{s}.{k}"] = optimizer, count
 
     def _widen(self, i: int, s: int, seed: NewUnits, known: dict[Any, Any]) -> None:
         """The moments of the new units are scaled so that their means stay what they are."""
         member, name = self.members[i], f"{s}.{len(self.members[i].chains[s]) - 1}"
         old = member.chains[s][-1].branch
-        before = self.optimisers[i][name].state
+        before = self.optimizers[i][name].state
         member.fold(s)
         block = member.chains[s][-1]
-        optimiser = self._optimiser(block)
+        optimizer = self._optimizer(block)
         names = {"exp_avg": self.config.momentum, "exp_avg_sq": self.config.second_beta}
-        if self.config.optimiser == "sgd":
+        if self.config.optimizer == "sgd":
             names = {"momentum_buffer": 0.0}
         entries: dict[nn.Parameter, dict[str, Any]] = {p: {} for p in block.parameters()}
         step = next((float(v["step"]) for v in before.values() if "step" in v), 0.0)
@@ -331,11 +331,11 @@ class OneAfterAnother:
             )
             for p, value in zip(block.parameters(), wide.parameters(), strict=True):
                 entries[p][field] = value.detach().clone()
-        if self.config.optimiser == "adamw":
+        if self.config.optimizer == "adamw":
             for entry in entries.values():
                 entry["step"] = torch.tensor(step)
-        optimiser.state.update(entries)
-        self.optimisers[i][name] = optimiser
+        optimizer.state.update(entries)
+        self.optimizers[i][name] = optimizer
 
     def epoch(self, data: MemberData, clock: Clock, resting: Sequence[int] = ()) -> Tensor:
         """The mean loss of each member, 0 of those that rest.  # [N]"""
@@ -410,13 +410,13 @@ class OneAfterAnother:
         torch.nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
 
     def _move(self, i: int, name: str, module: nn.Module, rate: float) -> None:
-        optimiser = self.optimisers[i][name]
-        optimiser.param_groups[0]["lr"] = rate
-        if self.config.optimiser == "sgd":  # decay is decoupled here, which plain SGD does not know
+        optimizer = self.optimizers[i][name]
+        optimizer.param_groups[0]["lr"] = rate
+        if self.config.optimizer == "sgd":  # decay is decoupled here, which plain SGD does not know
             with torch.no_grad():
                 for parameter in module.parameters():
                     parameter.mul_(1.0 - rate * self.config.weight_decay)
-        optimiser.step()
+        optimizer.step()
         self.steps[i][name] += 1
 
     def assert_equal(self, tolerance: float) -> None:
@@ -435,7 +435,7 @@ class OneAfterAnother:
 
 
 def with_values(branch: Any, state: Any, field: str, scale: float = 1.0) -> Any:
-    """A branch that holds what an optimiser knows about its weights instead of them."""
+    """A branch that holds what an optimizer knows about its weights instead of them."""
     copied = copy.deepcopy(branch)
     for parameter, original in zip(copied.parameters(), branch.parameters(), strict=True):
         known = state.get(original, {}).get(field)

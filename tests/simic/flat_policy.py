@@ -10,10 +10,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from esper.foundation.settings import Config
 from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
 from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput, linear
 from esper.tamiyo.policy.recurrent import RecurrentCore
+from esper.utils.settings import Config
 
 
 class FlatPolicyConfig(Config):

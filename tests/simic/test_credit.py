@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
@@ -24,6 +23,7 @@ from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.utils.rows import map_tensors
 
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
 # Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.foundation.gather import Gather
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.utils.gather import Gather
 from tests.shards import on_processes
 from tests.simic.scenes import collect, make_agent
 
@@ -75,7 +75,7 @@ def test_a_choice_that_is_not_legal_is_told_in_every_process() -> None:
     """Only one part meets it."""
 
     def work(gather: Gather) -> tuple[str, bool]:
-        agent = make_agent(virtual_shards=2, minibatches=1, normalise_values=False)
+        agent = make_agent(virtual_shards=2, minibatches=1, normalize_values=False)
         before = [p.detach().clone() for p in agent.policy.parameters()]
         buffer = collect(agent, members=4, steps=3).buffer
         buffer.get_batched_sequences().steps.masks.legal[3, 1, 0] = False

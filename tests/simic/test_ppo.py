@@ -94,7 +94,7 @@ def test_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
     torch.testing.assert_close(parameters(clean), parameters(spoiled), atol=1e-6, rtol=1e-5)
 
 
-def test_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_scale() -> None:
+def test_values_are_denormalized_before_gae_and_returns_normalized_by_the_same_scale() -> None:
     agent = make_agent(epochs=1)
     generator = torch.Generator().manual_seed(0)
     for _ in range(3):
@@ -102,10 +102,10 @@ def test_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_s
         buffer = rollout.buffer
         steps = buffer.get_batched_sequences().steps
         steps.reward.copy_(50 + 20 * torch.randn(steps.reward.shape, generator=generator))
-        count = agent.value_normaliser.count.item()
+        count = agent.value_normalizer.count.item()
         expected = replace(buffer.get_batched_sequences())
         batch = prepared(agent, buffer)
-        assert agent.value_normaliser.count.item() == count + 48  # once per rollout
+        assert agent.value_normalizer.count.item() == count + 48  # once per rollout
         # what GAE read is V in units of reward, and what is learned is its return in units of the head
         torch.testing.assert_close(
             agent._in_reward_units(batch.steps.value), expected.steps.value, atol=1e-3, rtol=1e-4
@@ -120,16 +120,16 @@ def test_values_are_denormalised_before_gae_and_returns_normalised_by_the_same_s
         )
 
 
-def test_the_normalisers_are_updated_once_per_rollout_whatever_the_epochs() -> None:
-    agent = make_agent(epochs=4, minibatches=3, normalise_observations=True)
+def test_the_normalizers_are_updated_once_per_rollout_whatever_the_epochs() -> None:
+    agent = make_agent(epochs=4, minibatches=3, normalize_observations=True)
     rollout = collect(agent, members=6, steps=7)
     metrics = agent.update(rollout.buffer)
     assert metrics.epochs_done > 1
-    assert agent.value_normaliser.count == 42
-    assert agent.feature_normaliser is not None
-    assert agent.feature_normaliser.count == 42
+    assert agent.value_normalizer.count == 42
+    assert agent.feature_normalizer is not None
+    assert agent.feature_normalizer.count == 42
     features = torch.stack([made.observation.features for made in rollout.transitions]).double()
-    torch.testing.assert_close(agent.feature_normaliser.mean, features.mean((0, 1)))
+    torch.testing.assert_close(agent.feature_normalizer.mean, features.mean((0, 1)))
 
 
 def test_a_non_finite_row_changes_no_other_row() -> None:
@@ -143,7 +143,7 @@ def test_a_non_finite_row_changes_no_other_row() -> None:
     without.update(absent)
     assert metrics.steps_dropped == 6
     assert metrics.steps_learned == 24
-    assert with_it.value_normaliser.count == 24
+    assert with_it.value_normalizer.count == 24
     torch.testing.assert_close(parameters(with_it), parameters(without), atol=1e-6, rtol=1e-5)
 
 
@@ -209,13 +209,13 @@ def test_a_non_finite_gradient_vetoes_its_step() -> None:
     assert metrics.epochs_done == 0
     assert metrics.steps_vetoed == 2
     for name, tensor in agent.state_dict().items():
-        if name.startswith("optimiser"):
+        if name.startswith("optimizer"):
             assert torch.equal(tensor, before[name])
         assert tensor.isfinite().all()
 
 
 def test_an_all_masked_row_raises_in_the_rollout_and_in_the_update() -> None:
-    agent = make_agent(minibatches=1, normalise_values=False)
+    agent = make_agent(minibatches=1, normalize_values=False)
     rollout = collect(agent, members=4, steps=3)
     made = rollout.transitions[0]
     legal = padded_choices(HEAD_SIZES).repeat(4, 1, 1)
@@ -287,7 +287,7 @@ def test_minibatches_are_whole_rows_and_every_row_is_seen_once_per_epoch(
 
 
 def test_equal_seeds_give_equal_bits_and_a_checkpoint_goes_on_as_if_nothing_had_happened() -> None:
-    config = {"normalise_observations": True, "minibatches": 2}
+    config = {"normalize_observations": True, "minibatches": 2}
     whole = make_agent(seed=1, **config)
     part = make_agent(seed=1, **config)
     for agent in (whole, part):

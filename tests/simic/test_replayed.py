@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.foundation.replay import MAKES, Captured, Studio
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
@@ -20,6 +19,7 @@ from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
 from esper.simic.steps import StepResult
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+from esper.utils.replay import MAKES, Captured, Studio
 from tests.replaying import replays_on_a_cpu
 from tests.simic.worlds import make_residual
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.foundation.rows import tensors_of
 from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
+from esper.utils.rows import tensors_of
 from tests.operations import count_operations
 from tests.simic.scenes import transition
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather
 from esper.simic.config import EpisodeConfig, RewardConfig
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
@@ -17,6 +15,8 @@ from esper.simic.rollout import play
 from esper.simic.trainer import Trainer
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.scripted import RandomLegal, Static
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather
 from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment, make_spec
 

@@ -9,6 +9,7 @@ import torch
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
+from esper.runs.schema import Event, from_json, json_values
 from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
@@ -20,7 +21,6 @@ from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
 from esper.tasks.variants import permuted_labels
-from esper.telemetry.schema import Event, from_json, json_values
 from tests.controllers import Scheduled
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
 from esper.tasks.task import Split
+from esper.utils.errors import UserError
+from esper.utils.gather import Alone, Gather
 from studies import equal_compute_page
 from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_arm, run_arms, table, write
 from tests.shards import on_processes

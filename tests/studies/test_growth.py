@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Gather
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
+from esper.utils.errors import UserError
+from esper.utils.gather import Gather
 from studies.growth import __main__ as study
 from studies.growth import evaluation, report, training, world
 from studies.growth.records import POINTS, Sample, on_the_way, read

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from esper.foundation.gather import Alone
+from esper.utils.gather import Alone
 from studies import glyphs, resnet
 from studies.equal_compute import comparison
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from esper.foundation.rows import map_tensors
 from esper.lifecycle.actions import HEADS_READ, Head, Op, head_sizes, relevance
 from esper.lifecycle.slot_states import SlotStates
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
@@ -18,6 +17,7 @@ from esper.tamiyo.policy.distribution import Fault
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.utils.rows import map_tensors
 from tests.scenes import random_observation
 
 MEMBERS, STEPS = 12, 6

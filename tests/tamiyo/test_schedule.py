@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
@@ -20,6 +19,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
 from esper.tamiyo.scripted import Static
+from esper.utils.errors import UserError
 from tests.simic.worlds import make_environment, make_residual
 
 CLONE = Blueprint.CLONE

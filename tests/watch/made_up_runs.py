@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.telemetry.lanes import NO_BLUEPRINT, Lanes, kept_rounds
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Event, RoundSummary
-from tests.telemetry.made_up_lanes import BLUEPRINTS, OPS, STAGES, made_up_lanes
+from esper.runs.lanes import NO_BLUEPRINT, Lanes, kept_rounds
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import Event, RoundSummary
+from tests.runs.made_up_lanes import BLUEPRINTS, OPS, STAGES, made_up_lanes
 
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")
 STEPS = 24

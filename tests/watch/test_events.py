@@ -5,10 +5,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esper.telemetry.jsonl import JsonLines
-from esper.telemetry.schema import Event
+from esper.runs.jsonl import JsonLines
+from esper.runs.schema import Event
 from esper.watch.events import MOST_TOLD, round_events
-from tests.telemetry.made_up_run import made_up_run
+from tests.runs.made_up_run import made_up_run
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

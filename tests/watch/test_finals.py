@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.foundation.statistics import mean_interval
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Curve, Growth, RoundSummary
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import Curve, Growth, RoundSummary
+from esper.utils.statistics import mean_interval
 from esper.watch.finals import ALONE, BY_SAMPLES, PAIRED, UNPAIRED, differences, final_of
-from tests.telemetry.made_up_lanes import made_up_lanes
+from tests.runs.made_up_lanes import made_up_lanes
 
 
 def run_of(path: Path, config: str = "seed: 1\ntask: digits\n", seed: int = 0, lanes: bool = True) -> Path:

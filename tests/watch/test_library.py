@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 from esper.watch.library import Library, file_of
 
 

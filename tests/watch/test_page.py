@@ -19,11 +19,11 @@ import numpy as np
 import pytest
 
 import esper
-from esper.telemetry.report import render_report
-from esper.telemetry.run_folder import RunFolder
+from esper.runs.report import render_report
+from esper.runs.run_folder import RunFolder
 from tests.growing import models
-from tests.telemetry.made_up_lanes import made_up_lanes
-from tests.telemetry.made_up_run import made_up_run
+from tests.runs.made_up_lanes import made_up_lanes
+from tests.runs.made_up_run import made_up_run
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.made_up_runs import add_round, summary, trained
 from tests.watch.served import Served, serving
@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (grown.path / "network.md").write_text("# A network grown on digits\n")
     grown.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.telemetry.report.write_report", lambda folder: folder.report_path)
+        patch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
         settings = {"epochs": 5, "progress": False}
         mine = {"controller": "habit", "baseline": True, "out": folder / "mine"}
         esper.grow(models.small_mlp(), models.table(), **mine, **settings)

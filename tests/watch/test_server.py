@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import RoundSummary
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import RoundSummary
 from esper.watch.server import ADDRESS
-from tests.telemetry.made_up_lanes import made_up_lanes
-from tests.telemetry.made_up_run import made_up_run
+from tests.runs.made_up_lanes import made_up_lanes
+from tests.runs.made_up_run import made_up_run
 from tests.watch.served import Served, serving
 
 

@@ -22,14 +22,14 @@ from esper.commands.options import (
     print_line,
 )
 from esper.commands.running import begin_folder, interruption_told, requested, resolve_settings
-from esper.foundation.launch import Launch
+from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
     from esper.config import RunConfig
-    from esper.foundation.gather import Gather
-    from esper.telemetry.run_folder import RunFolder
-    from esper.telemetry.schema import Comparison
+    from esper.runs.run_folder import RunFolder
+    from esper.runs.schema import Comparison
+    from esper.utils.gather import Gather
 
 WIDTH = 120  # of the whole table, and of any where there is no terminal
 WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
@@ -78,9 +78,9 @@ def compare(
     check_range("--seeds", seeds, 1, 10_000)
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
     settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
-    from esper.foundation.gather import all_or_none
-    from esper.foundation.processes import processes
     from esper.training import shared_config, with_shards
+    from esper.utils.gather import all_or_none
+    from esper.utils.processes import processes
 
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)
@@ -95,9 +95,9 @@ def compare(
 def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
     """Do an interrupted comparison again in its folder, as it was asked for; None in other processes."""
     from esper.config import RunConfig
-    from esper.foundation.gather import all_or_none, from_first
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
     from esper.training import read_config, shared_config
+    from esper.utils.gather import all_or_none, from_first
 
     def ask() -> tuple[RunConfig, str, int, bool]:
         if folder is None:
@@ -125,8 +125,8 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
     if folder is None:
         contest.run()
         return
-    from esper.telemetry.report import write_report
-    from esper.telemetry.schema import json_values, to_json
+    from esper.runs.report import write_report
+    from esper.runs.schema import json_values, to_json
 
     with folder:
         with interruption_told(folder):
@@ -157,8 +157,8 @@ def print_comparison(comparison: Comparison, worth: bool = True) -> None:
     """
     from rich.table import Table
 
-    from esper.foundation.statistics import mean_interval
-    from esper.telemetry.numbers import interval, three_digits
+    from esper.runs.numbers import interval, three_digits
+    from esper.utils.statistics import mean_interval
 
     baseline = comparison.controllers[0].name
     screen = console()

@@ -11,7 +11,7 @@ from esper.commands.running import carry_through, interruption_told, new_folder,
 
 if TYPE_CHECKING:
     from esper.comparing import Contest
-    from esper.telemetry.schema import Comparison
+    from esper.runs.schema import Comparison
     from esper.training import TrainingRun
 
 USUAL_MEMBERS = 24
@@ -46,7 +46,7 @@ def demo(
 def complete(run: TrainingRun, members: int) -> None:
     """Compare what a demo trained with its controls, and say what came of it."""
     from esper.commands.compare import print_comparison, run_contest
-    from esper.telemetry.report import write_report
+    from esper.runs.report import write_report
 
     with run.folder.reopened():
         with interruption_told(run.folder):
@@ -72,8 +72,8 @@ def _contest(run: TrainingRun, members: int) -> Contest:
 
 def verdict(comparison: Comparison) -> str:
     """What one grown run reached beside the best and the worst of the fixed sizes."""
-    from esper.foundation.statistics import mean_interval
-    from esper.telemetry.numbers import interval
+    from esper.runs.numbers import interval
+    from esper.utils.statistics import mean_interval
 
     reached = {result.name: mean_interval(result.test_accuracy) for result in comparison.controllers}
 

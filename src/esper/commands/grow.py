@@ -26,8 +26,8 @@ from esper.commands.running import begin_folder, interruption_told, requested, r
 if TYPE_CHECKING:
     from esper.config import RunConfig
     from esper.controllers import Arm
+    from esper.runs.run_folder import RunFolder
     from esper.simic.environment import GrowthEnvironment
-    from esper.telemetry.run_folder import RunFolder
 
 USUAL_MEMBERS = 8
 BASELINE = "static"
@@ -69,7 +69,7 @@ def grow(
 
 def grow_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     """Do an interrupted growth again in its folder, as it was asked for."""
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
     from esper.training import read_config
 
     force = bool(folder.request.get("force"))
@@ -91,8 +91,8 @@ class _Growth:
 def _prepare(settings: RunConfig, controller: str, force: bool) -> _Growth:
     from esper.builders import make_environment
     from esper.controllers import Fixed, check_schedule, load_controller, why_not_here
-    from esper.foundation.devices import choose_device
     from esper.tamiyo.scripted import Static
+    from esper.utils.devices import choose_device
 
     loaded = load_controller(controller, choose_device(settings.device))
     check_schedule(loaded, settings)
@@ -108,12 +108,12 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     """Grow the networks, and leave the best and the story of it in a folder."""
     from esper.commands.progress import step_progress
     from esper.comparing import as_comparison, compare
-    from esper.foundation.devices import cpu_threads
     from esper.grown_network import GrownMember
+    from esper.runs.report import write_report
+    from esper.runs.schema import json_values, to_json
     from esper.simic.events import episode_events
     from esper.simic.lanes import lanes_of
-    from esper.telemetry.report import write_report
-    from esper.telemetry.schema import json_values, to_json
+    from esper.utils.devices import cpu_threads
 
     environment, settings = growth.environment, growth.settings
     steps = environment.spec.episode.steps * len(growth.arms)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 
 CONTROLLER_HELP = (
     "static (never grows), habit (large seeds early), heuristic, random or random:0.1 (its planting rate), "

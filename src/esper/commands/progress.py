@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from esper.commands.options import console
-from esper.foundation.interrupts import interruptible
-from esper.telemetry.numbers import duration
+from esper.runs.numbers import duration
+from esper.utils.interrupts import interruptible
 
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 

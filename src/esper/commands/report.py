@@ -12,7 +12,7 @@ from esper.commands.options import print_line
 
 def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -> None:
     """Write report.html of a run, finished or not, into its folder."""
-    from esper.telemetry.report import write_report
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.report import write_report
+    from esper.runs.run_folder import RunFolder
 
     print_line(f"wrote {write_report(RunFolder.read(run))}")

@@ -10,13 +10,13 @@ import typer
 from esper.commands.demo import USUAL_MEMBERS, complete
 from esper.commands.options import Device, JsonLines, Overrides, Quiet, plural, print_line
 from esper.commands.running import carry_through
-from esper.foundation.errors import UserError
-from esper.foundation.launch import Launch
+from esper.utils.errors import UserError
+from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
-    from esper.foundation.gather import Gather
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
     from esper.training import TrainingRun
+    from esper.utils.gather import Gather
 
 SHARED = ("train", "compare")  # kinds that several processes can go on with
 FROM_THE_START = ("compare", "grow")  # kinds that keep nothing until they are done
@@ -38,9 +38,9 @@ def resume(
     came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
     until it is done, and begins again as it was asked for.
     """
-    from esper.foundation.gather import all_or_none, from_first
-    from esper.foundation.processes import processes
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
+    from esper.utils.gather import all_or_none, from_first
+    from esper.utils.processes import processes
 
     with processes(Launch.of()) as gather:
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
@@ -98,8 +98,8 @@ def _is_finished(folder: RunFolder, as_json: bool) -> bool:
     if folder.results() is None:
         return False
     if not folder.report_path.exists():
-        from esper.telemetry.report import write_report
-        from esper.telemetry.run_folder import RunFolder
+        from esper.runs.report import write_report
+        from esper.runs.run_folder import RunFolder
 
         with RunFolder.open(folder.path) as opened:
             print_line(f"wrote {write_report(opened)}", as_json)

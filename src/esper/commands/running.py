@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from esper.commands.options import console, plural, print_line
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
-    from esper.telemetry.run_folder import Kind, RunFolder
+    from esper.runs.run_folder import Kind, RunFolder
     from esper.training import TrainingRun
 
 INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
@@ -38,7 +38,7 @@ def resolve_settings(
     `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
     """
     from esper.config import load_config, preset_names, read_preset
-    from esper.foundation.config_files import read_yaml
+    from esper.utils.config_files import read_yaml
 
     if members is None and usual_members is not None:
         written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
@@ -57,7 +57,7 @@ def _trained_with(controllers: Iterable[str]) -> RunConfig | None:
     folder = next((name for name in folders if Path(name, "config.yaml").is_file()), None)
     if folder is None:
         return None
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
     from esper.training import read_config
 
     return read_config(RunFolder.read(folder))
@@ -72,8 +72,8 @@ def new_folder(kind: str, task: str) -> Path:
 
 def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Mapping[str, Any]) -> RunFolder:
     """A new folder for a run of some kind: the one that was asked for, or one under runs/."""
-    from esper.foundation.config_files import dump
-    from esper.telemetry.run_folder import RunFolder
+    from esper.runs.run_folder import RunFolder
+    from esper.utils.config_files import dump
 
     path = out or new_folder(kind, settings.task)
     return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
@@ -107,9 +107,9 @@ def carry_through(
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """
-    from esper.foundation.interrupts import StopRequest
-    from esper.telemetry.live import QuietView, open_view, stopping
-    from esper.telemetry.report import learning_in_words, write_report
+    from esper.runs.live import QuietView, open_view, stopping
+    from esper.runs.report import learning_in_words, write_report
+    from esper.utils.interrupts import StopRequest
 
     if not run.writes:
         with StopRequest() as asked:

@@ -17,8 +17,8 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per run on stdout")] = False,
 ) -> None:
     """List the runs in a folder: what each is, how far it came, and what came out."""
-    from esper.telemetry.run_list import list_runs
-    from esper.telemetry.schema import to_json
+    from esper.runs.run_list import list_runs
+    from esper.runs.schema import to_json
 
     found = list_runs(folder)
     if as_json:

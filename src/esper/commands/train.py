@@ -8,8 +8,8 @@ import typer
 
 from esper.commands.options import ConfigFile, Device, JsonLines, Out, Overrides, Preset, Quiet, TaskName
 from esper.commands.running import carry_through, new_folder, resolve_settings
-from esper.foundation.errors import UserError
-from esper.foundation.launch import Launch
+from esper.utils.errors import UserError
+from esper.utils.launch import Launch
 
 
 def train(
@@ -46,9 +46,9 @@ def train(
             "a run that may be started again has to be found again; give --out FOLDER, or leave out --resume "
             "and torchrun --max-restarts"
         )
-    from esper.foundation.gather import from_first
-    from esper.foundation.processes import processes
     from esper.training import TrainingRun
+    from esper.utils.gather import from_first
+    from esper.utils.processes import processes
 
     with processes(launch) as gather:
         folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 
 
 def watch(

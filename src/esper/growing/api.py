@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.foundation.errors import UserError
-from esper.foundation.interrupts import StopRequest
 from esper.growing.arms import Arms, folder_of
 from esper.growing.batches import UserStep
 from esper.growing.randomness import own_randomness
 from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
 from esper.tamiyo.controller import Controller
+from esper.utils.errors import UserError
+from esper.utils.interrupts import StopRequest
 
 
 def grow(

@@ -19,9 +19,9 @@ from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.result import GROWN, STATIC, Grown
 from esper.lifecycle.legality import holds_seed
+from esper.runs.schema import Growth
 from esper.simic.costs import TRAINING_PASSES
 from esper.tamiyo.policy.observation import Observation
-from esper.telemetry.schema import Growth
 
 
 class Arms:

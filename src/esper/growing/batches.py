@@ -31,9 +31,9 @@ from torch.utils.data import (
     random_split,
 )
 
-from esper.foundation.errors import UserError
 from esper.growing.data import ALLOWED, VALIDATION_SHARE, is_pair, read_pair
 from esper.growing.settings import BATCH_SIZE, GrowSettings
+from esper.utils.errors import UserError
 
 UserStep = Callable[[nn.Module, Any], tuple[Tensor, Any]]  # (model, batch) → loss, score
 TARGETS = ("labels", "label", "targets", "target", "y")  # what the targets in a dictionary may be called

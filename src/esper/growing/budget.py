@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from esper.foundation.errors import UserError
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
 from esper.lifecycle.gates import grows_block
 from esper.lifecycle.slot_states import SlotStates
@@ -17,6 +16,7 @@ from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import Schedule
+from esper.utils.errors import UserError
 
 if TYPE_CHECKING:
     from esper.growing.live import LivePopulation

@@ -1,13 +1,13 @@
 """Growth for people who keep their own training loop.
 
-    grower = esper.Grower(model, optimiser, train=loader, val=val_loader, epochs=40)
+    grower = esper.Grower(model, optimizer, train=loader, val=val_loader, epochs=40)
     for epoch in range(40):
         for x, y in loader:
             ...                                  # train the model as you always did
         grower.step()
     plain = grower.finish()
 
-Seeds hang on the model's own submodules by hooks, so the loop, the optimiser and its schedule stay as they
+Seeds hang on the model's own submodules by hooks, so the loop, the optimizer and its schedule stay as they
 are. A seed that still learns in isolation is trained inside `step`, on one pass over `train`.
 
 To stop and go on, save `grower.state_dict()` after a `step`; in a new process, make everything as before and
@@ -24,11 +24,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.foundation.errors import UserError
-from esper.foundation.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
 from esper.growing.batches import UserStep
 from esper.growing.live_engine import LiveGrowth
-from esper.growing.live_optimiser import checked_optimiser, hide_seeds
+from esper.growing.live_optimizer import checked_optimizer, hide_seeds
 from esper.growing.randomness import own_randomness
 from esper.growing.request import Request, checked_model
 from esper.growing.settings import settings_of
@@ -37,6 +35,8 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import Ending
 from esper.simic.rollout import show_again, shown
 from esper.tamiyo.controller import Controller, Scene
+from esper.utils.errors import UserError
+from esper.utils.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
 
 METRICS = ("val_loss", "val_accuracy")
 SETTINGS = ("objective", "loss", "metric", "blueprints", "lr", "seed", "topology", "lifecycle")
@@ -49,8 +49,8 @@ TRAINING_SETTINGS = (  # of seeds in isolation, and of how much is read of loade
 class Grower:
     """Watches a model that somebody trains, and grows it: one `step` after every epoch.
 
-    model, optimiser: the user's own. New parameters join the optimiser's group of their kind, with a state
-        of their own, when they begin to be heard. `optimiser.state_dict()` has the same form whatever grows.
+    model, optimizer: the user's own. New parameters join the optimizer's group of their kind, with a state
+        of their own, when they begin to be heard. `optimizer.state_dict()` has the same form whatever grows.
     train, val, slots, controller, epochs, budget, step, force: as in `esper.grow`; `remarks` says where
         nothing grows, and why.
     settings: some of those of `esper.grow`; one that a loop of one's own decides is refused.
@@ -59,7 +59,7 @@ class Grower:
     def __init__(
         self,
         model: nn.Module,
-        optimiser: Optimizer,
+        optimizer: Optimizer,
         train: Any,
         val: Any = None,
         slots: Sequence[str | int] | None = None,
@@ -71,13 +71,13 @@ class Grower:
         **settings: Any,
     ):
         checked_model(model)
-        checked_optimiser("optimiser is", optimiser)
+        checked_optimizer("optimizer is", optimizer)
         chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self._seed, self._device = model, chosen.seed, device
         request = Request(model, train, val, slots, controller, epochs, budget, step=step, force=force)
         with own_randomness(chosen.seed, device):
-            growth = LiveGrowth.of(request, chosen, model, device, optimiser)
+            growth = LiveGrowth.of(request, chosen, model, device, optimizer)
             self._environment = world = growth.environment
             world.reset(0, looks=growth.controller.looks)
         self.slot_names = tuple(place.name for place in growth.live.places)
@@ -86,7 +86,7 @@ class Grower:
         self._scene = Scene(world.members, world.num_slots, chosen.seed, world.device, batches=world.batches)
         self._controller.begin(self._scene)
         self._ending = Ending(world)
-        self._handles = hide_seeds(optimiser, lambda: {id(p) for p in self.seed_parameters})
+        self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
         self._shown: list[dict[str, Tensor]] = []  # to the controller, decision by decision
         self._decide()
 
@@ -97,8 +97,8 @@ class Grower:
 
     @property
     def seed_parameters(self) -> list[nn.Parameter]:
-        """Those of seeds that the user's optimiser trains; `model.parameters()` does not hold them."""
-        return [p for own in self._environment.bodies.optimiser.seeds.values() for p in own]
+        """Those of seeds that the user's optimizer trains; `model.parameters()` does not hold them."""
+        return [p for own in self._environment.bodies.optimizer.seeds.values() for p in own]
 
     @property
     def epochs_done(self) -> int:
@@ -145,7 +145,7 @@ class Grower:
         return plain
 
     def close(self) -> None:
-        """Take all hooks off the model and the optimiser; the weights stay as they are."""
+        """Take all hooks off the model and the optimizer; the weights stay as they are."""
         self._environment.bodies.hooks.detach()
         for handle in self._handles:
             handle.remove()
@@ -153,8 +153,8 @@ class Grower:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that growth needs to go on from here, as plain tensors.
 
-        That is the model with its seeds, what the optimiser remembers of both, slots, evidence and decisions,
-        the best epoch so far, and the random numbers of torch, NumPy, Python and the loaders. The optimiser's
+        That is the model with its seeds, what the optimizer remembers of both, slots, evidence and decisions,
+        the best epoch so far, and the random numbers of torch, NumPy, Python and the loaders. The optimizer's
         settings, a schedule of rates and the like are the user's to save.
         """
         environment = self._environment

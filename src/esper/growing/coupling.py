@@ -24,8 +24,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import one_line
 from esper.growing.units import CONVOLUTIONS, Role, dense, passing, positions_without, units_in
+from esper.utils.errors import one_line
 
 Run = Callable[[], Tensor]  # one forward pass of the model, to whatever it is judged by
 

@@ -11,18 +11,18 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
-from esper.foundation.interrupts import StopRequest
-from esper.foundation.rows import under_prefix, with_prefix
 from esper.growing.randomness import Randomness
 from esper.growing.result import Grown
+from esper.runs.lanes import HostPart
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import Episode
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
-from esper.telemetry.lanes import HostPart
+from esper.utils.errors import UserError
+from esper.utils.interrupts import StopRequest
+from esper.utils.rows import under_prefix, with_prefix
 
 
 @dataclass(frozen=True)

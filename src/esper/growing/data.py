@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.errors import UserError
+from esper.utils.errors import UserError
 
 ALLOWED = "a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays"
 VALIDATION_SHARE = 0.2  # of the training data, where no validation data are given

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
-from esper.telemetry.files import write_atomically
-from esper.telemetry.schema import SavedNetwork, to_json
+from esper.runs.files import write_atomically
+from esper.runs.schema import SavedNetwork, to_json
+from esper.utils.errors import UserError
 
 BATCH = "batch"
 

@@ -16,19 +16,19 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from esper.foundation.config_files import parse_yaml
-from esper.foundation.errors import UserError, one_line
 from esper.growing.course import Course, Prepared
 from esper.growing.data import is_pair
 from esper.growing.exporting import save_archive, save_network
 from esper.growing.result import GROWN, Grown
 from esper.lifecycle.actions import Op
+from esper.runs.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
+from esper.runs.run_folder import CALL, RunFolder
+from esper.runs.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.events import episode_events
 from esper.simic.lanes import lanes_of
-from esper.telemetry.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
-from esper.telemetry.run_folder import CALL, RunFolder
-from esper.telemetry.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
+from esper.utils.config_files import parse_yaml
+from esper.utils.errors import UserError, one_line
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
@@ -118,7 +118,7 @@ class GrowFolder:
         reason = _exported(grown.model, prepared.example, self.folder.path / "network.pt2")
         network = _saved(grown, self.growth)
         save_network(self.folder.path, grown.model, network, _described(grown, reason))
-        from esper.telemetry.report import write_report  # its pictures need matplotlib
+        from esper.runs.report import write_report  # its pictures need matplotlib
 
         write_report(self.folder)
 

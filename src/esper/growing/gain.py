@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper.foundation.statistics import mean_interval
+from esper.utils.statistics import mean_interval
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

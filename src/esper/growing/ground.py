@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.foundation.errors import one_line
 from esper.growing.batches import Judge, over_tensors, samples_in
 from esper.growing.coupling import CannotWiden, Part, Reach, find_parts, new_to_new
 from esper.growing.heads import Units, heads_in
@@ -26,6 +25,7 @@ from esper.growing.undoing import at_rest, full_precision, undone
 from esper.growing.units import Role, dense, units_out
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import Blueprint
+from esper.utils.errors import one_line
 
 SAMPLES = 2  # on which everything is tried
 SMALL = 0.1  # of the operations between two places: units that cost less are not what makes them wide

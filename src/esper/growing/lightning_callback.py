@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
-from esper.foundation.rows import under_prefix, with_prefix
 from esper.growing.batches import UserStep
 from esper.growing.callback import Grower
 from esper.growing.randomness import Randomness
 from esper.growing.request import several_processes
+from esper.utils.errors import UserError
+from esper.utils.rows import under_prefix, with_prefix
 
 try:
     from lightning.pytorch import Callback
@@ -56,7 +56,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         self.decisions: list[str] = []  # in words, epoch by epoch, of this process
         self._train, self._val, self._epochs, self._step_function = train, val, epochs, step
         self._settings = settings
-        self._saved: dict[str, Any] = {}  # a state that waits for the optimiser to be there
+        self._saved: dict[str, Any] = {}  # a state that waits for the optimizer to be there
         self._first = 0  # the epoch that growth began with
         self._begun = -1  # the epoch whose order was drawn when training began
         self._epoch_start: dict[str, Tensor] = {}  # the random numbers that the order of this epoch came from
@@ -71,7 +71,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin, or go on from a checkpoint; raises a UserError where the Trainer gives too little."""
         if len(trainer.optimizers) != 1:
-            raise UserError(f"the module has {len(trainer.optimizers)} optimisers; growth needs exactly one")
+            raise UserError(f"the module has {len(trainer.optimizers)} optimizers; growth needs exactly one")
         epochs = self._epochs or trainer.max_epochs
         if not epochs or epochs < 1:
             raise UserError(f"the Trainer's max_epochs is {epochs}; give it, or give epochs, from 1 on")

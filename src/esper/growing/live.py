@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from esper.foundation.errors import UserError
 from esper.growing.batches import autocast, one_pass, ran_dry, to_device
-from esper.growing.live_optimiser import LiveOptimiser, Rates
+from esper.growing.live_optimizer import LiveOptimizer, Rates
 from esper.growing.live_slots import LiveSlot
-from esper.growing.live_state import OPTIMISER, copied, put_back, tensors_of
+from esper.growing.live_state import OPTIMIZER, copied, put_back, tensors_of
 from esper.growing.places import trained
 from esper.growing.tally import Evaluation, Tally
 from esper.growing.undoing import at_rest, in_eval_mode
@@ -34,6 +33,7 @@ from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.deciding import BlockScores
+from esper.utils.errors import UserError
 
 if TYPE_CHECKING:
     from esper.growing.live_environment import LiveModel
@@ -42,17 +42,17 @@ _DRAW = 0x7FFFFFFF
 
 
 class LivePopulation:
-    """The bodies of one member: a model, the seeds that hang on it, and the optimiser that moves both."""
+    """The bodies of one member: a model, the seeds that hang on it, and the optimizer that moves both."""
 
     num_members = 1
     device = torch.device("cpu")  # of what it says about itself, wherever the model is
 
-    def __init__(self, live: LiveModel, optimiser: torch.optim.Optimizer | None = None):
-        """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
+    def __init__(self, live: LiveModel, optimizer: torch.optim.Optimizer | None = None):
+        """optimizer: the user's own, whose loop trains the model; without one it is trained here."""
         settings = live.settings
         self.model, self.judge, self.settings, self.place = live.model, live.judge, settings, live.device
         self.train_loader, self.val_loader = live.loaders
-        if optimiser is None and not live.model.training:
+        if optimizer is None and not live.model.training:
             live.model.train()  # else submodules in eval mode were put there by the user, and stay there
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
@@ -61,8 +61,8 @@ class LivePopulation:
         self.num_slots = len(live.hooks.slots)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
-        self.optimiser = LiveOptimiser(live.model, settings, self.config, optimiser)
-        self.rates = Rates(settings.make_scheduler, self.config, self.optimiser.peak)
+        self.optimizer = LiveOptimizer(live.model, settings, self.config, optimizer)
+        self.rates = Rates(settings.make_scheduler, self.config, self.optimizer.peak)
         self.batches = length_hint(self.train_loader)  # 0 where nobody knows before it was read
         self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
         self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
@@ -108,19 +108,19 @@ class LivePopulation:
             self.fold_seed(k, STYLE_BLEND[Style(int(style[0, k]))])
 
     def fold_seed(self, k: int, blend: Blend) -> None:
-        """Make the seed of slot k part of the model, at full strength; the optimiser goes on with it."""
+        """Make the seed of slot k part of the model, at full strength; the optimizer goes on with it."""
         slot = self.slots[k]
         slot.blend, slot.strength = Blend.ADD if slot.blueprint in GROWTH_BLUEPRINTS else blend, 1.0
         slot.requires_grad_(True)
         self.train_seed(k)
-        self.optimiser.fold(k, self.hooks.fold(k))
-        self.optimiser.host = trained(self.model)
+        self.optimizer.fold(k, self.hooks.fold(k))
+        self.optimizer.host = trained(self.model)
         self.forget_measurements()
 
     def unfold_seed(self) -> None:
         """Take the latest fold back; the weights of before are the caller's to restore."""
-        self.optimiser.unfold(self.hooks.unfold())
-        self.optimiser.host = trained(self.model)
+        self.optimizer.unfold(self.hooks.unfold())
+        self.optimizer.host = trained(self.model)
         self.forget_measurements()
 
     # ---- birth and death -------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class LivePopulation:
         self._latest = None
 
     def prune(self, where: Tensor) -> None:
-        """End the seeds in the slots where True; the optimiser forgets them.  # where [1, S]"""
+        """End the seeds in the slots where True; the optimizer forgets them.  # where [1, S]"""
         for k in where[0].nonzero().flatten().tolist():
             self.end_seed(k)
 
@@ -151,19 +151,19 @@ class LivePopulation:
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
-            if stage in HEARD_STAGES or (self.optimiser.owned and stage is Stage.TRAINING):
-                self._latest = self._latest if k in self.optimiser.seeds else None
+            if stage in HEARD_STAGES or (self.optimizer.owned and stage is Stage.TRAINING):
+                self._latest = self._latest if k in self.optimizer.seeds else None
                 self.train_seed(k)
 
     def train_seed(self, k: int) -> None:
-        """Let the optimiser train the seed of slot k from now on."""
+        """Let the optimizer train the seed of slot k from now on."""
         slot = self.slots[k]
         beside = slot.seed.neighbours() if isinstance(slot.seed, Widening) else None
-        self.optimiser.take_in(k, slot.parameters(), beside)
+        self.optimizer.take_in(k, slot.parameters(), beside)
 
     def end_seed(self, k: int) -> None:
-        """Slot k is empty, and the optimiser forgets what was in it."""
-        self.optimiser.let_go(k)
+        """Slot k is empty, and the optimizer forgets what was in it."""
+        self.optimizer.let_go(k)
         self.hooks.clear(k)
         self._latest = None
 
@@ -212,7 +212,7 @@ class LivePopulation:
         """
         self.follow(states)
         self.forget_measurements()
-        norms = [p.grad.norm() for p in self.optimiser.host if p.grad is not None]
+        norms = [p.grad.norm() for p in self.optimizer.host if p.grad is not None]
         host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.place)
         losses = torch.full((1, self.num_slots), math.nan)
         for k in range(self.num_slots):
@@ -223,7 +223,7 @@ class LivePopulation:
 
     def _pass_alone(self, k: int) -> float:
         slot = self.slots[k]
-        rule = self.optimiser.raise_alone(k, slot)
+        rule = self.optimizer.raise_alone(k, slot)
         total, count = torch.zeros((), device=self.place), 0
         for batch in self._epoch():
             rule.zero_grad(set_to_none=True)
@@ -245,19 +245,19 @@ class LivePopulation:
 
     def _set_rate(self, clock: Clock, index: int) -> None:
         done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
-        self.optimiser.set_share(self.rates.share(done))
+        self.optimizer.set_share(self.rates.share(done))
 
     def _autocast(self) -> torch.autocast:
         return autocast(self.place, self.config.precision)
 
     def _backward(self, batch: Any, index: int) -> Any:
         if index % self.settings.accumulate == 0:
-            self.optimiser.rule.zero_grad(set_to_none=True)
+            self.optimizer.rule.zero_grad(set_to_none=True)
         with self._autocast():
             judged = self.judge(self.model, batch)
         if judged.loss.requires_grad:
             (judged.loss / self.settings.accumulate).backward()
-        elif self.optimiser.host:  # a frozen model that hears no seed has nothing to learn
+        elif self.optimizer.host:  # a frozen model that hears no seed has nothing to learn
             raise UserError(
                 "the loss depends on no weight that is trained; compute it from the model's outputs, without "
                 "detach()"
@@ -282,9 +282,9 @@ class LivePopulation:
         return loss.detach()
 
     def _move(self) -> Tensor:
-        """One step of the optimiser; the norm of the model's gradient.  # → []"""
-        norm = self.optimiser.clip()
-        self.optimiser.rule.step()
+        """One step of the optimizer; the norm of the model's gradient.  # → []"""
+        norm = self.optimizer.clip()
+        self.optimizer.rule.step()
         self.rates.step()
         return norm
 
@@ -395,19 +395,19 @@ class LivePopulation:
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
         """A new snapshot where True, else the saved one.  # where [1]
 
-        The optimiser's moments, most of a snapshot, are written over those of the saved one.
+        The optimizer's moments, most of a snapshot, are written over those of the saved one.
         """
-        moments = {name: value for name, value in saved.items() if name.startswith(OPTIMISER)}
+        moments = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
         return self._copied(moments) if bool(where) else saved
 
     def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A snapshot, written into tensors of the same name and shape where there are such."""
-        if self._latest is None or not self.optimiser.owned:  # a user's loop moves weights unseen
+        if self._latest is None or not self.optimizer.owned:  # a user's loop moves weights unseen
             self._latest = copied(self.tensors(), room)
         return self._latest
 
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Go back to a snapshot: the weights, the seeds that lived then, and the optimiser's moments."""
+        """Go back to a snapshot: the weights, the seeds that lived then, and the optimizer's moments."""
         if where is None or bool(where):
             self.forget_measurements()
             put_back(self, saved)

@@ -20,9 +20,9 @@ from esper.growing.places import Place, floating_dtype, trained
 from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import GrowSettings
+from esper.runs.lanes import HostPart
 from esper.simic.lanes import layers_of
 from esper.tamiyo.scripted import Static
-from esper.telemetry.lanes import HostPart
 
 _SAMPLES = 4  # of an example
 
@@ -44,9 +44,9 @@ class LiveGrowth:
         settings: GrowSettings,
         model: nn.Module,
         device: torch.device,
-        optimiser: torch.optim.Optimizer | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
     ) -> LiveGrowth:
-        """optimiser: the user's own, whose loop trains the model; without one it is trained here."""
+        """optimizer: the user's own, whose loop trains the model; without one it is trained here."""
         loaders = loaders_of(request.train, request.val, settings, floating_dtype(model))
         check_end("train", loaders[0], "batches_per_epoch", settings.training.get("batches_per_epoch"))
         check_end("val", loaders[1], "validation_samples", settings.training.get("validation_samples"))
@@ -59,7 +59,7 @@ class LiveGrowth:
                 f"all parameters of {type(model).__name__} are frozen (requires_grad is False): {rest}",
                 stacklevel=2,
             )
-        environment = LiveEnvironment(live, request.epochs, optimiser)
+        environment = LiveEnvironment(live, request.epochs, optimizer)
         # Limits on growth are for whoever grows: a model that cannot grow can be trained all the same.
         allowed = settings.blueprints if grows else None
         prices = SeedPrices(environment.bodies, allowed, refusals=live.hooks.refusals)

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.foundation.errors import UserError, one_line, raised_at
-from esper.foundation.rows import check_like, under_prefix, with_prefix
 from esper.growing.batches import (
     LOSS_RAISED,
     Judge,
@@ -38,6 +36,8 @@ from esper.simic.deciding import BlockScores
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec, StepResult
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.utils.errors import UserError, one_line, raised_at
+from esper.utils.rows import check_like, under_prefix, with_prefix
 
 _GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
@@ -183,9 +183,9 @@ class LiveCosts:
 class LiveEnvironment(GrowthEnvironment):
     """One member: the model itself."""
 
-    def __init__(self, live: LiveModel, epochs: int, optimiser: torch.optim.Optimizer | None = None):
+    def __init__(self, live: LiveModel, epochs: int, optimizer: torch.optim.Optimizer | None = None):
         settings = live.settings
-        self._live_model, self._optimiser = live, optimiser
+        self._live_model, self._optimizer = live, optimizer
         self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
         nothing = Split(torch.zeros(0), torch.zeros(0, dtype=torch.long))
         held, host = TestSplit(nothing), HostSpec("given")
@@ -214,7 +214,7 @@ class LiveEnvironment(GrowthEnvironment):
         return self.bodies.batches
 
     def _make_population(self) -> Population:
-        bodies = LivePopulation(self._live_model, self._optimiser)
+        bodies = LivePopulation(self._live_model, self._optimizer)
         bodies.out_of_time = self._out_of_time
         return cast(Population, bodies)
 
@@ -248,7 +248,7 @@ class LiveEnvironment(GrowthEnvironment):
         return limit is not None and time.monotonic() - self._started > limit
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Where the model stands between two epochs, as plain tensors; raises a UserError where its optimiser
+        """Where the model stands between two epochs, as plain tensors; raises a UserError where its optimizer
         cannot be saved."""
         patience = torch.tensor([self._best, self._since_best], dtype=torch.float64)
         return {**super().state_dict(), **with_prefix("live", progress_of(self.bodies)), "patience": patience}

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from esper.foundation.errors import UserError
 from esper.growing.coupling import CannotWiden, Part, new_to_new
 from esper.growing.ground import WIDENINGS, Ground, Offer
 from esper.growing.live_slots import LiveSlot, install
@@ -29,6 +28,7 @@ from esper.growing.widening import Joined, Widening
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.hosts import Host
+from esper.utils.errors import UserError
 
 
 @dataclass(frozen=True)

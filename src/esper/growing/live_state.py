@@ -1,4 +1,4 @@
-"""A living model as plain tensors, and back: weights, seeds, what the optimiser remembers of them, and what
+"""A living model as plain tensors, and back: weights, seeds, what the optimizer remembers of them, and what
 else a growth needs to go on."""
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from esper.lifecycle.actions import Blend
 if TYPE_CHECKING:
     from esper.growing.live import LivePopulation
 
-OPTIMISER = "optimiser."
+OPTIMIZER = "optimizer."
 BESIDE = 0.28  # of the memory that training takes on a GPU: as much may be taken there by snapshots
 EARLIER = 1 / 3  # of a snapshot with moments: the weights of the best epoch
 
 
 def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
-    """Weights and statistics of a model and of its seeds, and the state of their optimisers, by name.
+    """Weights and statistics of a model and of its seeds, and the state of their optimizers, by name.
 
     Views, not copies. `put_back` is the inverse, in the same process or in another.
     """
@@ -32,11 +32,11 @@ def tensors_of(live: LivePopulation) -> dict[str, Tensor]:
     for k, slot in enumerate(live.slots):
         if slot.seed is not None:
             named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.born])
-            named[f"slot.{k}.trained"] = torch.tensor([k in live.optimiser.seeds])
-            named[f"slot.{k}.alone"] = torch.tensor([k in live.optimiser.alone])
+            named[f"slot.{k}.trained"] = torch.tensor([k in live.optimizer.seeds])
+            named[f"slot.{k}.alone"] = torch.tensor([k in live.optimizer.alone])
             named |= {f"slot.{k}.{name}": value for name, value in _state(slot)}
-    moments = live.optimiser.tensors(_parameter_names(live))
-    return named | {f"{OPTIMISER}{name}": value for name, value in moments.items()}
+    moments = live.optimizer.tensors(_parameter_names(live))
+    return named | {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
 
 
 def copied(tensors: Mapping[str, Tensor], room: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -70,7 +70,7 @@ def _home(tensors: Collection[Tensor], before: Collection[Tensor]) -> torch.devi
 def put_back(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
     """Make a model what it was when `tensors_of` was asked.
 
-    The moments in an optimiser of the user's go back together with the weights that they belong to.
+    The moments in an optimizer of the user's go back together with the weights that they belong to.
     """
     live.births = saved["births"].clone()
     seeds = {k: f"slot.{k}.seed" for k in range(live.num_slots) if f"slot.{k}.seed" in saved}
@@ -81,8 +81,8 @@ def put_back(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
         for name, value in _state(slot):
             value.copy_(saved[f"slot.{k}.{name}"])
         _resume_training(live, k, saved)
-    moments = {n.removeprefix(OPTIMISER): value for n, value in saved.items() if n.startswith(OPTIMISER)}
-    live.optimiser.restore(_parameter_names(live), moments)
+    moments = {n.removeprefix(OPTIMIZER): value for n, value in saved.items() if n.startswith(OPTIMIZER)}
+    live.optimizer.restore(_parameter_names(live), moments)
 
 
 def _rebuild(live: LivePopulation, folds: list[list[int]], seeds: Mapping[int, tuple[int, ...]]) -> None:
@@ -117,7 +117,7 @@ def _rebuild(live: LivePopulation, folds: list[list[int]], seeds: Mapping[int, t
 def progress_of(live: LivePopulation) -> dict[str, Tensor]:
     """How much data there was, the loss that scores begin from, and how far a scheduler of the user's is."""
     first = math.nan if live.judge.first_loss is None else live.judge.first_loss
-    live.optimiser.check_savable()
+    live.optimizer.check_savable()
     return {
         "data": torch.tensor([live.batches, *live.samples]),
         "first_loss": torch.tensor(first, dtype=torch.float64),
@@ -135,14 +135,14 @@ def put_progress(live: LivePopulation, saved: Mapping[str, Tensor]) -> None:
 
 
 def _resume_training(live: LivePopulation, k: int, saved: Mapping[str, Tensor]) -> None:
-    """The seed of slot k is trained by the optimiser that trained it when it was saved."""
+    """The seed of slot k is trained by the optimizer that trained it when it was saved."""
     trained, alone = (bool(saved.get(f"slot.{k}.{by}", False)) for by in ("trained", "alone"))
-    if k in live.optimiser.seeds and not trained:
-        live.optimiser.let_go(k)
+    if k in live.optimizer.seeds and not trained:
+        live.optimizer.let_go(k)
     if trained:
         live.train_seed(k)
     if alone:
-        live.optimiser.raise_alone(k, live.slots[k])
+        live.optimizer.raise_alone(k, live.slots[k])
 
 
 def _parameter_names(live: LivePopulation) -> dict[nn.Parameter, str]:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from esper.foundation.errors import UserError
 from esper.growing.undoing import at_rest
+from esper.utils.errors import UserError
 
 MOST_SLOTS = 8  # as many as are chosen without being asked for by name
 TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of joint wins a tie

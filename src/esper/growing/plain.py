@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from esper.foundation.errors import UserError
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, SqueezeExcite
 from esper.population.extract import Grafted
+from esper.utils.errors import UserError
 
 # Seeds without sizes in their code, so that they can be traced once for every batch and length.
 

@@ -12,13 +12,13 @@ import torch
 from torch import distributed, nn
 
 from esper.controllers import make_controller
-from esper.foundation.devices import ANY, choose_device
-from esper.foundation.errors import UserError, one_line, raised_at
-from esper.foundation.interrupts import StopRequest
 from esper.growing.batches import UserStep
 from esper.growing.settings import GrowSettings, settings_of
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
+from esper.utils.devices import ANY, choose_device
+from esper.utils.errors import UserError, one_line, raised_at
+from esper.utils.interrupts import StopRequest
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 STATIC = "static"  # the controller that never grows anything

@@ -13,8 +13,8 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Bluep
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
+from esper.runs.schema import Curve
 from esper.simic.episode_record import EpisodeRecord
-from esper.telemetry.schema import Curve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,7 +234,7 @@ class Grown:
 
     def plot(self) -> Figure:
         """Draw validation score and parameters over the epochs; with a baseline both, over the compute."""
-        from esper.telemetry.charts import growth_curves
+        from esper.runs.charts import growth_curves
 
         steps = range(self.record.num_steps)
         planted = [(t + 1, words) for t in steps for words in self._planted(t)]

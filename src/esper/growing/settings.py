@@ -8,13 +8,13 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import ConfigDict, Field, ValidationError
 
-from esper.foundation.config_files import describe_problem
-from esper.foundation.errors import UserError
-from esper.foundation.settings import Config
 from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
+from esper.utils.config_files import describe_problem, with_new_spellings
+from esper.utils.errors import UserError
+from esper.utils.settings import Config
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BATCH_SIZE = 64  # where neither a setting nor a loader says how many samples go together
@@ -49,14 +49,14 @@ class GrowSettings(Config):
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
     )
-    accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimiser")
-    make_optimiser: Callable[..., Any] | None = Field(
-        default=None, description="(parameter groups) → the optimiser to train with; AdamW if left out"
+    accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimizer")
+    make_optimizer: Callable[..., Any] | None = Field(
+        default=None, description="(parameter groups) → the optimizer to train with; AdamW if left out"
     )
     make_scheduler: Callable[..., Any] | None = Field(
         default=None,
-        description="(an optimiser at the peak rate) → a scheduler of torch's, which is stepped after "
-        "every step of the optimiser; all rates follow it in proportion",
+        description="(an optimizer at the peak rate) → a scheduler of torch's, which is stepped after "
+        "every step of the optimizer; all rates follow it in proportion",
     )
     patience: int | None = Field(
         default=None, ge=1, description="end after this many epochs without a better validation score"
@@ -82,7 +82,7 @@ OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "trai
 # The settings of `PopulationConfig` that are about one model, not about rows.
 SETTINGS = (
     *OWN_SETTINGS,
-    *("batch_size", "batches_per_epoch", "optimiser", "host_lr", "seed_lr", "weight_decay", "momentum"),
+    *("batch_size", "batches_per_epoch", "optimizer", "host_lr", "seed_lr", "weight_decay", "momentum"),
     *("second_beta", "clip_norm", "schedule", "warmup", "decay", "precision", "folds", "validation_samples"),
     "validation_batch",
 )
@@ -102,6 +102,7 @@ def settings_of(
     Raises a UserError in one sentence for a key that is not in `allowed`, which `where` cannot honour, and
     for a value that does not fit its key.
     """
+    given = with_new_spellings(given)
     known = (*OWN_SETTINGS, *PopulationConfig.model_fields)
     for key in (key for key in given if key not in allowed):
         if key in REMOVED:

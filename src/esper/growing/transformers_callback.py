@@ -20,11 +20,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from esper.foundation.errors import UserError
 from esper.growing.batches import UserStep
 from esper.growing.callback import Grower
 from esper.growing.request import several_processes
-from esper.telemetry.files import write_atomically
+from esper.runs.files import write_atomically
+from esper.utils.errors import UserError
 
 try:
     from transformers import TrainerCallback
@@ -67,13 +67,13 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
         """Begin, or go on from the checkpoint that the Trainer goes on from."""
         if max(args.world_size, args.n_gpu) > 1:
             raise several_processes(max(args.world_size, args.n_gpu))
-        loader, optimiser = trainer["train_dataloader"], trainer["optimizer"]
+        loader, optimizer = trainer["train_dataloader"], trainer["optimizer"]
         if self.grower is not None:
             self.grower.close()  # of a run that was broken off
         train = loader.dataset if self._train is None else self._train
         self.grower = Grower(
             trainer["model"],
-            getattr(optimiser, "optimizer", optimiser),  # accelerate's wrapper has no hooks
+            getattr(optimizer, "optimizer", optimizer),  # accelerate's wrapper has no hooks
             train=_in_batches(train, args.train_batch_size, loader.collate_fn, args.seed),
             val=_in_batches(self._val, args.eval_batch_size, loader.collate_fn),
             epochs=self._epochs or max(1, math.ceil(state.num_train_epochs)),

@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import lookup
 from esper.lifecycle.actions import AlphaCurve
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.utils.device_tables import lookup
 
 # The steepness of each sigmoid curve; the other curves have none.
 SIGMOID_STEEPNESS: dict[AlphaCurve, float] = {

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esper.foundation.settings import Config
+from esper.utils.settings import Config
 
 BlueprintName = Literal[
     "conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy", "lora",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import RowRecord, map_tensors
+from esper.utils.rows import RowRecord, map_tensors
 
 
 @dataclass(frozen=True)

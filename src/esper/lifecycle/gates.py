@@ -7,7 +7,6 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import (
     GROWTH_BLUEPRINTS,
     NUM_BLUEPRINTS,
@@ -20,6 +19,7 @@ from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FOSSILIZABLE_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, Stage
+from esper.utils.device_tables import device_table, lookup
 
 
 class Gate(IntEnum):

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from esper.foundation.device_tables import device_table, lookup
 from esper.lifecycle.actions import NUM_BLUEPRINTS, NUM_OPS, SPEED_TICKS, Op, Tempo, tempo_ticks
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
@@ -23,6 +22,7 @@ from esper.lifecycle.stages import (
     Stage,
     stage_table,
 )
+from esper.utils.device_tables import device_table, lookup
 
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
     Op.WAIT: frozenset(Stage),

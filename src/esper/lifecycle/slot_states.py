@@ -10,9 +10,9 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import RowRecord
 from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage, stage_names
+from esper.utils.rows import RowRecord
 
 NO_BLUEPRINT = -1
 

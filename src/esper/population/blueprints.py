@@ -2,7 +2,7 @@
 
 A blueprint is an ordinary `nn.Module` that is built from (width, spatial_dims) and keeps the shape of its
 input. It returns s = seed(h) alone; how s joins the activation h is the slot's matter. At birth s is 0,
-because a last scale or a last layer starts at 0; nothing that sits before a normalisation or a nonlinearity
+because a last scale or a last layer starts at 0; nothing that sits before a normalization or a nonlinearity
 does, so every parameter has a gradient after at most one step of training.
 
 The numbering of blueprints is part of every policy, so their names are fixed; their bodies are not. One
@@ -61,7 +61,7 @@ def _conv(spatial_dims: int, c_in: int, c_out: int, kernel: int = 3, groups: int
 
 
 def _norm(width: int, scale: float = 1.0) -> nn.GroupNorm:
-    """A normalisation over channels and space together, with its scale at the given value."""
+    """A normalization over channels and space together, with its scale at the given value."""
     norm = nn.GroupNorm(1, width)
     nn.init.constant_(norm.weight, scale)
     return norm
@@ -116,7 +116,7 @@ class NormMix(nn.Module):
 
 @blueprint(Blueprint.NORM, topologies={"cnn"}, parameters=lambda c, d: 2 * c + 1)
 class ChannelNormMix(NormMix):
-    """A learned mix of h and its normalisation over channels and space."""
+    """A learned mix of h and its normalization over channels and space."""
 
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__(_norm(width))
@@ -124,7 +124,7 @@ class ChannelNormMix(NormMix):
 
 @blueprint(Blueprint.NORM, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * c + 1)
 class LayerNormMix(NormMix):
-    """A learned mix of h and its layer normalisation."""
+    """A learned mix of h and its layer normalization."""
 
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__(nn.LayerNorm(width))

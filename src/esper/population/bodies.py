@@ -15,7 +15,7 @@ from esper.population.config import PopulationConfig
 from esper.population.forms import HALVES, NO_FORM, FormCodes, SlotForms
 from esper.population.hosts import Entered, GlobalMean, Host, block_of
 from esper.population.layout import flatten
-from esper.population.optimiser import has_triton
+from esper.population.optimizer import has_triton
 from esper.population.plan import Bools, Ints, Plan, SlotView, Station
 from esper.population.row_gathers import ReadRows, TakeWholeRows
 from esper.population.row_module import RowModule

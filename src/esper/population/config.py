@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from esper.foundation.settings import Config
+from esper.utils.settings import Config
 
 
 class PopulationConfig(Config):
@@ -20,7 +20,7 @@ class PopulationConfig(Config):
     validation_batch: int = Field(
         256, ge=1, description="validation samples that go through the network at once"
     )
-    optimiser: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
+    optimizer: Literal["adamw", "sgd"] = Field("adamw", description="the rule that moves every row")
     host_lr: float = Field(3e-2, gt=0, description="peak learning rate of the host")
     seed_lr: float = Field(3e-2, gt=0, description="peak learning rate of a seed")
     weight_decay: float = Field(1e-2, ge=0, description="decoupled weight decay")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio
-from esper.foundation.streams import Stream, random_order
+from esper.utils.replay import Captured, Studio
+from esper.utils.streams import Stream, random_order
 
 
 @dataclass(frozen=True)

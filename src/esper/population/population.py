@@ -1,4 +1,4 @@
-"""N members trained as one program: weights, optimiser state and running statistics as rows."""
+"""N members trained as one program: weights, optimizer state and running statistics as rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio, copy_all
-from esper.foundation.rows import flags_of_rows, map_tensors, put_rows, tensors_of
-from esper.foundation.streams import Stream, random_bits
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blend, Blueprint, blend_of
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.bodies import Bodies
@@ -22,7 +19,7 @@ from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, le
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.objectives import CLASSIFICATION, Objective
-from esper.population.optimiser import RowWeights
+from esper.population.optimizer import RowWeights
 from esper.population.plan import (
     NO_BLEND,
     Ints,
@@ -38,6 +35,9 @@ from esper.population.replays import Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, Surgeon
+from esper.utils.replay import Captured, Studio, copy_all
+from esper.utils.rows import flags_of_rows, map_tensors, put_rows, tensors_of
+from esper.utils.streams import Stream, random_bits
 
 LARGEST_ORDER = 1 << 22  # samples of all members: a larger order is not captured, which would keep its memory
 

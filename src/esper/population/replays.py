@@ -16,13 +16,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Replayed, Studio
 from esper.population.data import MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.plan import Kind, Plan, ship, ship_to
 from esper.population.planning import Draft, Sketch
 from esper.population.rooms import Room
 from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
+from esper.utils.replay import Replayed, Studio
 
 MOST = 24  # programs that are kept
 WASTE = 1.08  # a room may cost this many times what a roomy new one would,

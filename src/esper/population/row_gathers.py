@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.population.optimiser import has_triton
+from esper.population.optimizer import has_triton
 
 
 class ReadRows(torch.autograd.Function):

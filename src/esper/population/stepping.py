@@ -18,7 +18,7 @@ from esper.population.data import MemberData
 from esper.population.gradients import measure_seeds
 from esper.population.metrics import TrainMetrics, ValidationMetrics, worth_of_seeds
 from esper.population.objectives import Objective
-from esper.population.optimiser import RowWeights, learn_rows
+from esper.population.optimizer import RowWeights, learn_rows
 from esper.population.plan import Plan
 
 
@@ -49,7 +49,7 @@ class Scratch:
         return self._held[name][:size].view(count, width)
 
     def weights(self, name: str, count: int, width: int, device: torch.device) -> RowWeights:
-        """Rows with their optimiser state."""
+        """Rows with their optimizer state."""
         weights, first, second = (self.rows(f"{name}.{k}", count, width, device) for k in range(3))
         return RowWeights(weights, first, second, self.rows(f"{name}.steps", count, 1, device).view(-1))
 

@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.streams import normal_of
 from esper.lifecycle.actions import Blend, Blueprint
 from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
 from esper.population.first_weights import SeedBank
 from esper.population.forms import HALVES, NO_FORM
-from esper.population.optimiser import RowWeights, moment_decays
+from esper.population.optimizer import RowWeights, moment_decays
 from esper.population.plan import Ints, ship
+from esper.utils.streams import normal_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Surgeon:
         return ship(self._places(place, at, slot), self.parts.weights.device)
 
     def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
-        """First weights and clean optimisers for new seeds.  # blueprint [k], picks [N, S] random words"""
+        """First weights and clean optimizers for new seeds.  # blueprint [k], picks [N, S] random words"""
         copied = blueprint == Blueprint.CLONE
         if self.config.widen_copies > 0:
             copied |= np.isin(blueprint, tuple(HALVES))

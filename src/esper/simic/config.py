@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from esper.foundation.settings import Config
 from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.utils.settings import Config
 
 
 class EpisodeConfig(Config):

@@ -8,7 +8,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.deciding import BLOCKS, BlockScores, at_full_strength, decide_seeds
@@ -18,6 +17,7 @@ from esper.simic.governor import MemberRows
 from esper.simic.rollout import play
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
+from esper.utils.rows import choose, refill, tensors_of, under_prefix, with_prefix
 
 OnStep = Callable[[StepResult], None]
 
@@ -62,8 +62,8 @@ class BestRows:
 
 
 def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A snapshot without what an optimiser of torch's remembers: at the end nothing is trained any more."""
-    return {name: value for name, value in bodies.items() if not name.startswith("optimiser.")}
+    """A snapshot without what an optimizer of torch's remembers: at the end nothing is trained any more."""
+    return {name: value for name, value in bodies.items() if not name.startswith("optimizer.")}
 
 
 class Ending:

@@ -40,8 +40,6 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio
-from esper.foundation.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.engine import ActionOutcome, TickOutcome
 from esper.lifecycle.evidence import SlotEvidence
@@ -72,6 +70,8 @@ from esper.simic.steps import Begun, EnvironmentSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Split
+from esper.utils.replay import Captured, Studio
+from esper.utils.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 
 NO_OP = -1  # the last op before the first action
 _PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "looks")  # [N] each, beside the rows
@@ -161,7 +161,7 @@ class GrowthEnvironment:
     ) -> Observation:
         """Fresh hosts by (seed, member, episode), measured before any training.
 
-        `initial_slots` is given a freshly initialised seed wherever it holds one. `looks` [N] bool, or one
+        `initial_slots` is given a freshly initialized seed wherever it holds one. `looks` [N] bool, or one
         for all: whose controller reads what is measured. The others are not charged for it, and no gate
         that asks for a measurement stands in their way.
         """

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.rows import refill, under_prefix, with_prefix
 from esper.lifecycle.actions import Head, Op
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.slot_states import SlotStates
+from esper.utils.rows import refill, under_prefix, with_prefix
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]

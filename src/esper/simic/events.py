@@ -15,8 +15,8 @@ import torch
 from esper.lifecycle.actions import Blueprint, Head, Style, has_gate
 from esper.lifecycle.gates import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
+from esper.runs.schema import Event, EventKind
 from esper.simic.episode_record import Bools, EpisodeRecord, Ints
-from esper.telemetry.schema import Event, EventKind
 
 _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
 _GATED = has_gate(torch.arange(len(Style))).numpy()

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import copy_all
-from esper.foundation.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
@@ -23,6 +21,8 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.population import Population
 from esper.simic.config import GovernorConfig
 from esper.simic.signals import Signals
+from esper.utils.replay import copy_all
+from esper.utils.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
 
 
 @dataclass(frozen=True)

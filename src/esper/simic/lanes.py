@@ -12,9 +12,9 @@ from torch import nn
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
+from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
-from esper.telemetry.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 
 # What the numbers in lanes mean.
 NAMES: dict[str, Any] = {

@@ -10,8 +10,6 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio
-from esper.foundation.streams import Stream, random_uniform
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
@@ -24,6 +22,8 @@ from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
+from esper.utils.replay import Captured, Studio
+from esper.utils.streams import Stream, random_uniform
 
 # What `learner.patience` adds to the bias of the op head, for each unit of it.
 PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PRUNE: -2.0}

@@ -11,15 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.foundation.rows import (
-    on_the_cpu,
-    refill,
-    stacked,
-    tensors_of,
-    under_prefix,
-    unstacked,
-    with_prefix,
-)
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
@@ -30,6 +21,15 @@ from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.utils.rows import (
+    on_the_cpu,
+    refill,
+    stacked,
+    tensors_of,
+    under_prefix,
+    unstacked,
+    with_prefix,
+)
 
 
 class Episode:

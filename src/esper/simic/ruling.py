@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.foundation.rows import choose
 from esper.lifecycle.actions import Actions, Blueprint
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
@@ -21,6 +20,7 @@ from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.signals import update_evidence
 from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
+from esper.utils.rows import choose
 
 ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from esper.foundation.statistics import mean_interval
 from esper.lifecycle.actions import Blueprint, Op
+from esper.runs.schema import RoundSummary
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.simic.episode_record import Doubles, EpisodeRecord, Floats
 from esper.simic.learner import Learner
-from esper.telemetry.schema import RoundSummary
+from esper.utils.statistics import mean_interval
 
 
 def summarise(

@@ -26,9 +26,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.foundation.errors import UserError
-from esper.foundation.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards
-from esper.foundation.rows import under_prefix, with_prefix
+from esper.runs.schema import RoundSummary
 from esper.simic.agent.metrics import UpdateMetrics
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
@@ -39,7 +37,9 @@ from esper.simic.summaries import summarise
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
-from esper.telemetry.schema import RoundSummary
+from esper.utils.errors import UserError
+from esper.utils.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards
+from esper.utils.rows import under_prefix, with_prefix
 
 TWINS = "twins"
 _ROUNDS_DONE = "rounds_done"

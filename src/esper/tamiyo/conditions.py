@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from esper.foundation.settings import Config
+from esper.utils.settings import Config
 
 Range = tuple[float, float]  # the least and the largest, both included
 ROUNDING = 1e-6  # relative, of a quotient of FLOPs

@@ -8,10 +8,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from esper.foundation.streams import Stream, random_uniform
 from esper.lifecycle.actions import Actions
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.utils.streams import Stream, random_uniform
 
 EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
 

@@ -6,13 +6,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from esper.foundation.settings import Config
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.scripted import Gardener, Wish
+from esper.utils.settings import Config
 
 
 class HeuristicConfig(Config):

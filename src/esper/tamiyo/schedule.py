@@ -18,8 +18,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from esper.foundation.config_files import parse_yaml
-from esper.foundation.errors import UserError
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.gates import grows_block
 from esper.lifecycle.stages import Stage
@@ -28,6 +26,8 @@ from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.scripted import Wish, as_actions, first_legal
+from esper.utils.config_files import parse_yaml
+from esper.utils.errors import UserError
 
 ALL: Literal["all"] = "all"
 _LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
-from esper.foundation.streams import Stream
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.utils.device_tables import device_table
+from esper.utils.streams import Stream
 
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import cache
 
-from esper.foundation.errors import require
 from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
 from esper.tasks.task import HostSpec, Split
+from esper.utils.errors import require
 
 DIGITS = TaskEntry(
     name="digits",

@@ -15,9 +15,9 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.foundation.errors import require
 from esper.tasks.registry import Splits, TaskEntry, as_split, register
 from esper.tasks.task import HostSpec, Split
+from esper.utils.errors import require
 
 PUBLISHED_SEED = 42
 VALIDATION_SEED_OFFSET = 1_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from esper.foundation.errors import require
 from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
 from esper.tasks.task import HostSpec
+from esper.utils.errors import require
 
 FOLDS = 10
 VALIDATION_SHARE = 0.1

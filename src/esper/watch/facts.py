@@ -10,11 +10,11 @@ from typing import Any
 
 import yaml
 
-from esper.foundation.errors import UserError
-from esper.foundation.statistics import mean_interval
-from esper.telemetry.differences import COMPARED
-from esper.telemetry.run_folder import RunFolder
-from esper.telemetry.schema import Comparison, Growth, json_values
+from esper.runs.differences import COMPARED
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import Comparison, Growth, json_values
+from esper.utils.errors import UserError
+from esper.utils.statistics import mean_interval
 from esper.watch.library import MARKER, file_of
 
 _SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from esper.foundation.errors import UserError
-from esper.foundation.statistics import mean_interval, proportion_half
-from esper.telemetry.schema import NAN, Growth
+from esper.runs.schema import NAN, Growth
+from esper.utils.errors import UserError
+from esper.utils.statistics import mean_interval, proportion_half
 from esper.watch.facts import growth_of, last_line, read_run, settings_of
 from esper.watch.library import lanes_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from esper.foundation.errors import UserError
-from esper.telemetry.lanes import LanesFolder
+from esper.runs.lanes import LanesFolder
+from esper.utils.errors import UserError
 
 MARKER = "versions.json"  # every run folder has one
 _DEPTH = 2  # how far below a given folder runs are looked for

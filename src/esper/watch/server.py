@@ -35,10 +35,10 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from esper.foundation.errors import UserError
-from esper.foundation.interrupts import interruptible
-from esper.telemetry import palette
-from esper.telemetry.schema import json_values
+from esper.runs import palette
+from esper.runs.schema import json_values
+from esper.utils.errors import UserError
+from esper.utils.interrupts import interruptible
 from esper.watch.events import round_events
 from esper.watch.facts import facts, last_line, signature, state
 from esper.watch.finals import differences, final_of

@@ -5,7 +5,7 @@ from esper.population.kernels.blends import JoinParts
 from esper.population.kernels.convolution import Geometry, RowConvolution
 from esper.population.kernels.depthwise import RowDepthwise
 from esper.population.kernels.norm import ACTIVATIONS, RowNorm
-from esper.population.kernels.optimiser import learn_rows
+from esper.population.kernels.optimizer import learn_rows
 from esper.population.kernels.perceptron import RowPerceptron, perceptron_fits
 from esper.population.kernels.rows import BlendRows, TakeRows, pick_rows
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from esper.foundation.settings import Config
+from esper.utils.settings import Config
 
 
 class PPOConfig(Config):
@@ -53,9 +53,9 @@ class PPOConfig(Config):
         "gradient, or over the steps that read it, which gives rarely read heads more weight",
     )
     max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
-    normalise_values: bool = Field(
+    normalize_values: bool = Field(
         default=True, description="whether V is learned in units of the returns' scale"
     )
-    normalise_observations: bool = Field(
+    normalize_observations: bool = Field(
         default=False, description="whether features are standardised; ours are bounded"
     )

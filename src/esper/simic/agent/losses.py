@@ -130,7 +130,7 @@ def ppo_loss(
 
 
 def value_error(value: Tensor, batch: Sequences, clip: float | None) -> Tensor:
-    """Half the squared error to the normalised returns, optionally clipped around the old value.  # [N, T]"""
+    """Half the squared error to the normalized returns, optionally clipped around the old value.  # [N, T]"""
     error = (value - batch.returns).square()
     if clip is not None:
         old = batch.steps.value

@@ -21,9 +21,9 @@ class UpdateMetrics:
     clip_fraction: float  # share of relevant ratios outside the clip range
     grad_norm: float  # before clipping
     explained_variance: float  # of the returns, by the values of the rollout
-    epochs_done: float  # optimiser steps taken, over minibatches per epoch
+    epochs_done: float  # optimizer steps taken, over minibatches per epoch
     stopped_early: bool  # the KL limit was reached
-    steps_vetoed: int  # optimiser steps refused for a non-finite gradient
+    steps_vetoed: int  # optimizer steps refused for a non-finite gradient
     entropy_coefficient: float
     steps_learned: int  # transitions
     steps_dropped: int  # transitions with a non-finite return

@@ -1,7 +1,7 @@
 """Masked, recurrent, factored PPO over any `Policy`.
 
 Nothing in `act` or inside `update` waits for the device. The early stop and the refusal of non-finite
-gradients turn optimiser steps into no-ops there; faults and metrics come back in one transfer at the end.
+gradients turn optimizer steps into no-ops there; faults and metrics come back in one transfer at the end.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.foundation.gather import Alone, Gather, even_ranges, gather_rows
-from esper.foundation.replay import Captured, Studio
-from esper.foundation.rows import check_like, map_tensors, under_prefix, with_prefix
-from esper.foundation.streams import Stream, random_order
 from esper.simic.agent.config import PPOConfig as PPOConfig
 from esper.simic.agent.losses import Counts, LossTerms, LossWeights, head_weights, ppo_loss
 from esper.simic.agent.metrics import UpdateMetrics, UpdateTally, read_back
-from esper.simic.agent.normalisers import RunningNormaliser, ValueNormaliser, scale_rollout
-from esper.simic.agent.optimiser import VetoAdam
+from esper.simic.agent.normalizers import RunningNormalizer, ValueNormalizer, scale_rollout
+from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.parts import pack_part, part_length, unpack_parts
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
+from esper.utils.gather import Alone, Gather, even_ranges, gather_rows
+from esper.utils.replay import Captured, Studio
+from esper.utils.rows import check_like, map_tensors, under_prefix, with_prefix
+from esper.utils.streams import Stream, random_order
 
 REPLAYED_STEPS = 1 << 15  # a minibatch of a rollout up to this size is replayed: beyond, the GPU is busy
 
@@ -46,16 +46,16 @@ class PPOAgent:
         self.device = torch.device(device)
         self.seed = seed
         self.policy = policy.to(self.device)
-        self.optimiser = VetoAdam(policy, self.config.learning_rate, self.config.adam_epsilon)
-        self.value_normaliser = ValueNormaliser().to(self.device)
-        self.feature_normaliser: RunningNormaliser | None = None  # made when the first features are seen
+        self.optimizer = VetoAdam(policy, self.config.learning_rate, self.config.adam_epsilon)
+        self.value_normalizer = ValueNormalizer().to(self.device)
+        self.feature_normalizer: RunningNormalizer | None = None  # made when the first features are seen
         self.updates = 0
         self._imitates = False
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
         self._tally = UpdateTally(len(policy.head_names), self.device)
         studio = Studio() if self.device.type == "cuda" else None
-        scale = partial(scale_rollout, head=policy.value_head, optimiser=self.optimiser)
-        units = self.value_normaliser if self.config.normalise_values else None
+        scale = partial(scale_rollout, head=policy.value_head, optimizer=self.optimizer)
+        units = self.value_normalizer if self.config.normalize_values else None
         self._scaled = Captured(partial(scale, units=units), studio)
         self._learned = Captured(self._learn, studio)
         self._learned_part, self._taken = Captured(self._learn_part, studio), Captured(self._take, studio)
@@ -79,7 +79,7 @@ class PPOAgent:
         Returns the step, which `led_to` completes, and the memory after it.  # [N, state]
         """
         output = self.policy.sequence(
-            map_tensors(_as_sequence, self._normalised(observation)),
+            map_tensors(_as_sequence, self._normalized(observation)),
             map_tensors(_as_sequence, masks),
             state,
             _as_sequence(resets),
@@ -139,8 +139,8 @@ class PPOAgent:
             if self._may_look() and bool(stopped):
                 break
 
-        if self.feature_normaliser is not None:
-            self.feature_normaliser.update(rollout.steps.observation.features, rollout.valid)
+        if self.feature_normalizer is not None:
+            self.feature_normalizer.update(rollout.steps.observation.features, rollout.valid)
         if gather is not None and config.virtual_shards > 1:
             self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
@@ -177,27 +177,27 @@ class PPOAgent:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""
-        normaliser = self.feature_normaliser
+        normalizer = self.feature_normalizer
         return {
             **with_prefix("policy", self.policy.state_dict()),
-            **with_prefix("optimiser", self.optimiser.state_dict()),
-            **with_prefix("value_normaliser", self.value_normaliser.state_dict()),
-            **with_prefix("feature_normaliser", normaliser.state_dict() if normaliser else {}),
+            **with_prefix("optimizer", self.optimizer.state_dict()),
+            **with_prefix("value_normalizer", self.value_normalizer.state_dict()),
+            **with_prefix("feature_normalizer", normalizer.state_dict() if normalizer else {}),
             "updates": torch.tensor(self.updates),
             "seed": torch.tensor(self.seed),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
-        if self.config.normalise_observations and "feature_normaliser.mean" in tensors:
-            self._make_feature_normaliser(tensors["feature_normaliser.mean"].shape[0])
+        if self.config.normalize_observations and "feature_normalizer.mean" in tensors:
+            self._make_feature_normalizer(tensors["feature_normalizer.mean"].shape[0])
         mend = "build the policy with the config it was trained with"
         check_like(self.state_dict(), tensors, "the agent's state", mend)
         self.policy.load_state_dict(under_prefix("policy", tensors))
-        self.optimiser.load_state_dict(under_prefix("optimiser", tensors))
-        self.value_normaliser.load_state_dict(under_prefix("value_normaliser", tensors))
-        if self.feature_normaliser is not None:
-            self.feature_normaliser.load_state_dict(under_prefix("feature_normaliser", tensors))
+        self.optimizer.load_state_dict(under_prefix("optimizer", tensors))
+        self.value_normalizer.load_state_dict(under_prefix("value_normalizer", tensors))
+        if self.feature_normalizer is not None:
+            self.feature_normalizer.load_state_dict(under_prefix("feature_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
     def _may_look(self) -> bool:
@@ -211,7 +211,7 @@ class PPOAgent:
         scaled = self._scaled(rollout.valid, *earned, steps.forced)
         batch = replace(
             rollout,
-            steps=replace(steps, observation=self._normalised(steps.observation), value=scaled.value),
+            steps=replace(steps, observation=self._normalized(steps.observation), value=scaled.value),
             valid=scaled.learned,
             advantages=scaled.advantages,
             returns=scaled.returns,
@@ -253,7 +253,7 @@ class PPOAgent:
         live, stopped = ~stopped, stopped | (terms.kl > limit)
         grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
-        self.optimiser.step(vetoed)
+        self.optimizer.step(vetoed)
         self._tally.add(terms, grad_norm, live, vetoed)
         return stopped
 
@@ -305,7 +305,7 @@ class PPOAgent:
         )
         with torch.enable_grad():
             terms = self._evaluate(batch, rows, weights, counts)
-        self.optimiser.zero_grad()
+        self.optimizer.zero_grad()
         terms.loss.backward()
         return map_tensors(torch.Tensor.detach, terms)
 
@@ -336,19 +336,19 @@ class PPOAgent:
             head_kl=by_head("head_kl"),
         )
 
-    def _normalised(self, observation: HasFeatures) -> HasFeatures:
-        if not self.config.normalise_observations:
+    def _normalized(self, observation: HasFeatures) -> HasFeatures:
+        if not self.config.normalize_observations:
             return observation
-        normaliser = self._make_feature_normaliser(observation.features.shape[-1])
-        return replace(observation, features=normaliser.normalise(observation.features))  # type: ignore[type-var]
+        normalizer = self._make_feature_normalizer(observation.features.shape[-1])
+        return replace(observation, features=normalizer.normalize(observation.features))  # type: ignore[type-var]
 
-    def _make_feature_normaliser(self, size: int) -> RunningNormaliser:
-        if self.feature_normaliser is None:
-            self.feature_normaliser = RunningNormaliser(size, clip=10.0).to(self.device)
-        return self.feature_normaliser
+    def _make_feature_normalizer(self, size: int) -> RunningNormalizer:
+        if self.feature_normalizer is None:
+            self.feature_normalizer = RunningNormalizer(size, clip=10.0).to(self.device)
+        return self.feature_normalizer
 
     def _in_reward_units(self, values: Tensor) -> Tensor:
-        return self.value_normaliser.denormalise(values) if self.config.normalise_values else values
+        return self.value_normalizer.denormalize(values) if self.config.normalize_values else values
 
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
         """Remember the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from esper.foundation.replay import Captured, Studio
-from esper.foundation.rows import map_tensors, tensors_of
 from esper.simic.agent.gae import GaeInputs, compute_gae, valid_steps
+from esper.utils.replay import Captured, Studio
+from esper.utils.rows import map_tensors, tensors_of
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.foundation.device_tables import device_table
-from esper.foundation.rows import RowRecord
 from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.evidence import SlotEvidence
@@ -24,6 +22,8 @@ from esper.lifecycle.legality import fitting_in_time, legal_slots_by_op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates, check_widths
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
+from esper.utils.device_tables import device_table
+from esper.utils.rows import RowRecord
 
 DEFAULT_RULES = LifecycleConfig()
 OPEN_HEADS = {"tempo": Tempo, "alpha_speed": AlphaSpeed, "alpha_curve": AlphaCurve}

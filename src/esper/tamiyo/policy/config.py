@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from esper.foundation.settings import Config
+from esper.utils.settings import Config
 
 MOST_CHOICES = 16  # of the widest head but slot and op; the network checks it
 

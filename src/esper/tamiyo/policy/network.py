@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from esper.foundation.device_tables import device_table
 from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import MOST_CHOICES
@@ -24,6 +23,7 @@ from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
 from esper.tamiyo.policy.protocol import Policy, PolicyOutput, linear
 from esper.tamiyo.policy.recurrent import RecurrentCore
+from esper.utils.device_tables import device_table
 
 # The heads between slot and op, in head order: those that are drawn last.
 DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from esper.foundation.rows import RowRecord
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
+from esper.utils.rows import RowRecord
 
 HISTORY_LENGTH = 5
 

@@ -1,0 +1,137 @@
+"""Optimizers over rows: every row has its own step count, its own learning rate and its own freeze."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from esper.population.config import PopulationConfig
+
+
+@cache
+def has_triton() -> bool:
+    """Whether the kernels of our own can be built here."""
+    return find_spec("triton") is not None
+
+
+@dataclass
+class RowWeights:
+    """Flat weights with their optimizer state. M rows of P elements."""
+
+    weights: Tensor  # [M, P]
+    first: Tensor  # [M, P] momentum
+    second: Tensor  # [M, P] mean square of the gradient
+    steps: Tensor  # [M] updates that the row has had
+
+    @staticmethod
+    def zeros(rows: int, width: int, device: torch.device) -> RowWeights:
+        first, second, weights = (torch.zeros(rows, width, device=device) for _ in range(3))
+        return RowWeights(weights, first, second, torch.zeros(rows, device=device))
+
+    def restart(self, weights: Tensor) -> None:
+        """Give new weights and a clean optimizer to all rows.  # weights [M, P]"""
+        self.weights.copy_(weights)
+        for clean in (self.first, self.second, self.steps):
+            clean.zero_()
+
+    def rewrite_rows(self, index: Tensor, weights: Tensor) -> None:
+        """Give new weights and a clean optimizer to some rows.  # index [k], weights [k, P]"""
+        self.weights.index_copy_(0, index, weights)
+        for clean in (self.first, self.second, self.steps):
+            clean.index_fill_(0, index, 0.0)
+
+    def move_rows(self, source: Tensor, target: Tensor, start: int = 0) -> None:
+        """Copy rows from column `start` on, with their optimizers, to other rows.  # source, target [k]"""
+        for field in (self.weights, self.first, self.second):
+            rows = field.index_select(0, source)
+            field.index_copy_(
+                0, target, torch.cat([rows[:, start:], torch.zeros_like(rows[:, :start])], dim=1)
+            )
+        self.steps.index_copy_(0, target, self.steps.index_select(0, source))
+
+    def slice(self, start: int, stop: int) -> RowWeights:
+        """Rows start..stop as views: what is written there is written here."""
+        return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
+
+    def fetch(self, source: RowWeights, index: Tensor) -> None:
+        """Copy some rows of others here, all that there is room for.  # index [M]"""
+        for name, value in self.tensors().items():
+            torch.index_select(getattr(source, name), 0, index, out=value)
+
+    def put(self, index: Tensor, rows: RowWeights) -> None:
+        """Write rows that were taken back to their places.  # index [n]"""
+        for name, value in self.tensors().items():
+            value.index_copy_(0, index, getattr(rows, name))
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def learn_rows(
+    rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+) -> None:
+    """Clip each row's gradient by a norm that is given for it and move the active rows, each at its own rate.
+
+    gradient [M, P]; norms, lr [M]; active [M] bool
+    """
+    if rows.weights.is_cuda and has_triton():
+        from esper.population import kernels
+
+        kernels.learn_rows(rows, gradient, norms, lr, active, config)
+        return
+    step_rows(rows, clip_rows(gradient, norms, config.clip_norm), lr, active, config)
+
+
+def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:
+    """Scale down each row whose norm is above the limit, by as much as that.  # [M, P], [M] → [M, P]
+
+    The norm of a row may be that of all the rows of which it is one.
+    """
+    return gradient * (limit / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
+
+
+def step_rows(
+    rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
+) -> None:
+    """One update of the active rows; the others keep every bit.  # gradient [M, P], active [M]"""
+    _STEPS[config.optimizer](rows, gradient, lr, active, config)
+
+
+def _adamw(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
+    beta1, beta2 = config.momentum, config.second_beta
+    column = active.unsqueeze(1)
+    rows.steps.add_(active)
+    first = torch.lerp(gradient, rows.first, beta1)
+    second = torch.lerp(gradient.square(), rows.second, beta2)
+    count = rows.steps.clamp(min=1.0).unsqueeze(1)
+    root = (second / (1.0 - beta2**count)).sqrt().add_(1e-8)
+    move = first / (1.0 - beta1**count) / root + config.weight_decay * rows.weights
+    rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))
+    rows.first.copy_(torch.where(column, first, rows.first))
+    rows.second.copy_(torch.where(column, second, rows.second))
+
+
+def _sgd(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
+    column = active.unsqueeze(1)
+    rows.steps.add_(active)
+    first = config.momentum * rows.first + gradient
+    move = first + config.weight_decay * rows.weights
+    rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))
+    rows.first.copy_(torch.where(column, first, rows.first))
+
+
+def moment_decays(config: PopulationConfig) -> tuple[float, float]:
+    """By how much the first and the second moment shrink in a step, for moments that count from 0.
+
+    A moment m after n steps stands for the mean m / (1 - decay^n). Momentum of sgd is no such mean: 0.
+    """
+    return (config.momentum, config.second_beta) if config.optimizer == "adamw" else (0.0, 0.0)
+
+
+Step = Callable[[RowWeights, Tensor, Tensor, Tensor, PopulationConfig], None]
+_STEPS: dict[str, Step] = {"adamw": _adamw, "sgd": _sgd}

@@ -1,0 +1,188 @@
+"""Checkpoints: tensors by name and a JSON record, in one safetensors file.
+
+A checkpoint cannot run code when it is loaded, is written whole or not at all, and carries a digest of
+all its bytes, so that damage anywhere in it is found before anything is believed.
+
+    header metadata: format, version, schema, digest, record (JSON)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import save as save_safetensors
+from torch import Tensor
+
+from esper.runs.files import disk_errors, write_atomically
+from esper.utils.errors import UserError
+
+FORMAT = "esper-checkpoint"
+VERSION = "1"
+_BLANK = "0" * 64
+_DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
+_MAX_HEADER = 100_000_000
+Tensors = Mapping[str, Tensor]
+
+
+class CheckpointError(UserError):
+    """A checkpoint that is damaged, foreign, or of another schema."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint as it was read."""
+
+    tensors: dict[str, Tensor]
+    record: dict[str, Any]
+    schema: str
+
+
+def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any], schema: str) -> None:
+    """Write a checkpoint atomically. `schema` is a hash of the layout it fits; loading compares it."""
+    write_atomically(Path(path), _encoded(tensors, record, schema))
+
+
+def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytearray:
+    """A checkpoint as the bytes of its file."""
+    header = {
+        "format": FORMAT,
+        "version": VERSION,
+        "schema": schema,
+        "record": json.dumps(record, allow_nan=False),
+        "digest": _BLANK,
+    }
+    data = bytearray(save_safetensors(_apart(tensors), metadata=header))
+    start, end = _digest_span(data)
+    data[start:end] = hashlib.sha256(data).hexdigest().encode()
+    return data
+
+
+def load_checkpoint(
+    path: Path | str, schema: str | None = None, device: torch.device | str = "cpu"
+) -> Checkpoint:
+    """Read a checkpoint, or say in one sentence what is wrong with it. `schema` None takes any."""
+    path = Path(path)
+    with disk_errors("read", path):
+        data = bytearray(path.read_bytes())
+    _check_bytes(path, data)
+    header_size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + header_size])["__metadata__"]
+    if header["version"] != VERSION:
+        raise CheckpointError(
+            f"{path} has checkpoint version {header['version']!r}; this esper reads {VERSION!r}: "
+            "use the version of esper that wrote it"
+        )
+    if schema is not None and header["schema"] != schema:
+        raise CheckpointError(
+            f"{path} was made for schema {header['schema']!r}, and this run has {schema!r}: "
+            "what a controller sees or may choose differs; use the esper that wrote it, or train anew"
+        )
+    try:
+        tensors = load_safetensors(bytes(data))
+    except (safetensors.SafetensorError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
+    placed = {_new_spelling(name): tensor.to(device) for name, tensor in tensors.items()}
+    return Checkpoint(placed, json.loads(header["record"]), header["schema"])
+
+
+def _new_spelling(name: str) -> str:
+    """Return the name of a tensor as it is spelt now; earlier files have British spellings."""
+    return name.replace("optimiser", "optimizer").replace("normaliser", "normalizer")
+
+
+def _check_bytes(path: Path, data: bytearray) -> None:
+    """Foreign, cut short, or changed: refused before a single value is read. Blanks the digest in `data`."""
+    header_size = int.from_bytes(data[:8], "little")
+    header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
+    if f'"format":"{FORMAT}"'.encode() not in header:
+        raise CheckpointError(
+            f"{path} is not a checkpoint of esper, or its head is damaged; give a file that a run wrote"
+        )
+    if _DIGEST.search(header) is None:
+        raise CheckpointError(f"{path} is damaged: it has no digest; use an older checkpoint of the run")
+    start, end = _digest_span(data)
+    expected = data[start:end].decode()
+    data[start:end] = _BLANK.encode()
+    if hashlib.sha256(data).hexdigest() != expected:
+        raise CheckpointError(
+            f"{path} is damaged: its {len(data):,} bytes do not match their digest; "
+            "use an older checkpoint of the run"
+        )
+
+
+def _digest_span(data: bytearray) -> tuple[int, int]:
+    header_size = int.from_bytes(data[:8], "little")  # anything, in a damaged file
+    found = _DIGEST.search(data, 8, min(8 + header_size, len(data)))
+    assert found is not None, "the digest is in the header that was just written or checked"
+    return found.span(1)
+
+
+def _apart(tensors: Tensors) -> dict[str, Tensor]:
+    """The same tensors on the host, each in memory of its own."""
+    apart: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, value in tensors.items():
+        tensor = value.detach().cpu().contiguous()
+        storage = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if storage in storages else tensor
+        storages.add(storage)
+    return apart
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """The checkpoints of one run: `last` always, `best` by score, and every so often one that stays."""
+
+    folder: Path
+    every: int = 10  # rounds between periodic checkpoints; 0 keeps none
+    keep: int = 3  # periodic checkpoints to keep, the newest
+
+    @property
+    def last(self) -> Path:
+        """The newest checkpoint, from which a run goes on."""
+        return self.folder / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the highest score."""
+        return self.folder / "best.safetensors"
+
+    def periodic(self) -> list[Path]:
+        """Oldest first."""
+        return sorted(self.folder.glob("round-*.safetensors"))
+
+    def save(
+        self, round: int, tensors: Tensors, record: Mapping[str, Any], schema: str, score: float = math.nan
+    ) -> None:
+        """Write `last`, and before it the same as the best so far, or as a periodic one that is due.
+
+        A run that is killed before `last` is written lives the round again.
+        `score` is higher for better; NaN never becomes the best. The record gets `round` and `score`.
+        """
+        kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
+        data = _encoded(tensors, kept, schema)
+        if math.isfinite(score) and score > self._best_score():
+            write_atomically(self.best, data)
+        if self.every and round % self.every == 0:
+            write_atomically(self.folder / f"round-{round:06d}.safetensors", data)
+        write_atomically(self.last, data)
+        with disk_errors("remove old checkpoints in", self.folder):
+            for path in self.periodic()[: -self.keep]:
+                path.unlink()
+
+    def _best_score(self) -> float:
+        """The score of `best`; a missing or damaged one is there to be replaced."""
+        try:
+            return float(load_checkpoint(self.best).record["score"])
+        except (UserError, KeyError, TypeError):
+            return -math.inf

@@ -1,0 +1,155 @@
+"""The slots of every member of a round, over all of its steps: one file of bytes per round that was kept.
+
+    lanes/000012.safetensors    round 12; its header, under `lanes`, is one JSON object
+
+A growth has one file, 0; a comparison one for each controller, in their order from 1 on, with its name.
+
+The tensors are those of `COLUMNS`, for T steps, N members and S slots; rows of T + 1 begin before the first
+step. The header names the round, the slots, the host's parts and what the numbers of stages, ops and
+blueprints mean, so that a reader needs no table of its own. A round of 2,048 members with 3 slots and 24
+steps takes 1.5 MB, and no more than `kept` rounds stay: the newest, and older ones ever more sparsely.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from esper.runs.files import disk_errors, write_atomically
+from esper.runs.schema import json_values
+from esper.utils.errors import UserError
+
+NO_BLUEPRINT = 255  # the slot is empty
+UNMEASURED = -32768  # a contribution that nothing has measured
+# name → (type, axes). Axes: T steps, U = T + 1, N members, S slots, B blueprints.
+COLUMNS: dict[str, tuple[str, str]] = {
+    "members": ("i4", "N"),  # global ids
+    "returns": ("f4", "N"),
+    "stage": ("u1", "TNS"),  # right after the action of the step
+    "alpha": ("u1", "TNS"),  # 255 is 1
+    "blueprint": ("u1", "TNS"),
+    "contribution": ("i2", "TNS"),  # hundredths of a point, as known to the decision
+    "op": ("u1", "TN"),  # as asked for
+    "op_slot": ("u1", "TN"),
+    "succeeded": ("u1", "TN"),
+    "rolled_back": ("u1", "TN"),  # the governor took the member back in this step
+    "accuracy": ("f4", "UN"),  # of validation
+    "parameters": ("f4", "UN"),
+    "spent": ("f4", "UN"),  # training FLOPs since the episode began
+    "seed_parameters": ("i4", "SB"),
+}
+
+
+@dataclass(frozen=True)
+class HostPart:
+    """A part of the host: the layers up to a joint, or the head."""
+
+    name: str
+    layers: Sequence[str]  # one short line for each
+    parameters: int
+    shape: Sequence[int]  # of what one sample is after it; empty where that is not known
+    units: int = 0  # hidden units of a block that can be widened, 0 for any other part
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """One round. `columns` holds every name of `COLUMNS`, in its type and shape."""
+
+    round: int
+    slots: Sequence[str]  # [S]; slot s sits after part s
+    parts: Sequence[HostPart]  # [S + 1], the head last
+    stage_names: Mapping[int, str]
+    op_names: Mapping[int, str]
+    blueprint_names: Mapping[int, str]
+    columns: Mapping[str, NDArray[Any]]
+    title: str = ""  # what the viewer should know it by, where that is not the round: the controller
+
+    def __post_init__(self) -> None:
+        sizes: dict[str, int] = {"S": len(self.slots)}
+        for name, (kind, axes) in COLUMNS.items():
+            array = self.columns[name]
+            if array.dtype != np.dtype(kind) or array.ndim != len(axes):
+                raise ValueError(
+                    f"the column {name} is {array.dtype}{list(array.shape)}; wanted {kind} {axes}"
+                )
+            for axis, size in zip(axes, array.shape, strict=True):
+                size -= axis == "U"
+                axis = "T" if axis == "U" else axis
+                if sizes.setdefault(axis, size) != size:
+                    raise ValueError(
+                        f"the column {name} has {size} on axis {axis}; others have {sizes[axis]}"
+                    )
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes."""
+        header = {"format": 1} | {
+            f.name: json_values(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
+        }
+        columns = {name: np.ascontiguousarray(self.columns[name]) for name in COLUMNS}
+        return bytes(save(columns, {"lanes": json.dumps(header)}))
+
+
+def kept_rounds(latest: int, kept: int) -> set[int]:
+    """Which of the rounds up to `latest` stay on disk: the newest half of `kept`, and even steps before them.
+
+    What is dropped once is never wanted again, so a run that was stopped ends with the files of one that
+    was not.
+    """
+    newest = -(-kept // 2)
+    older, stride = latest - newest, 1
+    while older // stride > kept - newest:
+        stride *= 2
+    return set(range(max(older, 0) + 1, latest + 1)) | set(range(stride, older + 1, stride)) | {latest}
+
+
+class LanesFolder:
+    """The files of lanes of one run."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, lanes: Lanes, kept: int = 1) -> None:
+        """Add a round and drop those that it makes superfluous."""
+        with disk_errors("create", self.path):
+            self.path.mkdir(exist_ok=True)
+        write_atomically(self.file(lanes.round), lanes.to_bytes())
+        self._drop(set(self.rounds()) - kept_rounds(lanes.round, kept))
+
+    def rounds(self) -> list[int]:
+        """The rounds that are on disk, in order."""
+        if not self.path.is_dir():
+            return []
+        return sorted(int(f.stem) for f in self.path.glob("*.safetensors") if f.stem.isdecimal())
+
+    def read_bytes(self, round: int) -> bytes:
+        """The file of one round, as it is. Raises `UserError` where there is none."""
+        with disk_errors("read", self.file(round)):
+            return self.file(round).read_bytes()
+
+    def columns(self, round: int) -> dict[str, NDArray[Any]]:
+        """The columns of one round. Raises `UserError` where the file is missing or damaged."""
+        try:
+            return dict(load(self.read_bytes(round)))
+        except SafetensorError:
+            raise UserError(f"{self.file(round)} is damaged; remove it") from None
+
+    def truncate_after(self, last_round: int) -> None:
+        """Forget the rounds after `last_round`."""
+        self._drop(round for round in self.rounds() if round > last_round)
+
+    def _drop(self, rounds: Iterable[int]) -> None:
+        for round in rounds:
+            with disk_errors("remove", self.file(round)):
+                self.file(round).unlink(missing_ok=True)
+
+    def file(self, round: int) -> Path:
+        """Where the file of a round lies."""
+        return self.path / f"{round:06d}.safetensors"

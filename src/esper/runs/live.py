@@ -1,0 +1,122 @@
+"""What a person sees while a run goes on: a line for each round, JSON lines for machines, or nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+
+from rich.console import Console
+
+from esper.runs.numbers import duration, interval, number
+from esper.runs.schema import RoundSummary, to_json
+
+_ESTIMATE_AFTER = 2.0  # seconds of steps
+
+
+class QuietView:
+    """Shows nothing but notices; the other views are this one with something to say."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None  # (clock, rounds done) when progress was first told
+        self._latest = (math.nan, math.nan)
+
+    def progress(self, rounds_done: float) -> None:
+        """How far the run is, in rounds: 3.5 is half-way through the fourth."""
+        self._latest = (time.monotonic(), rounds_done)
+        self._first = self._first or self._latest
+
+    @property
+    def seconds_per_round(self) -> float:
+        """The pace since progress was first told; NaN until it was told twice."""
+        if self._first is None or self._latest[1] <= self._first[1]:
+            return math.nan
+        return (self._latest[0] - self._first[0]) / (self._latest[1] - self._first[1])
+
+    @property
+    def round_ends_in(self) -> float:
+        """Seconds until the round in flight is over; NaN while nobody can know."""
+        rest = 1 - self._latest[1] % 1
+        return rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
+
+    def notice(self, text: str) -> None:
+        """Tell the person something now. Safe inside a signal handler: no buffered stream is touched."""
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
+
+    def update(self, summary: RoundSummary) -> None:
+        """Show a finished round."""
+
+
+class JsonView(QuietView):
+    """One JSON object per round, the line that metrics.jsonl gets."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def update(self, summary: RoundSummary) -> None:
+        self._console.file.write(to_json(summary) + "\n")
+        self._console.file.flush()
+
+
+class PlainView(QuietView):
+    """One line per round, and an estimate of the whole as soon as there is one."""
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        super().__init__()
+        self._console = console
+        self._rounds: int | None = rounds
+
+    def progress(self, rounds_done: float) -> None:
+        super().progress(rounds_done)
+        if self._rounds is not None and self._first and time.monotonic() - self._first[0] >= _ESTIMATE_AFTER:
+            left = self.seconds_per_round * (self._rounds - rounds_done)
+            self._rounds = None  # once is enough: every round tells what is left
+            self._print(f"about {duration(left)} left in all, if the first steps are typical")
+
+    def _print(self, text: str) -> None:
+        self._console.file.write(f"{text}\n")
+        self._console.file.flush()
+
+    def update(self, summary: RoundSummary) -> None:
+        lines = [plain_line(summary), *(f"  ! {anomaly}" for anomaly in summary.anomalies)]
+        self._print("\n".join(lines))
+
+
+def open_view(console: Console, rounds: int, *, quiet: bool = False, json_lines: bool = False) -> QuietView:
+    """Return the view that was asked for: JSON lines, nothing, or one line for each round."""
+    if json_lines:
+        return JsonView(console)
+    if quiet:
+        return QuietView()
+    return PlainView(console, rounds)
+
+
+def plain_line(summary: RoundSummary) -> str:
+    """A round in one line."""
+    shares = sorted(summary.op_shares.items(), key=lambda item: -item[1])
+    parts = [
+        f"round {summary.round}/{summary.rounds}",
+        f"return {interval(summary.return_mean, summary.return_ci, '+.3f')}",
+        f"above twin {above}" if (above := above_twin(summary)) else "",
+        f"accuracy {interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, '.1f')} %",
+        f"parameters x {number(summary.parameter_ratio_mean, '.2f')}",
+        f"{number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
+        f"{duration(summary.seconds_left)} left",
+        " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def above_twin(summary: RoundSummary) -> str:
+    """How far the return lies above that of ungrown twins, where they were played."""
+    if "above_twin" not in summary.extra:
+        return ""
+    return interval(summary.extra["above_twin"], summary.extra.get("above_twin_ci", math.nan), "+.3f")
+
+
+def stopping(seconds: float) -> str:
+    """What is said to somebody who asked for a stop; `seconds` to the end of the round, NaN if unknown."""
+    about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
+    return f"finishing the round{about}; again to stop now"

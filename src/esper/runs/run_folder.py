@@ -1,0 +1,355 @@
+"""The folder that a run leaves behind, and the only door to the files in it.
+
+    versions.json   what made the run: its kind, what was asked for, esper, python, packages, platform, seed
+    command.txt     the command lines, the first and each that resumed it, ready to be pasted
+    config.yaml     the configuration as resolved; written last, so that a folder without it never began
+    metrics.jsonl   one line per round (`schema.RoundSummary`)
+    events.jsonl    one line per event (`schema.Event`)
+    results.json    controllers compared (`schema.Comparison`)
+    network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
+    growth.json     the course of an `esper.grow` (`schema.Growth`)
+    lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
+    checkpoints/    last, best and periodic, as safetensors
+    report.html     everything above, as one page
+
+Order of writing in a round: events, metrics, then the checkpoint. After a crash the checkpoint is the
+truth, and `truncate_after` takes the rest back to it.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shlex
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from filelock import FileLock, Timeout
+
+from esper.runs.files import disk_errors, is_unfinished, remove_unfinished, write_atomically
+from esper.runs.jsonl import JsonLines
+from esper.runs.lanes import LanesFolder
+from esper.runs.schema import (
+    Comparison,
+    Event,
+    Growth,
+    Record,
+    RoundSummary,
+    SavedNetwork,
+    from_json,
+    to_json,
+)
+from esper.utils.errors import UserError
+
+FORMAT = "esper-run"
+FORMAT_VERSION = 1
+CALL = "esper.grow"  # what a folder says under `call` that no command wrote
+Kind = Literal["train", "compare", "grow", "demo"]
+KINDS: tuple[str, ...] = get_args(Kind)
+_BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
+_FILES: dict[type, str] = {
+    Comparison: "results.json",
+    Growth: "growth.json",
+    SavedNetwork: "network.json",
+}
+_PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn", "matplotlib")
+
+
+def installed_versions() -> dict[str, str]:
+    """The versions that a result may depend on, read without importing anything heavy."""
+    versions = {"python": platform.python_version(), "platform": platform.platform()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+class RunFolder:
+    """One run on disk. Make one with `create`, `open` (to go on writing) or `read` (to look only)."""
+
+    def __init__(self, path: Path, about: Mapping[str, Any]) -> None:
+        self.path = path
+        self.about = dict(about)  # versions.json
+        self.metrics_file = JsonLines(path / "metrics.jsonl")
+        self.events_file = JsonLines(path / "events.jsonl")
+        self.lanes = LanesFolder(path / "lanes")
+        self._lock = FileLock(path / ".lock")
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        *,
+        config: str,
+        seed: int,
+        kind: Kind = "train",
+        request: Mapping[str, Any] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> RunFolder:
+        """Begin a run in a folder that does not exist or holds nothing, and lock it for this process.
+
+        `config` is the resolved YAML, `request` what was asked for beside it, so that an interrupted run can
+        be done again; `command` defaults to this process's. Raises UserError where the folder is in use or
+        cannot be written to.
+        """
+        path = Path(path)
+        with disk_errors("create", path):
+            if not _vacant(path):
+                raise UserError(_occupied(path))
+            (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        about = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            "kind": kind,
+            "request": dict(request or {}),
+            "seed": seed,
+            "versions": installed_versions(),
+        }
+        folder = cls(path, about)
+        folder._acquire()
+        write_atomically(path / "versions.json", json.dumps(about, indent=2).encode() + b"\n")
+        write_atomically(path / "command.txt", (shlex.join(command or sys.argv) + "\n").encode())
+        folder.write_config(config)
+        return folder
+
+    @classmethod
+    def read(cls, path: Path | str) -> RunFolder:
+        """An existing run, to look at: nothing in it is changed. Raises UserError for any other folder."""
+        path = Path(path)
+        if not path.is_dir():
+            raise UserError(f"there is no run folder at {path}; give a folder that esper wrote")
+        if not (path / "versions.json").is_file():
+            raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
+        about = _load_json(path / "versions.json")
+        if not _is_marker(about):
+            raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
+        if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
+            version = f"{about.get('kind', '')} {about.get('format_version')!r}".strip()
+            raise UserError(
+                f"{path} has run format {version}; this esper reads {FORMAT_VERSION}: "
+                "use the version of esper that wrote it"
+            )
+        return cls(path, about)
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunFolder:
+        """An existing run, to continue: locked for this process, half-written files and lines removed."""
+        folder = cls.read(path)
+        with disk_errors("write in", folder.path):
+            folder.checkpoints_path.mkdir(exist_ok=True)
+        folder._acquire()
+        folder.metrics_file.mend()
+        folder.events_file.mend()
+        return folder
+
+    def close(self) -> None:
+        """Let another process write here; the end of the process does the same."""
+        self._lock.release()
+
+    def reopened(self) -> RunFolder:
+        """This folder, locked again after `close`."""
+        self._acquire()
+        return self
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def kind(self) -> str:
+        """What made the run: one of KINDS. A folder that does not say is what its first command line says."""
+        if "kind" in self.about:
+            return str(self.about["kind"])
+        return next((word for word in self.command_text().split() if word in KINDS), "train")
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What was asked for beside the configuration, as given to `create`; nothing in older folders."""
+        return dict(self.about.get("request", {}))
+
+    @property
+    def from_python(self) -> bool:
+        """Whether `esper.grow` was called for it, with a model and data that no folder holds."""
+        return bool(self.request.get("call") == CALL)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process is writing here now, this one included."""
+        if self._lock.is_locked:
+            return True
+        if not (self.path / ".lock").exists():
+            return False
+        try:
+            with FileLock(self.path / ".lock", timeout=0):
+                return False
+        except Timeout:
+            return True
+        except OSError:  # a folder that may only be read
+            return False
+
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return int(self.about["seed"])
+
+    @property
+    def checkpoints_path(self) -> Path:
+        """Where checkpoints lie."""
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        """Where the report lies, if there is one."""
+        return self.path / "report.html"
+
+    def config_text(self) -> str:
+        """config.yaml as it stands."""
+        return self._read_text("config.yaml")
+
+    def command_text(self) -> str:
+        """The command lines that wrote here, one on each line."""
+        return self._read_text("command.txt").strip()
+
+    def write_config(self, text: str) -> None:
+        """Replace config.yaml."""
+        write_atomically(self.path / "config.yaml", text.encode())
+
+    def add_command(self) -> None:
+        """Note the command line of this process, which goes on with the run."""
+        lines = f"{self.command_text()}\n{shlex.join(sys.argv)}\n"
+        write_atomically(self.path / "command.txt", lines.encode())
+
+    def append_metrics(self, summary: RoundSummary) -> None:
+        """Add a round to metrics.jsonl."""
+        self.metrics_file.append([summary])
+
+    def append_events(self, events: Iterable[Event]) -> None:
+        """Add what happened to events.jsonl."""
+        self.events_file.append(events)
+
+    def replace_events(self, events: Iterable[Event]) -> None:
+        """Put these in the place of all that events.jsonl holds."""
+        lines = "".join(to_json(event) + "\n" for event in events)
+        write_atomically(self.events_file.path, lines.encode())
+
+    def metrics(self) -> list[RoundSummary]:
+        """Every round of metrics.jsonl; UserError where a line is damaged."""
+        where = str(self.metrics_file.path)
+        return [from_json(RoundSummary, line, where) for line in self.metrics_file]
+
+    def events(self) -> list[Event]:
+        """Every line of events.jsonl; UserError where one is damaged."""
+        where = str(self.events_file.path)
+        return [from_json(Event, line, where) for line in self.events_file]
+
+    def truncate_after(self, last_round: int) -> None:
+        """Forget what was written after `last_round`, the round of the checkpoint that is resumed."""
+        self.metrics_file.truncate_after(last_round)
+        self.events_file.truncate_after(last_round)
+        self.lanes.truncate_after(last_round)
+
+    def check_unbegun(self) -> None:
+        """Raise UserError if going on without a checkpoint would erase more than a first round in flight."""
+        rounds = [line["round"] for file in (self.metrics_file, self.events_file) for line in file]
+        if max(rounds, default=0) > 1 or self.report_path.exists() or (self.path / "results.json").exists():
+            raise UserError(
+                f"{self.path} holds finished rounds, and {self.checkpoints_path / 'last.safetensors'} is "
+                "missing: to go on would erase them; give a checkpoint with --checkpoint, or start anew with "
+                f"'esper train --config {self.path / 'config.yaml'}'"
+            )
+
+    def write(self, record: Comparison | Growth | SavedNetwork) -> None:
+        """Replace the file that holds this kind of record."""
+        write_atomically(self.path / _FILES[type(record)], to_json(record).encode() + b"\n")
+
+    def results(self) -> Comparison | None:
+        """What results.json holds, None without one."""
+        return self._record(Comparison)
+
+    def growth(self) -> Growth | None:
+        """What growth.json holds, None without one."""
+        return self._record(Growth)
+
+    def network(self) -> SavedNetwork | None:
+        """The network that a growth left here; None in other folders."""
+        return self._record(SavedNetwork)
+
+    def _record(self, kind: type[Record]) -> Record | None:
+        path = self.path / _FILES[kind]
+        return from_json(kind, _load_json(path), str(path)) if path.exists() else None
+
+    def _read_text(self, name: str) -> str:
+        path = self.path / name
+        with disk_errors("read", path):
+            data = path.read_bytes()
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is damaged: it is not text") from None
+
+    def _acquire(self) -> None:
+        """One writer per run. The lock lives with the process, so that a killed one leaves none behind.
+
+        What a killed one had half-written is removed.
+        """
+        with disk_errors("write", self.path / ".lock"):
+            try:
+                self._lock.acquire(timeout=0)
+            except Timeout:
+                raise UserError(
+                    f"another process is writing to {self.path}; wait for it, or stop it first"
+                ) from None
+            except NotImplementedError:
+                raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
+        for folder in (self.path, self.checkpoints_path, self.lanes.path):
+            remove_unfinished(folder)
+
+
+def _vacant(path: Path) -> bool:
+    """Whether a new run may begin here: nothing is here, or a run that was killed before it began."""
+    if not path.exists():
+        return True
+    if not path.is_dir():
+        return False
+    names = {item.name for item in path.iterdir() if not is_unfinished(item)}
+    if not names <= _BEGINNING or any((path / "checkpoints").glob("*")):
+        return False
+    if names & {"versions.json", "command.txt"}:
+        return (path / "versions.json").is_file() and _is_marker(_load_json(path / "versions.json"))
+    return True
+
+
+def _occupied(path: Path) -> str:
+    """Why no run may begin in a folder, and what to do instead."""
+    try:
+        found = RunFolder.read(path)
+    except UserError:
+        return f"{path} exists and is not an empty folder; choose another folder"
+    made, again = f"'esper {found.kind}'", f"'esper resume {path}'"
+    if found.from_python:
+        made, again = CALL, f"{CALL}(..., out={str(path)!r}, resume=True)"
+    return (
+        f"{path} exists and is not an empty folder: it holds a run of {made}; choose another folder, or go "
+        f"on with that run: {again}"
+    )
+
+
+def _is_marker(about: Any) -> bool:
+    """Whether the content of a versions.json is esper's own."""
+    return isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
+
+
+def _load_json(path: Path) -> Any:
+    with disk_errors("read", path):
+        data = path.read_bytes()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not JSON") from None

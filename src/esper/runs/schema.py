@@ -1,0 +1,255 @@
+"""The records of a run, and the files that hold them.
+
+    metrics.jsonl   one `RoundSummary` per line
+    events.jsonl    one `Event` per line
+    results.json    one `Comparison`: controllers on equal footing, member by member
+    network.json    one `SavedNetwork`: what 'esper grow' wrote
+    growth.json     one `Growth`: the course of an `esper.grow`, and what it is measured against
+
+Numbers are plain Python floats. A number that was never measured, or is not finite, is `null` in a file
+and NaN in a record. Intervals are half-widths at 95 %: the mean lies within `mean ± ci`. Accuracy is a
+fraction 0..1; contribution is in percentage points.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+from pydantic import BeforeValidator, TypeAdapter, ValidationError
+from pydantic_core import to_json as to_json_bytes
+
+from esper.utils.errors import UserError
+
+NAN = float("nan")
+Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
+Record = TypeVar("Record")
+EventKind = Literal["germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back"]
+EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
+
+
+@dataclass(frozen=True)
+class RoundSummary:
+    """One round: every member lived one episode, and the controller was improved once."""
+
+    round: int  # 1, 2, ... rounds
+    rounds: int  # how many were asked for
+    members: int
+    member_epochs: int  # since the run began, all members together
+    seconds: Number  # wall time since the run began, time before a resume included
+    return_mean: Number = NAN  # of the members' episode returns
+    return_ci: Number = NAN
+    accuracy_mean: Number = NAN  # validation accuracy at the end of the episode
+    accuracy_ci: Number = NAN
+    parameter_ratio_mean: Number = NAN  # parameters / host parameters at the end
+    parameter_ratio_ci: Number = NAN
+    op_shares: Mapping[str, Number] = field(default_factory=dict)  # executed op → share of the steps
+    op_shares_by_step: Sequence[Sequence[Number]] = ()  # [T][ops], in the order of op_shares
+    head_entropy: Mapping[str, Number] = field(default_factory=dict)  # head → 0..1
+    policy_loss: Number = NAN
+    value_loss: Number = NAN
+    entropy: Number = NAN
+    kl: Number = NAN
+    clip_fraction: Number = NAN
+    explained_variance: Number = NAN
+    gradient_norm: Number = NAN
+    learning_rate: Number = NAN
+    extra: Mapping[str, Number] = field(default_factory=dict)  # anything else worth a curve, by name
+    anomalies: Sequence[str] = ()  # one sentence each: rollbacks, non-finite losses, early stops
+
+    def __post_init__(self) -> None:
+        ragged = {len(row) for row in self.op_shares_by_step} - {len(self.op_shares)}
+        if ragged:
+            raise ValueError(
+                f"op_shares_by_step has rows of {sorted(ragged)}; expected {len(self.op_shares)}"
+            )
+
+    @property
+    def member_epochs_per_second(self) -> float:
+        """The mean pace since the run began."""
+        return self.member_epochs / self.seconds if self.seconds > 0 else NAN
+
+    @property
+    def seconds_left(self) -> float:
+        """How long the rounds that are left will take at the mean pace."""
+        return self.seconds / self.round * (self.rounds - self.round) if self.round > 0 else NAN
+
+    def scalars(self) -> dict[str, Number]:
+        """Every number under one flat name, for sinks that draw curves: `op_shares/WAIT`, `kl`, ..."""
+        flat: dict[str, Number] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Mapping):
+                flat.update({f"{f.name}/{key}": float(v) for key, v in value.items()})
+            elif isinstance(value, (int, float)):
+                flat[f.name] = float(value)
+        return {name: value for name, value in flat.items() if math.isfinite(value)}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one member, as one line of events.jsonl.
+
+    `numbers` holds what the decision rested on and what it led to: `contribution` (points), `parameters`
+    (of the seed), `age`, `health`, `shadow_gain`, `loss`, ... The report reads the first three.
+    """
+
+    round: int
+    step: int
+    member: int
+    kind: EventKind
+    slot: str | None = None
+    blueprint: str | None = None
+    stage_from: str | None = None
+    stage_to: str | None = None
+    gate: str | None = None
+    numbers: Mapping[str, Number] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.kind not in EVENT_KINDS:
+            raise ValueError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Where the networks of an arm stood, on the mean over members."""
+
+    flops: Number  # spent by then
+    accuracy: Number  # on validation data
+    parameters: Number
+
+
+@dataclass(frozen=True)
+class ControllerResult:
+    """What one controller reached. Position i of every list is the same member in every controller."""
+
+    name: str
+    members: Sequence[int]  # global ids; equal across controllers, so that differences are paired
+    test_accuracy: Sequence[Number]
+    parameters: Sequence[Number]
+    member_epochs: Sequence[Number]
+    flops: Sequence[Number]
+    potential: Sequence[Number] = ()  # Φ: accuracy less the rent of parameters, or nothing
+    curve: Sequence[CurvePoint] = ()  # means over members on the way, or nothing
+
+    def __post_init__(self) -> None:
+        quantities = ("test_accuracy", "parameters", "member_epochs", "flops")
+        _check_lengths(self, (*quantities, "potential") if self.potential else quantities, len(self.members))
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """How far `controller` lies above `baseline` in one quantity, member by member."""
+
+    controller: str
+    baseline: str
+    quantity: str
+    mean: Number
+    ci: Number
+    members: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Controllers on equal footing: same initial weights, same data order, same members."""
+
+    task: str
+    host: str
+    controllers: Sequence[ControllerResult]
+    differences: Sequence[PairedDifference]  # `differences.paired_differences(controllers)`
+    remarks: Sequence[str] = ()  # on arms that did not do what was asked for, one sentence each
+
+
+@dataclass(frozen=True)
+class SavedSlot:
+    """What a slot of a saved network holds; `blueprint` and what follows are None where it is empty."""
+
+    slot: str
+    stage: str
+    blueprint: str | None = None
+    style: str | None = None
+    alpha: Number = NAN
+    contribution: Number = NAN  # points of validation accuracy; NaN if it was never measured
+
+
+@dataclass(frozen=True)
+class SavedNetwork:
+    """The network that `esper grow` wrote: the best of its members on the validation split."""
+
+    task: str
+    host: str
+    controller: str
+    member: int
+    members: int  # how many it is the best of
+    steps: int
+    host_parameters: int
+    parameters: int
+    validation_accuracy: Number
+    test_accuracy: Number
+    ungrown_test_accuracy: Number = NAN  # of the same member without growth; NaN if it was not trained
+    slots: Sequence[SavedSlot] = ()
+    changes: Sequence[str] = ()  # how it differs from its host, in words, what was folded into it included
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One training of a model, seen before the first epoch and after each; last, as it ended."""
+
+    name: str  # "grown", or what it is measured against
+    score: Sequence[Number]  # [epochs + 1] of validation
+    parameters: Sequence[int]  # [epochs + 1]
+    flops: Sequence[Number]  # [epochs + 1] of training, since it began
+
+    def __post_init__(self) -> None:
+        _check_lengths(self, ("parameters", "flops"), len(self.score))
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A model of somebody's own that grows by `esper.grow`."""
+
+    model: str  # its class
+    controller: str
+    score_name: str
+    epochs: int  # that were asked for
+    finished: bool
+    curves: Sequence[Curve]  # the grown one first
+    verdicts: Sequence[str] = ()  # what the other curves say about it, a sentence each
+    validation_samples: int = 0  # that the score was measured on; 0 where nobody knows
+
+
+def json_values(value: Any) -> Any:
+    """A record as JSON values: tuples are lists, keys are strings, what is not finite is null."""
+    return json.loads(to_json(value))
+
+
+def to_json(record: Any) -> str:
+    """One line of strict JSON; arrays and numpy's scalars may stand in it."""
+    return to_json_bytes(record, inf_nan_mode="null", fallback=lambda value: value.tolist()).decode()
+
+
+def from_json(kind: type[Record], data: Any, where: str) -> Record:
+    """A record from JSON values, checked: a null number is NaN, and unknown keys are passed over."""
+    try:
+        record: Record = _adapter(cast(Any, kind)).validate_python(data)
+        return record
+    except (ValidationError, RecursionError) as error:
+        problem = error.errors()[0] if isinstance(error, ValidationError) else {"loc": (), "msg": "too deep"}
+        at = ".".join(map(str, problem["loc"])) or "the record"
+        raise UserError(f"{where} does not hold a {kind.__name__}: {at}: {problem['msg']}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def _check_lengths(record: Any, names: Sequence[str], length: int) -> None:
+    for name in names:
+        if len(getattr(record, name)) != length:
+            kind = type(record).__name__
+            raise ValueError(f"{kind}.{name} has {len(getattr(record, name))} entries; expected {length}")

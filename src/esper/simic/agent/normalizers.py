@@ -1,0 +1,122 @@
+"""Running mean and scale of what flows through the learner, kept on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from esper.simic.agent.losses import explained_variance, standardise
+from esper.simic.agent.optimizer import VetoAdam
+
+
+class RunningNormalizer(nn.Module):
+    """Mean and variance of all rows seen so far, by the parallel form of Welford's method.
+
+    Rows that hold anything non-finite are left out. Nothing here reads the device, and a call of `update`
+    is the only thing that changes the scale: call it once per rollout.
+    """
+
+    count: Tensor
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, size: int = 1, epsilon: float = 1e-4, clip: float | None = None) -> None:
+        super().__init__()
+        self.epsilon = epsilon
+        self.clip = clip
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+
+    def scale(self) -> Tensor:
+        """Standard deviation, never 0.  # [size] float32"""
+        return self.variance.sqrt().clamp(min=self.epsilon).float()
+
+    def normalize(self, rows: Tensor) -> Tensor:
+        """Zero mean, unit scale.  # rows [..., size]"""
+        normal = (rows - self.mean.float()) / self.scale()
+        return normal if self.clip is None else normal.clamp(-self.clip, self.clip)
+
+    def denormalize(self, rows: Tensor) -> Tensor:
+        """The inverse of `normalize`, but for its clip.  # rows [..., size]"""
+        return rows * self.scale() + self.mean.float()
+
+    @torch.no_grad()
+    def update(self, rows: Tensor, valid: Tensor) -> None:
+        """Take in the valid, finite rows.  # rows [..., size], valid [...]"""
+        rows = rows.reshape(-1, rows.shape[-1]).double()
+        seen = valid.reshape(-1, 1) & rows.isfinite().all(-1, keepdim=True)  # [M, 1]
+        rows = torch.where(seen, rows, 0.0)
+        new = seen.sum()
+        new_mean = rows.sum(0) / new.clamp(min=1)
+        new_squares = torch.where(seen, rows - new_mean, 0.0).square().sum(0)
+        total = self.count + new
+        delta = new_mean - self.mean
+        share = new / total.clamp(min=1)
+        squares = self.variance * self.count + new_squares + delta.square() * self.count * share
+        self.variance.copy_(torch.where(total > 0, squares / total.clamp(min=1), self.variance))
+        self.mean.add_(delta * share)
+        self.count.copy_(total)
+
+
+class ValueNormalizer(RunningNormalizer):
+    """Returns in, units of the value head out; a change of units leaves what V says unchanged."""
+
+    def __init__(self, epsilon: float = 1e-4) -> None:
+        super().__init__(size=1, epsilon=epsilon)
+
+    @torch.no_grad()
+    def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> Tensor:
+        """Take in a rollout's returns and rewrite the last layer of V: denormalize(V) stays what it was.
+
+        Gives the factor by which that layer's gradients shrink with the change of units.
+        # returns, valid [N, T] → [1]
+        """
+        old_mean, old_scale = self.mean.float().clone(), self.scale()
+        self.update(returns.unsqueeze(-1), valid)
+        scale = self.scale()
+        factor = old_scale / scale
+        value_head.weight.mul_(factor)
+        value_head.bias.mul_(old_scale).add_(old_mean - self.mean.float()).div_(scale)
+        return factor
+
+
+@dataclass(frozen=True)
+class ScaledRollout:
+    """A rollout in the network's units, and what there is to tell of it."""
+
+    learned: Tensor  # [N, T] bool: the steps that are learned from
+    returns: Tensor  # [N, T]
+    advantages: Tensor  # [N, T]
+    value: Tensor  # [N, T]
+    explained_variance: Tensor  # [] of the returns, by the values of the rollout
+    steps_learned: Tensor  # []
+    steps_dropped: Tensor  # [] for a return or an advantage that is not finite
+
+
+def scale_rollout(
+    valid: Tensor,
+    returns: Tensor,
+    advantages: Tensor,
+    value: Tensor,
+    forced: Tensor,
+    head: nn.Linear,
+    optimizer: VetoAdam,
+    units: ValueNormalizer | None,
+) -> ScaledRollout:
+    """The network's units, if it has its own, change with these returns; the rollout in the new ones.
+
+    valid, forced: which steps are real, and which left no choice. Everything [N, T]
+    """
+    finite = returns.isfinite() & advantages.isfinite()
+    learned = valid & finite
+    returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
+    variance = explained_variance(value, returns, learned)
+    advantages = standardise(advantages, learned & ~forced)
+    if units is not None:
+        optimizer.rescale(head, units.update_returns(returns, learned, head))
+        returns, value = units.normalize(returns), units.normalize(value)
+    counts = learned.sum(), (valid & ~finite).sum()
+    return ScaledRollout(learned, returns, advantages, value, variance, *counts)

@@ -1,0 +1,88 @@
+"""Where a run takes place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from esper.utils.errors import UserError
+from esper.utils.launch import Launch
+
+ROWS = ("cpu", "cuda")  # the kinds of device that a population runs on
+ANY = (*ROWS, "mps")  # and those that one living model does
+
+
+def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
+    """The device of that name, one of these kinds; 'auto' is the first CUDA device where there is one.
+
+    Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
+    'cuda' are the GPU with the number of the process there, `local_rank`.
+    """
+    if name in ("auto", "cuda") and local_rank and torch.cuda.is_available():
+        return torch.device("cuda", local_rank % torch.cuda.device_count())
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"device is {name!r}; allowed are auto, cpu, cuda, cuda:1, ...") from None
+    if device.type not in kinds:
+        raise UserError(f"device is {name!r}; this runs on {' and '.join(kinds)}")
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError(f"device is {name!r}, and this torch sees no such device; choose cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device is {name!r}, and this torch sees {torch.cuda.device_count()} CUDA devices; "
+            "choose another device, or look with 'esper doctor'"
+        )
+    return device
+
+
+def own_device(name: str) -> torch.device:
+    """The device on which this process computes, as `choose_device` says, made torch's current one.
+
+    Streams, graphs and kernels of our own are made where torch stands.
+    """
+    device = choose_device(name, Launch.of().local_rank)
+    if device.index is not None:
+        torch.cuda.set_device(device)
+    return device
+
+
+def memory_of(device: torch.device) -> int:
+    """All the memory of a device in bytes, used or free."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def check_threads(count: int) -> None:
+    """Raise UserError for more CPU threads than a machine can start: OpenMP crashes where one is refused.
+
+    A run may go on with as many threads as it began with on a machine of fewer processors, so that the limit
+    is generous.
+    """
+    processors = os.cpu_count() or 1
+    most = max(64, 4 * processors)
+    if count > most:
+        raise UserError(
+            f"threads is {count}; allowed are 0 to {most} on this machine, which has {processors} processors"
+        )
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """That many CPU threads inside, as many as before outside; 0 changes nothing.
+
+    The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
+    """
+    check_threads(count)
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.runs.lanes import COLUMNS, LanesFolder, kept_rounds
+from esper.utils.errors import UserError
+from tests.runs.made_up_lanes import made_up_lanes
+
+
+def test_columns_come_back_as_they_were_written(tmp_path: Path) -> None:
+    folder, lanes = LanesFolder(tmp_path / "lanes"), made_up_lanes(round=7)
+    assert folder.rounds() == []
+    folder.write(lanes)
+    assert folder.rounds() == [7]
+    back = folder.columns(7)
+    assert set(back) == set(COLUMNS)
+    for name, column in lanes.columns.items():
+        np.testing.assert_array_equal(back[name], column)
+
+
+def test_a_column_of_another_type_or_length_is_refused() -> None:
+    lanes = made_up_lanes()
+    wrong_type = {**lanes.columns, "alpha": lanes.columns["alpha"].astype("f4")}
+    with pytest.raises(ValueError, match=r"alpha is float32\[24, 16, 3\]; wanted u1 TNS"):
+        replace(lanes, columns=wrong_type)
+    too_short = {**lanes.columns, "accuracy": lanes.columns["accuracy"][1:]}
+    with pytest.raises(ValueError, match="accuracy has 23 on axis T; others have 24"):
+        replace(lanes, columns=too_short)
+
+
+@given(latest=st.integers(1, 3000), kept=st.integers(1, 40))
+def test_the_rounds_that_stay_are_few_and_once_dropped_is_dropped_for_good(latest: int, kept: int) -> None:
+    now, next_round = kept_rounds(latest, kept), kept_rounds(latest + 1, kept)
+    assert latest in now
+    assert len(now) <= kept
+    assert next_round - {latest + 1} <= now
+    assert len(now) >= min(latest, kept // 2)
+
+
+def test_old_rounds_are_dropped_as_new_ones_come(tmp_path: Path) -> None:
+    folder = LanesFolder(tmp_path / "lanes")
+    for number in range(1, 31):
+        folder.write(made_up_lanes(number, members=2, steps=3), kept=6)
+    assert folder.rounds() == [8, 16, 24, 28, 29, 30]
+    folder.truncate_after(25)
+    assert folder.rounds() == [8, 16, 24]
+
+
+def test_a_missing_or_damaged_file_is_one_sentence(tmp_path: Path) -> None:
+    folder = LanesFolder(tmp_path / "lanes")
+    with pytest.raises(UserError, match="cannot read"):
+        folder.columns(3)
+    folder.write(made_up_lanes(3))
+    (folder.path / "000003.safetensors").write_bytes(b"no lanes")
+    with pytest.raises(UserError, match="is damaged; remove it"):
+        folder.columns(3)

@@ -1,0 +1,95 @@
+"""How processes meet, over a store that remembers earlier ones."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from esper.utils.devices import own_device
+from esper.utils.errors import LostProcessError
+from esper.utils.gather import Alone, Gather
+from esper.utils.launch import Launch
+from esper.utils.processes import Processes, agree_on_name, backend_between
+
+
+def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
+    with ThreadPoolExecutor(size) as pool:
+        return set(pool.map(lambda rank: agree_on_name(store, rank, size, patience), range(size)))
+
+
+def test_every_start_has_a_name_of_its_own_whatever_is_left_of_earlier_ones() -> None:
+    store = dist.HashStore()
+    names = [meet(store, size) for size in (3, 3, 2, 4)]
+    assert [len(name) for name in names] == [1, 1, 1, 1]
+    assert len(set.union(*names)) == 4
+
+
+def test_who_does_not_come_is_named() -> None:
+    store = dist.HashStore()
+    meet(store, 2)  # leaves the word of a process 1 that is gone
+    with pytest.raises(LostProcessError, match=r"process 1 did not come within 0\.1 s"):
+        agree_on_name(store, 0, 2, 0.1)
+    with pytest.raises(LostProcessError, match="process 0 did not come in time"):
+        agree_on_name(store, 1, 2, 0.1)
+
+
+def test_tensors_travel_by_nccl_where_each_process_has_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
+    ways = [backend_between(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
+    assert ways == ["nccl", "nccl", "gloo", "gloo", "gloo"]
+    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
+    assert backend_between(["a", "b"]) == "gloo"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("parts", [1, 4])
+def test_an_update_over_nccl_has_the_bits_of_one_without(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from esper.simic.agent.ppo import PPOAgent, PPOConfig
+    from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
+    from tests.rollouts import Scene, play
+
+    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29567", "RANK": "0", "WORLD_SIZE": "1"}
+    for name, value in where.items():
+        monkeypatch.setenv(name, value)
+
+    def learned(gather: Gather) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        agent = PPOAgent(
+            TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig(virtual_shards=parts, target_kl=None), "cuda"
+        )
+        buffer = play(agent, Scene.random(32, 3, steps=4, device="cuda"))
+        for _ in range(3):
+            agent.update(buffer, gather=gather)
+        return agent.state_dict()
+
+    alone = learned(Alone())
+    with closing(Processes(Launch())) as gather:
+        shared = learned(gather)
+        assert gather.backend == ("nccl" if parts > 1 else "")
+    for name, value in alone.items():
+        assert torch.equal(shared[name], value), name
+
+
+def test_each_process_of_a_machine_has_a_gpu_of_its_own_as_long_as_there_are_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.set_device", current.append)
+    given = {}
+    for rank in range(3):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        given[rank] = [str(own_device(name)) for name in ("auto", "cuda", "cpu", "cuda:0")]
+    assert given == {
+        0: ["cuda", "cuda", "cpu", "cuda:0"],
+        1: ["cuda:1", "cuda:1", "cpu", "cuda:0"],
+        2: ["cuda:0", "cuda:0", "cpu", "cuda:0"],
+    }
+    assert {str(device) for device in current} == {"cuda:0", "cuda:1"}

@@ -1,0 +1,54 @@
+"""Copies to and from the places of what is replayed."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from esper.utils.replay import Captured, Copies, Studio, copy_all
+
+
+def test_values_are_copied_however_they_lie_and_the_odd_ones_alone() -> None:
+    values = [
+        torch.arange(6.0).view(2, 3),
+        torch.arange(6.0).view(3, 2).T,  # turned
+        torch.tensor([[7.0], [8.0]]).expand(2, 3),
+        torch.arange(6.0).view(2, 3) + 10,
+        torch.tensor([True, False]),
+    ]
+    places = [torch.zeros(value.shape, dtype=value.dtype) for value in values]
+    together, copy = [], torch._foreach_copy_
+    with patch("torch._foreach_copy_", lambda there, here: (together.append(len(there)), copy(there, here))):
+        copy_all(places, values)
+    assert all(torch.equal(place, value) for place, value in zip(places, values, strict=True))
+    assert together == [2, 1]  # one launch for each type, without the two that lie otherwise
+
+
+def test_values_that_lie_otherwise_than_the_first_are_copied_all_the_same() -> None:
+    first = [torch.arange(6.0).view(2, 3), torch.arange(2)]
+    copies = Copies(places := [torch.zeros_like(value) for value in first], first)
+    later = [torch.arange(6.0).view(3, 2).T, torch.tensor(5).expand(2)]
+    copies(places, later)
+    assert all(torch.equal(place, value) for place, value in zip(places, later, strict=True))
+
+
+@pytest.mark.gpu
+def test_what_fails_while_it_is_captured_leaves_the_device_as_it_was() -> None:
+    def too_much(x: Tensor) -> Tensor:
+        if torch.cuda.is_current_stream_capturing():
+            return torch.rand(1 << 45, device="cuda")
+        return x
+
+    studio, x = Studio(), torch.ones(2, device="cuda")
+    failing, sound = Captured(too_much, studio), Captured(lambda x: x + torch.rand_like(x), studio)
+    failing(x)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        failing(x)
+    assert not torch.cuda.is_current_stream_capturing()
+    assert torch.rand(2, device="cuda").shape == (2,)  # random numbers are drawn outside of captures again,
+    drawn = [sound(x) for _ in range(3)]  # and inside
+    assert all((value >= 1).all() for value in drawn)
+    assert not torch.equal(drawn[1], drawn[2])
