@@ -10,9 +10,8 @@ from contextlib import ExitStack, redirect_stdout
 
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather
+from esper.utils.gather import Gather, processes
 from esper.utils.launch import Launch
-from esper.utils.processes import processes
 
 
 def run(main: Callable[[], None]) -> None:

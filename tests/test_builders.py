@@ -16,8 +16,8 @@ from esper.lifecycle.actions import Blueprint, Head
 from esper.runs.checkpoints import save_checkpoint
 from esper.tamiyo.policy import features
 from esper.tasks import Task, load_task
-from esper.tasks.variants import permuted_labels
 from esper.utils.errors import UserError
+from studies.growth.variants import permuted_labels
 from tests.tiny import TINY
 
 

@@ -18,7 +18,7 @@ from esper.runs.live import QuietView
 from esper.runs.run_folder import RunFolder
 from esper.tasks import load_task
 from esper.training import TrainingRun
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 from tests.tiny import TINY, sets
 
 ROOT = Path(__file__).parent.parent
@@ -77,9 +77,9 @@ def test_growing_with_a_trained_controller(
     saved = RunFolder.read(out).network()
     assert saved is not None
     task = load_task("spirals")
-    assert task.standardise is not None
+    assert task.standardize is not None
     test = task.test()
-    raw = test.inputs * task.standardise.deviation + task.standardise.mean
+    raw = test.inputs * task.standardize.deviation + task.standardize.mean
     logits = torch.export.load(str(out / "network.pt2")).module()(raw)
     accuracy = float((logits.argmax(-1) == test.targets).float().mean())
     assert accuracy == pytest.approx(saved.test_accuracy, abs=2 / len(test)), "of inputs as they came"

@@ -103,9 +103,9 @@ class GrownMember:
         task = self.environment.spec.task
         raw = task.train.inputs[:2]
         whole = self.network
-        if task.standardise is not None:
-            raw = raw * task.standardise.deviation + task.standardise.mean
-            whole = nn.Sequential(task.standardise, self.network)
+        if task.standardize is not None:
+            raw = raw * task.standardize.deviation + task.standardize.mean
+            whole = nn.Sequential(task.standardize, self.network)
         with disk_errors("write", path / "network.pt2"):
             save_archive(whole, raw, path / "network.pt2")
         save_network(path, self.network, self.record(), self.describe())

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
-from esper.tasks.variants import class_subset, permuted_inputs
+from studies.growth.variants import class_subset, permuted_inputs
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

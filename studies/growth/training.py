@@ -26,9 +26,8 @@ from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.conditions import STUDY
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, from_first
+from esper.utils.gather import Gather, from_first, processes
 from esper.utils.launch import Launch
-from esper.utils.processes import processes
 from studies.growth.families import FAMILIES, make_tasks
 from studies.growth.world import CONFIG, spec_of, tidy
 

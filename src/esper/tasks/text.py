@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.tasks.registry import Splits, TaskEntry, register
-from esper.tasks.task import HostSpec, Split
+from esper.tasks.task import HostSpec, Split, Splits, TaskEntry, register
 
 # Modules that are single files, and large enough together, in every supported version of Python.
 MODULES = (
@@ -55,7 +54,7 @@ TEXT = TaskEntry(
 
 
 @register(TEXT)
-def text(seed: int, fold: int | None) -> Splits:
+def text(seed: int) -> Splits:
     tokens = encode(_sources())
     blocks = [size // WINDOWS_PER_BLOCK for size in TEXT.sizes]
     needed = sum(TEXT.sizes) * CONTEXT + 1

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esper.tasks import Task, load_task
-from esper.tasks.variants import class_subset, permuted_inputs, permuted_labels
+from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
 
 VARIANTS: dict[str, Callable[[Task, int], Task]] = {
     "class_subset": lambda task, seed: class_subset(task, 4, seed),

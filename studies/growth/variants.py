@@ -1,7 +1,6 @@
 """Tasks from tasks: pure functions that keep the shape, so that members may each have their own.
 
-Every function takes a seed and returns a new task. Training, validation and test data change alike, and the
-test split changes behind its door, unread.
+Every function takes a seed and returns a new task. Training, validation and test data change alike.
 """
 
 from __future__ import annotations
@@ -60,5 +59,5 @@ def _changed(task: Task, how: str, change: Callable[[Split], Split]) -> Task:
         name=f"{task.name} ({how})",
         train=change(task.train),
         validation=change(task.validation),
-        held_out=task.held_out.transformed(change),
+        held_out=task.held_out.map(change),
     )
