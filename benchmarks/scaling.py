@@ -37,9 +37,8 @@ from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.devices import cpu_threads
-from esper.utils.gather import Gather, exchange_values
+from esper.utils.gather import Gather, exchange_values, processes
 from esper.utils.launch import Launch
-from esper.utils.processes import processes
 from tests import rollouts
 
 

@@ -147,7 +147,7 @@ def test_config_explains_every_key(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from esper.config import RunConfig
-    from esper.utils.config_files import keys_of
+    from esper.utils.settings import keys_of
 
     monkeypatch.setenv("COLUMNS", "200")
     assert cli.run(["config", "show", "--explain"]) == 0

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from esper.config import RunConfig, load_config, preset_names, saved_config
 from esper.lifecycle.config import GateConfig
-from esper.utils.config_files import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
 from esper.utils.errors import UserError
+from esper.utils.settings import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
 
 KEYS = list(keys_of(RunConfig))
 WRONG_TYPE = {

@@ -21,9 +21,9 @@ from esper.config import RunConfig, load_config
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
 from esper.runs.live import QuietView
 from esper.training import TrainingRun
-from esper.utils.config_files import dump
 from esper.utils.errors import UserError
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
+from esper.utils.settings import dump
 from tests.tiny import TINY, sets
 
 Say = Callable[..., str]

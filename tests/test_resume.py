@@ -27,7 +27,7 @@ from esper.runs.live import PlainView, QuietView, stopping
 from esper.simic.environment import GrowthEnvironment
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets, start_esper
 

@@ -13,9 +13,9 @@ from esper.config import load_config
 from esper.runs.live import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
-from esper.utils.config_files import dump
 from esper.utils.errors import UserError
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
+from esper.utils.settings import dump
 from tests.tiny import TINY, sets
 
 SETTINGS = load_config(overrides=[*TINY, "task=spirals", "members=2"])

@@ -28,9 +28,8 @@ from esper.runs.run_folder import RunFolder
 from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.training import TrainingRun
 from esper.utils.errors import LostProcessError
-from esper.utils.interrupts import StopRequest
-from esper.utils.launch import Launch
-from esper.utils.processes import processes
+from esper.utils.gather import processes
+from esper.utils.launch import Launch, StopRequest
 
 
 def in_processes(size: int, work: Callable[..., None], *arguments: object, restarts: int = 0) -> None:

@@ -134,7 +134,7 @@ def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     if not takes or type(error).__name__ != "NoSuchOption":
         return None
     from esper.config import RunConfig
-    from esper.utils.config_files import keys_of
+    from esper.utils.settings import keys_of
 
     name = option.lstrip("-").replace("-", "_")
     following = [*arguments, ""][arguments.index(option) + 1] if option in arguments else ""

@@ -15,9 +15,8 @@ from esper.population.config import PopulationConfig
 from esper.simic.agent.config import PPOConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig, LearnerConfig, RewardConfig, lifecycle_for
 from esper.tamiyo.policy.config import TamiyoNetConfig
-from esper.utils.config_files import build, merged, parse_override, parse_yaml, read_yaml
 from esper.utils.errors import UserError
-from esper.utils.settings import Config
+from esper.utils.settings import Config, build, merged, parse_override, parse_yaml, read_yaml
 
 LARGEST_SEED = 2**53 - 1  # every file format keeps it exactly
 

@@ -25,10 +25,10 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Habit, RandomLegal, Static
-from esper.utils.config_files import build
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.rows import under_prefix
+from esper.utils.settings import build
 
 PRETRAINED = "tamiyo"
 SHIPPED = Path(__file__).parent / "pretrained"

@@ -27,12 +27,11 @@ from esper.simic.events import episode_events
 from esper.simic.lanes import lanes_of
 from esper.simic.steps import StepResult
 from esper.simic.trainer import Round, Trainer
-from esper.utils.config_files import dump, parse_yaml
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
 from esper.utils.gather import Alone, Gather, all_or_none, any_process, from_first
-from esper.utils.interrupts import StopRequest
-from esper.utils.settings import Config
+from esper.utils.launch import StopRequest
+from esper.utils.settings import Config, dump, parse_yaml
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "patience", "telemetry")

@@ -18,7 +18,7 @@ from esper.growing.randomness import Randomness, own_randomness
 from esper.growing.request import Request
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 from tests.controllers import Scheduled
 from tests.growing import models
 

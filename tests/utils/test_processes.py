@@ -11,9 +11,8 @@ import torch.distributed as dist
 
 from esper.utils.devices import own_device
 from esper.utils.errors import LostProcessError
-from esper.utils.gather import Alone, Gather
+from esper.utils.gather import Alone, Gather, Processes, agree_on_name, backend_between
 from esper.utils.launch import Launch
-from esper.utils.processes import Processes, agree_on_name, backend_between
 
 
 def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:

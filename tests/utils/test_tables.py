@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import AlphaTarget, Style
-from esper.utils.device_tables import device_table, lookup
+from esper.utils.devices import device_table, lookup
 
 CPU = torch.device("cpu")
 

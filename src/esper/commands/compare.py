@@ -79,8 +79,7 @@ def compare(
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
     settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
     from esper.training import shared_config, with_shards
-    from esper.utils.gather import all_or_none
-    from esper.utils.processes import processes
+    from esper.utils.gather import all_or_none, processes
 
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)

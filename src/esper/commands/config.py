@@ -30,7 +30,7 @@ def show(
 ) -> None:
     """Print the configuration as a run would see it: defaults, preset, file, --set, in that order."""
     from esper.config import load_config
-    from esper.utils.config_files import dump
+    from esper.utils.settings import dump
 
     resolved = load_config(config, preset, overrides or [])
     if explain:
@@ -69,7 +69,7 @@ def _explain(values: dict[str, Any]) -> None:
     from rich.text import Text
 
     from esper.config import RunConfig
-    from esper.utils.config_files import keys_of
+    from esper.utils.settings import keys_of
 
     table = Table(box=None, header_style="bold", pad_edge=False)
     for title in ("key", "value", "allowed", "meaning"):

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from esper.commands.options import console
 from esper.runs.numbers import duration
-from esper.utils.interrupts import interruptible
+from esper.utils.launch import interruptible
 
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 

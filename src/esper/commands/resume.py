@@ -39,8 +39,7 @@ def resume(
     until it is done, and begins again as it was asked for.
     """
     from esper.runs.run_folder import RunFolder
-    from esper.utils.gather import all_or_none, from_first
-    from esper.utils.processes import processes
+    from esper.utils.gather import all_or_none, from_first, processes
 
     with processes(Launch.of()) as gather:
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))

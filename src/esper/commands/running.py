@@ -38,7 +38,7 @@ def resolve_settings(
     `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
     """
     from esper.config import load_config, preset_names, read_preset
-    from esper.utils.config_files import read_yaml
+    from esper.utils.settings import read_yaml
 
     if members is None and usual_members is not None:
         written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
@@ -73,7 +73,7 @@ def new_folder(kind: str, task: str) -> Path:
 def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Mapping[str, Any]) -> RunFolder:
     """A new folder for a run of some kind: the one that was asked for, or one under runs/."""
     from esper.runs.run_folder import RunFolder
-    from esper.utils.config_files import dump
+    from esper.utils.settings import dump
 
     path = out or new_folder(kind, settings.task)
     return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
@@ -109,7 +109,7 @@ def carry_through(
     """
     from esper.runs.live import QuietView, open_view, stopping
     from esper.runs.report import learning_in_words, write_report
-    from esper.utils.interrupts import StopRequest
+    from esper.utils.launch import StopRequest
 
     if not run.writes:
         with StopRequest() as asked:

@@ -47,8 +47,7 @@ def train(
             "and torchrun --max-restarts"
         )
     from esper.training import TrainingRun
-    from esper.utils.gather import from_first
-    from esper.utils.processes import processes
+    from esper.utils.gather import from_first, processes
 
     with processes(launch) as gather:
         folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0

@@ -20,7 +20,7 @@ from esper.growing.request import ModelOrMaker, Request
 from esper.growing.result import Grown
 from esper.tamiyo.controller import Controller
 from esper.utils.errors import UserError
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 
 
 def grow(

@@ -21,7 +21,7 @@ from esper.simic.rollout import Episode
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.utils.errors import UserError
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 from esper.utils.rows import under_prefix, with_prefix
 
 

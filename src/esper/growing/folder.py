@@ -27,8 +27,8 @@ from esper.runs.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.events import episode_events
 from esper.simic.lanes import lanes_of
-from esper.utils.config_files import parse_yaml
 from esper.utils.errors import UserError, one_line
+from esper.utils.settings import parse_yaml
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit

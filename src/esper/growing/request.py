@@ -18,7 +18,7 @@ from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.devices import ANY, choose_device
 from esper.utils.errors import UserError, one_line, raised_at
-from esper.utils.interrupts import StopRequest
+from esper.utils.launch import StopRequest
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 STATIC = "static"  # the controller that never grows anything

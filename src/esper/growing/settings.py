@@ -12,9 +12,8 @@ from esper.lifecycle.actions import Blueprint
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
-from esper.utils.config_files import describe_problem, with_new_spellings
 from esper.utils.errors import UserError
-from esper.utils.settings import Config
+from esper.utils.settings import Config, describe_problem, with_new_spellings
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 BATCH_SIZE = 64  # where neither a setting nor a loader says how many samples go together

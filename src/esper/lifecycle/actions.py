@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.utils.device_tables import lookup
+from esper.utils.devices import lookup
 
 
 class Head(IntEnum):

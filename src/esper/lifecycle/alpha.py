@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import AlphaCurve
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
-from esper.utils.device_tables import lookup
+from esper.utils.devices import lookup
 
 # The steepness of each sigmoid curve; the other curves have none.
 SIGMOID_STEEPNESS: dict[AlphaCurve, float] = {

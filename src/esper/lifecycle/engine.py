@@ -40,7 +40,7 @@ from esper.lifecycle.gates import (
 from esper.lifecycle.legality import fitting_in_time, holds_seed, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, TRANSITIONS, Stage
-from esper.utils.device_tables import device_table, lookup
+from esper.utils.devices import device_table, lookup
 
 
 @dataclass(frozen=True)

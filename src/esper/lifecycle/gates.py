@@ -19,7 +19,7 @@ from esper.lifecycle.config import GateConfig
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import FOSSILIZABLE_STAGES, NEXT_STAGE, STAGE_TABLE_SIZE, Stage
-from esper.utils.device_tables import device_table, lookup
+from esper.utils.devices import device_table, lookup
 
 
 class Gate(IntEnum):

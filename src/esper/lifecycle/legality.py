@@ -22,7 +22,7 @@ from esper.lifecycle.stages import (
     Stage,
     stage_table,
 )
-from esper.utils.device_tables import device_table, lookup
+from esper.utils.devices import device_table, lookup
 
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
     Op.WAIT: frozenset(Stage),

@@ -33,8 +33,8 @@ from esper.runs.report_tables import (
 )
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Comparison, Growth, RoundSummary
-from esper.utils.config_files import parse_yaml
 from esper.utils.errors import UserError
+from esper.utils.settings import parse_yaml
 from esper.utils.statistics import learning_verdict
 
 _GROWTH = "Score and size"

@@ -11,8 +11,8 @@ import numpy as np
 
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Comparison, Growth, RoundSummary
-from esper.utils.config_files import parse_yaml
 from esper.utils.errors import UserError
+from esper.utils.settings import parse_yaml
 
 TRAINING_KINDS = ("train", "demo")
 

@@ -26,8 +26,8 @@ from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.scripted import Wish, as_actions, first_legal
-from esper.utils.config_files import parse_yaml
 from esper.utils.errors import UserError
+from esper.utils.settings import parse_yaml
 
 ALL: Literal["all"] = "all"
 _LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")

@@ -15,7 +15,7 @@ from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, S
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.utils.device_tables import device_table
+from esper.utils.devices import device_table
 from esper.utils.streams import Stream
 
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body

@@ -1,11 +1,279 @@
-"""The base of every config class."""
+"""The base class of settings, and the way from YAML files and `--set a.b=c` to checked ones and back.
+
+Every mistake is reported in one sentence with the key, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import datetime
+import difflib
+import json
+import math
+import re
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from esper.utils.errors import UserError
 
 
 class Config(BaseModel):
     """Frozen settings; unknown keys and numbers that are not finite are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
+_MAX_SHOWN = 60
+_KINDS: dict[Any, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Path: "a path",
+    type(None): "null",
+}
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """One leaf of a configuration, for people."""
+
+    path: str
+    default: Any
+    allowed: str
+    meaning: str
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as people expect it: 3e-4 is a number, a key that is written twice is a mistake, and there are
+    no aliases, so that a small file cannot unfold into a large one.
+    """
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+            raise yaml.composer.ComposerError(
+                None, None, "aliases are not allowed; write the value again", mark
+            )
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        doubles = [key for i, key in enumerate(keys) if key in keys[:i]]
+        if doubles:
+            raise yaml.constructor.ConstructorError(
+                None, None, f"the key {doubles[0]!r} is written twice", node.start_mark
+            )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text, or one sentence about what is wrong with it."""
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise UserError(f"{where} is not valid YAML{line}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError, OverflowError, AttributeError) as error:
+        raise UserError(
+            f"{where} is not valid YAML: {' '.join(str(error).split()) or 'nested too deep'}"
+        ) from None
+    _check_plain(value, where, ())
+    return value
+
+
+def read_yaml(path: Path | str) -> dict[str, Any]:
+    """A file of keys and values; an empty file has none."""
+    path = Path(path)
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not a text file; give a YAML file of settings") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {(error.strerror or str(error)).lower()}") from None
+    value = parse_yaml(text, str(path))
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds {shown(value)}; expected keys and values such as 'seed: 7'")
+    return value
+
+
+def parse_override(text: str) -> dict[str, Any]:
+    """`a.b=c` as {a: {b: c}}, with c read as YAML."""
+    key, equals, value = text.partition("=")
+    names = [name.strip() for name in key.split(".")]
+    if not equals or not all(names):
+        raise UserError(f"--set is {shown(text)}; expected key=value, for example lifecycle.max_seeds=3")
+    nested = parse_yaml(value, f"the value of --set {key}")
+    for name in reversed(names):
+        nested = {name: nested}
+    return dict(nested)
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`, key by key; lists are replaced whole."""
+    result = dict(base)
+    for key, value in over.items():
+        below = result.get(key)
+        result[key] = merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+    return result
+
+
+# Settings whose spelling now follows torch; the old one is read for one more release.
+OLD_SPELLINGS = {
+    "optimiser": "optimizer",
+    "make_optimiser": "make_optimizer",
+    "normalise_values": "normalize_values",
+    "normalise_observations": "normalize_observations",
+}
+
+
+def with_new_spellings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `data` with every key, at any depth, in its new spelling."""
+    return {
+        OLD_SPELLINGS.get(key, key): with_new_spellings(value) if isinstance(value, dict) else value
+        for key, value in data.items()
+    }
+
+
+def build(kind: type[AnyConfig], data: Mapping[str, Any]) -> AnyConfig:
+    """Check `data` against a config class, strictly: '5' is no number and true is no 1."""
+    data = with_new_spellings(data)
+    try:
+        return kind.model_validate_json(json.dumps(data), strict=True)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(describe_problem(kind, data, dict(problems[0])) + more) from None
+    except (RecursionError, ValueError) as error:
+        raise UserError(f"the configuration cannot be read: {error}") from None
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML that `build` reads back to an equal one."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None) -> Iterator[Key]:
+    """Every leaf of a config class, in the order of its fields; `defaults` stand in for its own."""
+    for name, field in kind.model_fields.items():
+        path = f"{above}.{name}" if above else name
+        default = getattr(defaults, name, None) if defaults else field.get_default(call_default_factory=True)
+        inner = _config_class(field.annotation)
+        if inner is not None:
+            yield from keys_of(inner, path, default)
+        else:
+            yield Key(path, default, allowed(field), field.description or "")
+
+
+def allowed(field: FieldInfo) -> str:
+    """What a field takes, in words."""
+    return _bounded(_kind(field.annotation), field.metadata)
+
+
+def _bounded(kind: str, metadata: Sequence[Any]) -> str:
+    """Add the bounds in the metadata of a type to its name, as in "a number above 0"."""
+    bounds = [
+        f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
+        for item in metadata
+        for name, word in _BOUNDS.items()
+        if (limit := getattr(item, name, None)) is not None
+    ]
+    for item in metadata:
+        if (least := getattr(item, "min_length", None)) is not None:
+            kind = kind.replace("a list", f"a list of at least {least}", 1)
+    name, null, _ = kind.partition(" or null")  # "a number above 0 or null"
+    return " ".join([name, " and ".join(bounds)]).strip() + null
+
+
+def shown(value: Any) -> str:
+    """A value as the person wrote it, shortened."""
+    text = " ".join(repr(value).split())  # some objects describe themselves in several lines
+    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+
+
+def _kind(annotation: Any) -> str:
+    if annotation in _KINDS:
+        return _KINDS[annotation]
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _bounded(_kind(args[0]), args[1:])
+    if origin is Callable:
+        return "a function"
+    if origin is Literal:
+        return "one of " + ", ".join(map(str, args))
+    if origin in (Union, types.UnionType):
+        return " or ".join(_kind(arg) for arg in args)
+    if origin in (list, tuple, Sequence):
+        return f"a list, each item {_kind(args[0])}" if args else "a list"
+    config = _config_class(annotation)
+    if config is not None:
+        return "the keys " + ", ".join(config.model_fields)
+    return "keys and values" if origin in (dict, Mapping) else str(annotation)
+
+
+def _config_class(annotation: Any) -> type[Config] | None:
+    return annotation if isinstance(annotation, type) and issubclass(annotation, Config) else None
+
+
+def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> str:
+    """One pydantic problem as one sentence."""
+    field: FieldInfo | None = None
+    inner: type[Config] | None = kind
+    value = data
+    path = ""
+    for part in problem["loc"]:
+        if inner is not None and part not in inner.model_fields:
+            return _unknown_key(f"{path}.{part}" if path else str(part), str(part), inner)
+        if inner is not None:
+            field = inner.model_fields[part]
+            inner = _config_class(field.annotation)
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return f"{path} is missing; give {allowed(field) if field else 'a value'}"
+    if problem["type"] == "value_error":  # a rule of the class itself, which speaks for itself
+        reason = str(problem["ctx"]["error"])
+        if inner is not None:  # about a group of settings, whose values are too many to show
+            return f"{path or 'the configuration'} does not fit together: {reason}"
+        return f"{path} is {shown(value)}; {reason}"
+    fits = allowed(field) if field else _kind(kind)
+    return f"{path or 'the configuration'} is {shown(value)}; allowed is {fits}"
+
+
+def _unknown_key(path: str, name: str, kind: type[Config]) -> str:
+    near = difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known here are {', '.join(kind.model_fields)}"
+    return f"{path} is not a setting; {hint}"
+
+
+def _check_plain(value: Any, where: str, path: tuple[Any, ...]) -> None:
+    """Only what JSON can say, and no number that is not finite."""
+    name = ".".join(map(str, path)) or "the whole"
+    if isinstance(value, dict):
+        for key, below in value.items():
+            if not isinstance(key, str):
+                raise UserError(f"{where}: a key under {name} is {shown(key)}; keys are texts")
+            _check_plain(below, where, (*path, key))
+    elif isinstance(value, list):
+        for i, below in enumerate(value):
+            _check_plain(below, where, (*path, i))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UserError(f"{where}: {name} is {value}; only finite numbers are allowed")
+    elif isinstance(value, (datetime.date, bytes, set, tuple)):
+        raise UserError(f"{where}: {name} is a {type(value).__name__}; put it in quotes if it is a text")

@@ -38,7 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from esper.runs import palette
 from esper.runs.schema import json_values
 from esper.utils.errors import UserError
-from esper.utils.interrupts import interruptible
+from esper.utils.launch import interruptible
 from esper.watch.events import round_events
 from esper.watch.facts import facts, last_line, signature, state
 from esper.watch.finals import differences, final_of

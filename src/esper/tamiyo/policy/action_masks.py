@@ -22,7 +22,7 @@ from esper.lifecycle.legality import fitting_in_time, legal_slots_by_op
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates, check_widths
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
-from esper.utils.device_tables import device_table
+from esper.utils.devices import device_table
 from esper.utils.rows import RowRecord
 
 DEFAULT_RULES = LifecycleConfig()

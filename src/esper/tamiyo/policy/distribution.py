@@ -13,7 +13,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.utils.device_tables import device_table
+from esper.utils.devices import device_table
 
 LOWEST = torch.finfo(torch.float32).min
 

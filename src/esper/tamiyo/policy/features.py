@@ -24,7 +24,7 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage
 from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
-from esper.utils.device_tables import device_table, lookup
+from esper.utils.devices import device_table, lookup
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
 GRADIENT_SCALE = 7.0

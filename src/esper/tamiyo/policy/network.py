@@ -23,7 +23,7 @@ from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
 from esper.tamiyo.policy.protocol import Policy, PolicyOutput, linear
 from esper.tamiyo.policy.recurrent import RecurrentCore
-from esper.utils.device_tables import device_table
+from esper.utils.devices import device_table
 
 # The heads between slot and op, in head order: those that are drawn last.
 DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))
