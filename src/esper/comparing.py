@@ -40,7 +40,7 @@ from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord, Floats
-from esper.simic.lanes import lanes_of
+from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
@@ -200,7 +200,7 @@ def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None 
     task, config = one.spec.task, one.spec.population
     held = slots or SlotStates.empty(shards.members, one.num_slots)
     samples = min(len(task.validation), config.validation_samples)
-    return one.costs.prices(held.to(one.device), config.batch_size, samples)
+    return one.population.costs.prices(held.to(one.device), config.batch_size, samples)
 
 
 class _Pace:
@@ -383,9 +383,8 @@ class Contest:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
         joined = [_joined(parts) for parts in results.values()]
-        self.lanes = [
-            lanes_of(run.record, self._first.first, i, run.name) for i, run in enumerate(first, start=1)
-        ]
+        parts = host_parts(self._first.first.population)
+        self.lanes = [lanes_of(run.record, parts, i, run.name) for i, run in enumerate(first, start=1)]
         comparison = as_comparison(self._first.first, first, self.remarks)
         return replace(comparison, controllers=joined, differences=paired_differences(joined))
 

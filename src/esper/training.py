@@ -24,7 +24,7 @@ from esper.runs.live import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.sinks import Sink, open_sinks
 from esper.simic.events import episode_events
-from esper.simic.lanes import lanes_of
+from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.steps import StepResult
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
@@ -189,7 +189,8 @@ class TrainingRun:
         for sink in self._sinks:
             sink.write(round.summary)
         if telemetry.lanes:
-            self.folder.lanes.write(lanes_of(round.record, self.trainer.environment, number), telemetry.lanes)
+            parts = host_parts(self.trainer.environment.population)
+            self.folder.lanes.write(lanes_of(round.record, parts, number), telemetry.lanes)
         worlds = [shards[0].spec for shards in self.trainer.environments]
         record = {
             "config": self.config.model_dump(mode="json"),

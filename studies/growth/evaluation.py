@@ -144,7 +144,7 @@ def train_fixed(
 def _forward_cost(spec: EnvironmentSpec) -> float:
     """FLOPs of a forward pass of a sample."""
     small = replace(spec, members=spec.members[:1], rate_scale=(), device="cpu", budgets=(1.0,))
-    return GrowthEnvironment(small).costs.host
+    return GrowthEnvironment(small).population.costs.host
 
 
 def _best_rates(
@@ -198,7 +198,7 @@ def grown(course: Course) -> Iterator[Sample]:
     )
     record = play(environment, blocks, 0)
     test = evaluate_test(environment).accuracy
-    relative = environment.costs.relative(environment.slots, environment.population).cpu().numpy()
+    relative = environment.population.relative_cost(environment.slots).cpu().numpy()
     shapes = np.asarray(shapes_of(environment.population, environment.slots) or ["?"] * len(test))
     for name, span in blocks.spans(environment.num_members).items():
         for budget in BUDGETS:

@@ -60,7 +60,7 @@ def spec_of(task: Task, members: Tensor, device: str, **more: Any) -> Environmen
 def unit_of(task: Task) -> tuple[float, float]:
     """The unit of budget in FLOPs, and the forward FLOPs of a sample, of a task's own host."""
     environment = GrowthEnvironment(spec_of(task, torch.zeros(1, dtype=torch.long), "cpu", budgets=(1.0,)))
-    return float(environment.budget[0]), environment.costs.host
+    return float(environment.budget[0]), environment.population.host_flops
 
 
 def budget_of(members: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def states_of(live: LivePopulation, *stages: tuple[Stage, Blueprint, float]) -> 
 def train(live: LivePopulation, states: SlotStates, epoch: int) -> None:
     torch.manual_seed(epoch)
     if live.optimizer.owned:
-        live.train_epoch(states, None, Clock(0, epoch, 8))
+        live.run_training(states, Clock(0, epoch, 8))
         return
     live.follow(states)
     live.optimizer.rule.zero_grad()

@@ -111,7 +111,7 @@ def assert_what_waits_is_charged_as_if_it_were_done(life: Life, found: ForwardCo
 def test_an_mlp_host_costs_two_operations_per_weight() -> None:
     environment = make_environment(members=(0,), steps=1)
     weights = sum(p.numel() for p in environment.population.bodies.host.parameters() if p.ndim == 2)
-    assert environment.costs.host == 2 * weights
+    assert environment.population.host_flops == 2 * weights
 
 
 def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
@@ -121,13 +121,13 @@ def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
     for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
         expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
     expected += 2 * host.head[-1].weight.numel()
-    assert environment.costs.host == expected
+    assert environment.population.host_flops == expected
 
 
 def test_an_ungrown_episode_costs_its_epochs() -> None:
     environment = make_environment(members=(0, 1), steps=3)
     record = play(environment, Static(), 0)
-    per_epoch = environment.costs.host * 3 * 2 * SMALL.batch_size
+    per_epoch = environment.population.host_flops * 3 * 2 * SMALL.batch_size
     np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)  # it looks at no measurement
 
 

@@ -44,7 +44,7 @@ def poison(environment: GrowthEnvironment, row: int) -> None:
 def test_reset_measures_before_any_training() -> None:
     environment = make_environment()
     observation = environment.reset(3)
-    measured = environment.population.validate(environment.slots, environment.validation)
+    measured = environment.population.run_validation(environment.slots)
     assert torch.equal(observation.val_accuracy, measured.accuracy)
     assert torch.equal(observation.val_loss, measured.loss)
     assert (environment.population.hosts.steps == 0).all()
@@ -187,7 +187,7 @@ def test_the_number_of_members_changes_neither_data_nor_updates() -> None:
     for members in ((2,), (0, 1, 2)):
         environment = make_environment(members, 3)
         play(environment, Static(), 1)
-        order = environment.population._data_order(environment._train.num_samples)
+        order = environment.population._data_order(environment.population.train_data.num_samples)
         orders.append(torch.stack([order.batch(1, b)[-1] for b in range(6)]))
         steps.append(environment.population.hosts.steps[-1].item())
     assert torch.equal(*orders)

@@ -18,7 +18,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     environment = make_environment(load_config(overrides=[*TINY, "episode.steps=8"]))
     record = play(environment, Scheduled(range(0, 99, 2)), 0)
     folder = LanesFolder(tmp_path)
-    folder.write(lanes_of(record, environment, 5))
+    folder.write(lanes_of(record, host_parts(environment.population), 5))
     columns = folder.columns(5)
     np.testing.assert_array_equal(columns["stage"], record.stage)
     np.testing.assert_allclose(columns["alpha"] / 255, record.alpha, atol=0.002)
@@ -41,7 +41,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
 def test_the_parts_of_a_host_add_up_to_it() -> None:
     environment = make_environment(load_config(overrides=list(TINY)))
     host = environment.population.bodies.host
-    parts = host_parts(environment.population.bodies)
+    parts = host_parts(environment.population)
     assert len(parts) == host.num_slots + 1
     assert parts[-1].name == "head"
     assert sum(part.parameters for part in parts) == environment.host_parameters

@@ -112,7 +112,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
     from esper.runs.report import write_report
     from esper.runs.schema import json_values, to_json
     from esper.simic.events import episode_events
-    from esper.simic.lanes import lanes_of
+    from esper.simic.lanes import host_parts, lanes_of
     from esper.utils.devices import cpu_threads
 
     environment, settings = growth.environment, growth.settings
@@ -125,7 +125,7 @@ def _finish(growth: _Growth, folder: RunFolder, quiet: bool, as_json: bool) -> N
         runs = compare(environment, growth.arms, on_step=lambda _: advance())
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
-    folder.lanes.write(lanes_of(runs[-1].record, environment, 0))
+    folder.lanes.write(lanes_of(runs[-1].record, host_parts(environment.population), 0))
     folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
     comparison = as_comparison(environment, runs, growth.remarks)
     folder.write(comparison)  # last but for the report: 'esper resume' takes it for the end of the run

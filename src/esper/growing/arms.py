@@ -50,7 +50,7 @@ class Arms:
         growth = self.prepared.environment
         # Both arms take the weights of their best epoch, so both pay for a validation in every epoch.
         samples = TRAINING_PASSES * growth.samples_trained + growth.validation_samples
-        epochs = max(1, round(float(grown.record.flops.mean()) / (samples * growth.costs.host)))
+        epochs = max(1, round(float(grown.record.flops.mean()) / (samples * growth.bodies.host_flops)))
         self._randomness.load_state_dict(self._start)
         run = self._lived(STATIC, prepare(self.request.ungrown(epochs)), folder)
         return None if run.record.num_steps < epochs else run

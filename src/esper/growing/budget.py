@@ -41,7 +41,7 @@ class SeedPrices:
         model need not be causal. Raises a UserError for one that does not fit.
         refusals: by blueprint, why slots do not take it.
         """
-        topology, fits = population.bodies.host.topology, population.growable()[0].any(dim=0).tolist()
+        topology, fits = population.topology, population.growable()[0].any(dim=0).tolist()
         fitting = {b.name: b for b in Blueprint if fits[b]}
         shut = PAST_ONLY if topology == "transformer" else set()
         names = [b.name for b in fitting.values() if b not in shut] if allowed is None else list(allowed)
@@ -54,12 +54,12 @@ class SeedPrices:
     @property
     def seeds(self) -> Tensor:
         """By slot and blueprint.  # [S, blueprints] int64"""
-        return self._population.bodies.seed_parameters().to(self._population.device)
+        return self._population.seed_parameters().to(self._population.device)
 
     @property
     def gates(self) -> Tensor:
         """Of the gate, for the style that has one.  # [S] int64"""
-        return self._population.bodies.gate_parameters().to(self._population.device)
+        return self._population.gate_parameters().to(self._population.device)
 
     @property
     def choosable(self) -> Tensor:
@@ -68,7 +68,7 @@ class SeedPrices:
 
     def spent(self, slots: SlotStates) -> Tensor:
         """The parameters that growth has added, seeds included.  # [N]"""
-        return self._population.parameter_counts(slots) - self._population.bodies.host_parameters
+        return self._population.parameter_counts(slots) - self._population.host_parameters
 
 
 def not_taken(controller: Controller, prices: SeedPrices) -> list[str]:

@@ -15,7 +15,7 @@ from esper.growing.randomness import Randomness
 from esper.growing.result import Grown
 from esper.runs.lanes import HostPart
 from esper.simic.ending import Ending
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import Environment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.rollout import Episode
 from esper.simic.steps import StepResult
@@ -29,7 +29,7 @@ from esper.utils.rows import under_prefix, with_prefix
 class Prepared:
     """A model that is ready to grow."""
 
-    environment: GrowthEnvironment
+    environment: Environment
     controller: Controller
     decides: str  # the controller's name
     randomness: Randomness

@@ -97,7 +97,7 @@ class GrowFolder:
     def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
         """Write the events and lanes of the epochs so far."""
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.lanes.write(lanes_of(record, prepared.environment, 0, parts=prepared.parts))
+        self.folder.lanes.write(lanes_of(record, prepared.parts, 0))
 
     def growth_of(self, record: EpisodeRecord, prepared: Prepared) -> Growth:
         """The record for growth.json while the growth goes on."""

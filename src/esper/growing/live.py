@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growing.batches import autocast, one_pass, ran_dry, to_device
+from esper.growing.live_costs import LiveCosts
 from esper.growing.live_optimizer import LiveOptimizer, Rates
 from esper.growing.live_slots import LiveSlot
 from esper.growing.live_state import OPTIMIZER, copied, put_back, tensors_of
@@ -32,7 +33,8 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.simic.deciding import BlockScores
+from esper.simic.bodies import BlockScores
+from esper.simic.costs import Work
 from esper.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ class LivePopulation:
 
     num_members = 1
     device = torch.device("cpu")  # of what it says about itself, wherever the model is
+    replays = False
 
     def __init__(self, live: LiveModel, optimizer: torch.optim.Optimizer | None = None):
         """optimizer: the user's own, whose loop trains the model; without one it is trained here."""
@@ -57,7 +60,7 @@ class LivePopulation:
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
         )
-        self.hooks = self.bodies = live.hooks  # which tell of sizes, as the bodies of rows do
+        self.hooks, self.costs = live.hooks, LiveCosts(live.hooks)
         self.num_slots = len(live.hooks.slots)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
@@ -80,6 +83,18 @@ class LivePopulation:
     def slots(self) -> list[LiveSlot]:
         """The places where seeds may live, in order."""
         return self.hooks.slots
+
+    @property
+    def topology(self) -> str:
+        return self.hooks.topology
+
+    @property
+    def host_parameters(self) -> int:
+        return self.hooks.host_parameters
+
+    @property
+    def host_flops(self) -> float:
+        return self.costs.host
 
     @property
     def forms(self) -> Tensor:
@@ -169,7 +184,7 @@ class LivePopulation:
 
     # ---- training --------------------------------------------------------------------------------------
 
-    def train_epoch(self, states: SlotStates, data: Any, clock: Clock) -> TrainMetrics:
+    def run_training(self, states: SlotStates, clock: Clock) -> TrainMetrics:
         """One pass over the loader: the model and the seeds it hears together, seeds in isolation beside it.
 
         Where `stop` or `out_of_time` says so, the epoch ends at the next batch, and `interrupted` is set.
@@ -290,14 +305,14 @@ class LivePopulation:
 
     def gradients(self, host_norm: Tensor) -> SeedGradients:
         """The health of the gradients that the latest backward pass left in each seed.  # each [1, S]"""
-        rows = [slot.gradient(host_norm, self.bodies.host_parameters) for slot in self.slots]
+        rows = [slot.gradient(host_norm, self.hooks.host_parameters) for slot in self.slots]
         norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
         return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
     # ---- validation ------------------------------------------------------------------------------------
 
-    def validate(
-        self, states: SlotStates, data: Any = None, ablate: bool = True, unfinished: bool = False
+    def run_validation(
+        self, states: SlotStates, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
         """Loss and score of the model, and how the score falls without each seed: one pass over `val` each.
 
@@ -331,7 +346,7 @@ class LivePopulation:
                     found.shadow_gain[0, k] = 100.0 * (self.evaluate().score - own.score)
         return found
 
-    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
+    def score_blocks(self, states: SlotStates, blocks: int) -> BlockScores:
         """The score on each part of the validation data, and what it loses there without each heard seed."""
         self.follow(states)
         whole = self.evaluate(blocks).blocks
@@ -382,7 +397,19 @@ class LivePopulation:
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
         """Trained parameters of the model and of the seeds that it holds.  # [1]"""
-        return torch.tensor([self.bodies.model_parameters() + self.hooks.parameters()])
+        return torch.tensor([self.hooks.model_parameters() + self.hooks.parameters()])
+
+    def seed_parameters(self) -> Tensor:
+        return self.hooks.seed_parameters()
+
+    def gate_parameters(self) -> Tensor:
+        return self.hooks.gate_parameters()
+
+    def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
+        return self.costs.epoch(states, self, work, looks)
+
+    def relative_cost(self, states: SlotStates) -> Tensor:
+        return self.costs.relative(states, self)
 
     def tensors(self) -> dict[str, Tensor]:
         """All that the bodies are, as plain tensors: see `live_state.tensors_of`. Views, not copies."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.batches import (
     LOSS_RAISED,
@@ -23,31 +23,15 @@ from esper.growing.ground import Ground, few_samples
 from esper.growing.live import LivePopulation
 from esper.growing.live_hooks import Hooks
 from esper.growing.live_state import progress_of, put_progress
-from esper.growing.places import Place, find_places, floating_dtype
+from esper.growing.places import find_places, floating_dtype
 from esper.growing.settings import GrowSettings
 from esper.growing.undoing import at_rest
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
-from esper.lifecycle.slot_states import SlotStates
-from esper.population.blueprints import BlendGate, build_blueprint
-from esper.population.config import PopulationConfig
-from esper.population.population import Population
-from esper.simic.costs import ForwardCosts, Work
-from esper.simic.deciding import BlockScores
-from esper.simic.environment import GrowthEnvironment
-from esper.simic.steps import EnvironmentSpec, StepResult
-from esper.tasks.task import HostSpec, Split, Task, TestSplit
+from esper.simic.environment import Environment
+from esper.simic.steps import RuleSpec, StepResult
 from esper.utils.errors import UserError, one_line, raised_at
 from esper.utils.rows import check_like, under_prefix, with_prefix
 
-_GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
-
-
-class _Task(Task):
-    """Stands for data that stay with their loaders."""
-
-    def __post_init__(self) -> None:
-        """There are no splits to check."""
 
 
 class LiveModel:
@@ -124,111 +108,25 @@ class LiveModel:
         )
 
 
-class LiveCosts:
-    """Answers what `ForwardCosts` does, for layers that change and seeds that come and go.
-
-    A seed is counted when one first lives at a place of its size: to count all that could grow there takes
-    longer than many steps of training.
-    """
-
-    def __init__(self, hooks: Hooks):
-        self.host = hooks.flops  # of one sample's forward pass through the model as it was given
-        self._hooks = hooks
-        self._counted: dict[tuple[int, Place], float] = {}  # by blueprint or _GATE
-
-    def relative(self, slots: SlotStates, population: Population) -> Tensor:
-        """What a training sample costs now over what it cost the model as it was given.  # [1]"""
-        return self._now().relative(slots, population)
-
-    def epoch(
-        self, slots: SlotStates, population: Population, work: Work, looks: Tensor | None = None
-    ) -> Tensor:
-        """Operations of one epoch of training and one validation, as `ForwardCosts`.  # [1] float64"""
-        return self._now().epoch(slots, population, work, looks)
-
-    def _now(self) -> ForwardCosts:
-        """One sample through the model and every living seed. A row of the model with another strength is a
-        whole pass, so the model's cost lies behind the last slot."""
-        hooks = self._hooks
-        parts = torch.zeros(len(hooks.slots), NUM_BLUEPRINTS, dtype=torch.float64)
-        gates = torch.zeros(len(hooks.slots), dtype=torch.float64)
-        trunk = torch.zeros(len(hooks.slots) + 1, dtype=torch.float64)
-        trunk[-1] = hooks.flops
-        for k, slot in enumerate(hooks.slots):
-            if slot.seed is None:
-                continue
-            if slot.blueprint in GROWTH_BLUEPRINTS:
-                parts[k, slot.blueprint] = hooks.offers[k].flops.get(Blueprint(slot.blueprint), 0.0)
-            else:
-                parts[k, slot.blueprint] = self._count(slot.blueprint, hooks.place(k))
-                gates[k] = self._count(_GATE, hooks.place(k))
-        return ForwardCosts(trunk, parts, gates, self.host)
-
-    def _count(self, blueprint: int, place: Place) -> float:
-        """Operations of a seed, or of a gate, on one sample at a place; counted without data, once."""
-        key = (blueprint, place)
-        if key not in self._counted:
-            with torch.device("meta"):
-                body = (
-                    BlendGate(place.width, place.topology)
-                    if blueprint == _GATE
-                    else build_blueprint(blueprint, place.topology, place.width, place.spatial_dims)
-                )
-                with torch.no_grad(), FlopCounterMode(display=False) as counter:
-                    body(torch.zeros(1, *place.shape))
-            self._counted[key] = float(counter.get_total_flops())
-        return self._counted[key]
-
-
-class LiveEnvironment(GrowthEnvironment):
+class LiveEnvironment(Environment):
     """One member: the model itself."""
+
+    bodies: LivePopulation
 
     def __init__(self, live: LiveModel, epochs: int, optimizer: torch.optim.Optimizer | None = None):
         settings = live.settings
-        self._live_model, self._optimizer = live, optimizer
+        self._live_model = live
         self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
-        nothing = Split(torch.zeros(0), torch.zeros(0, dtype=torch.long))
-        held, host = TestSplit(nothing), HostSpec("given")
-        task = _Task("given", "given", (), live.judge.classes, nothing, nothing, held, host)
-        super().__init__(
-            EnvironmentSpec(
-                task=task,
-                members=torch.zeros(1, dtype=torch.long),
-                gamma=_GAMMA,
-                seed=settings.seed,
-                episode=settings.episode(epochs),
-                lifecycle=settings.rules(epochs),
-                population=PopulationConfig(folds=settings.training.get("folds", 0)),
-                best_epoch=True,
-            )
+        self.bodies = LivePopulation(live, optimizer)
+        self.bodies.out_of_time = self._out_of_time
+        rules = RuleSpec(
+            gamma=_GAMMA,
+            seed=settings.seed,
+            episode=settings.episode(epochs),
+            lifecycle=settings.rules(epochs),
+            best_epoch=True,
         )
-
-    @property
-    def bodies(self) -> LivePopulation:
-        """The population of one, by its own type."""
-        return cast(LivePopulation, self.population)
-
-    @property
-    def batches(self) -> int:
-        """Minibatches between two decisions: those of an epoch, as far as they are known."""
-        return self.bodies.batches
-
-    def _make_population(self) -> Population:
-        bodies = LivePopulation(self._live_model, self._optimizer)
-        bodies.out_of_time = self._out_of_time
-        return cast(Population, bodies)
-
-    def _prepare(self) -> None:
-        self._train = self.validation = cast(Any, None)
-        self.costs = cast(ForwardCosts, LiveCosts(self._live_model.hooks))
-
-    def _work(self, measure: bool) -> Work:
-        training, validation = self.bodies.samples
-        return Work(training, validation, measure, best_epoch=self.spec.best_epoch)
-
-    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
-        """The score on each part of the validation data, and what it loses there without each heard seed."""
-        return self.bodies.scores_by_block(states, blocks)
+        super().__init__(rules, self.bodies, math.log(live.judge.classes))
 
     @property
     def done(self) -> bool:

@@ -27,7 +27,6 @@ from esper.growing.units import Role, units_out
 from esper.growing.widening import Joined, Widening
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import gate_parameter_count, parameter_count
-from esper.population.hosts import Host
 from esper.utils.errors import UserError
 
 
@@ -201,13 +200,6 @@ class Hooks:
 
     # ---- sizes: what an environment asks of bodies -----------------------------------------------------
 
-    @property
-    def host(self) -> Host:
-        """The places of the model as a host's joints."""
-        places = [self.place(k) for k in range(len(self.slots))]
-        blanks, widths = [nn.Identity() for _ in places], [place.width for place in places]
-        return Host(blanks, self.topology, nn.Identity(), widths, places[0].spatial_dims)
-
     def seed_parameters(self) -> Tensor:
         """Parameters of a seed by slot and blueprint, 0 where it does not fit.  # [S, blueprints]"""
         table = torch.zeros(len(self.slots), len(Blueprint), dtype=torch.long)
@@ -221,7 +213,8 @@ class Hooks:
 
     def gate_parameters(self) -> Tensor:
         """Parameters of a gate by slot.  # [S]"""
-        return torch.tensor([gate_parameter_count(width) for width in self.host.widths])
+        widths = [self.place(k).width for k in range(len(self.slots))]
+        return torch.tensor([gate_parameter_count(width) for width in widths])
 
     def model_parameters(self) -> int:
         """Trained parameters of the model; of one that is frozen as a whole, all."""

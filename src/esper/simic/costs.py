@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.bodies import Bodies
 from esper.population.forms import NO_FORM
-from esper.population.population import Population
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
 
@@ -43,6 +43,18 @@ class Prices:
 
     batch: NDArray[np.float64]  # [N] one minibatch of training
     validation: NDArray[np.float64]  # [N] one validation
+
+
+class SlotForms(Protocol):
+    """Which parts stand in the slots of N networks."""
+
+    @property
+    def forms(self) -> Tensor: ...  # [N, S, places] int64, the seed's first; -1 = none
+    @property
+    def folding(self) -> Tensor: ...  # [N, S] bool: a fossil waits to become part of its host
+
+    def gated(self, states: SlotStates) -> Tensor:
+        """Where a part blends through a gate.  # [N, S, places] bool"""
 
 
 @dataclass(frozen=True)
@@ -76,13 +88,13 @@ class ForwardCosts:
         parts[:, :NUM_BLUEPRINTS] = bodies.by_blueprint(parts)  # a clone, as `prices` asks for it
         return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
-    def relative(self, slots: SlotStates, population: Population) -> Tensor:
+    def relative(self, slots: SlotStates, population: SlotForms) -> Tensor:
         """What a training sample costs a member, its shadows included, over a bare host's cost.  # [N]"""
         sample = Work(training=1, validation=0, ablate=False)
         return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
     def epoch(
-        self, slots: SlotStates, population: Population, work: Work, looks: Tensor | None = None
+        self, slots: SlotStates, population: SlotForms, work: Work, looks: Tensor | None = None
     ) -> Tensor:
         """Operations of one epoch of training and one validation.  # [N] float64
 
@@ -116,7 +128,7 @@ class ForwardCosts:
         trained, measured = TRAINING_PASSES * batch_size * forward, validation_samples * forward
         return Prices(trained.cpu().numpy(), measured.cpu().numpy())
 
-    def _by_slot(self, slots: SlotStates, population: Population) -> tuple[Tensor, Tensor]:
+    def _by_slot(self, slots: SlotStates, population: SlotForms) -> tuple[Tensor, Tensor]:
         """One forward pass of what was folded in at each slot, and of its seed, with their gates.  # [N, S]
 
         A fossil that waits to become part of its host counts as folded in.

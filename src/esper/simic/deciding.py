@@ -21,17 +21,10 @@ from torch import Tensor
 
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
+from esper.simic.bodies import BlockScores
 
 LEVEL = 0.01  # the chance, for a whole network, that a useless seed stays
 BLOCKS = 20  # into which the validation data are dealt
-
-
-@dataclass(frozen=True)
-class BlockScores:
-    """Points of score on every block of the validation data."""
-
-    whole: Tensor  # [blocks, N] of the networks with the seeds that they hear
-    worth: Tensor  # [blocks, N, S] what is lost without one of those seeds
 
 
 Measure = Callable[[Tensor], BlockScores]  # of networks with the seeds of a mask  # kept [N, S] bool

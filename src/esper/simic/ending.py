@@ -10,8 +10,9 @@ from torch import Tensor
 
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.simic.deciding import BLOCKS, BlockScores, at_full_strength, decide_seeds
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.bodies import BlockScores
+from esper.simic.deciding import BLOCKS, at_full_strength, decide_seeds
+from esper.simic.environment import Environment
 from esper.simic.episode_record import EpisodeRecord
 from esper.simic.governor import MemberRows
 from esper.simic.rollout import play
@@ -25,40 +26,40 @@ OnStep = Callable[[StepResult], None]
 class BestRows:
     """For every member, everything that it was when its validation score was best; of equals the last."""
 
-    def __init__(self, environment: GrowthEnvironment):
+    def __init__(self, environment: Environment):
         self.environment = environment
         self.rows: MemberRows | None = None
-        self.bodies: dict[str, Tensor] = {}
+        self.saved: dict[str, Tensor] = {}
 
     def look(self) -> Tensor:
         """Keep the members that are better than ever, and say which.  # [N] bool"""
         environment, rows = self.environment, self.environment.rows
         score = rows.signals.accuracy.nan_to_num(-torch.inf)
         if self.rows is None:
-            self.rows, self.bodies = rows, _lasting(environment.population.snapshot())
+            self.rows, self.saved = rows, _lasting(environment.bodies.snapshot())
             return torch.ones_like(score, dtype=torch.bool)
         better = score >= self.rows.signals.accuracy.nan_to_num(-torch.inf)
         self.rows = choose(better, rows, self.rows)
-        self.bodies = _lasting(environment.population.keep(self.bodies, better))
+        self.saved = _lasting(environment.bodies.keep(self.saved, better))
         return better
 
     def restore(self) -> None:
         """Put every member back to what was kept; who is finished stays so."""
         assert self.rows is not None, "nothing was looked at yet"
-        population = self.environment.population
-        population.restore({**self.bodies, "finished": population.finished})
+        bodies = self.environment.bodies
+        bodies.restore({**self.saved, "finished": bodies.finished})
         self.environment.put(self.rows)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What was kept, as plain tensors."""
         assert self.rows is not None, "nothing was looked at yet"
-        return {**with_prefix("rows", tensors_of(self.rows)), **with_prefix("bodies", self.bodies)}
+        return {**with_prefix("rows", tensors_of(self.rows)), **with_prefix("bodies", self.saved)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`."""
-        device = self.environment.population.device
+        device = self.environment.bodies.device
         self.rows = refill(self.environment.rows, under_prefix("rows", tensors))
-        self.bodies = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
+        self.saved = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
 
 
 def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -69,7 +70,7 @@ def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
 class Ending:
     """Plays an episode and ends it as a growth ends."""
 
-    def __init__(self, environment: GrowthEnvironment):
+    def __init__(self, environment: Environment):
         self.environment = environment
         self.best = BestRows(environment)
         members, device = environment.num_members, environment.device
@@ -141,13 +142,13 @@ class Ending:
             # Decided members are measured again with the others; they pay only for what is new.
             environment.charge_validation(states, (kept != measured_with).any(dim=1))
             measured_with = kept
-            return environment.scores_by_block(states, BLOCKS)
+            return environment.bodies.score_blocks(states, BLOCKS)
 
         decision = decide_seeds(measure, alive, self.planted)
         states, signals = at_full_strength(slots, decision.kept), rows.signals
-        environment.population.prune(~decision.kept)
+        environment.bodies.prune(~decision.kept)
         if bool(alive.any()):
-            measured = environment.population.validate(states, environment.validation, ablate=False)
+            measured = environment.bodies.run_validation(states, ablate=False)
             environment.charge_validation(states, alive.any(dim=1), ablate=False)
             signals = signals.update(measured.loss, measured.accuracy)
         contribution = torch.where(decision.kept, decision.worth, torch.nan)

@@ -46,12 +46,10 @@ from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_config import SlotConfig
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.data import Clock, MemberData
-from esper.population.hosts import build_host
+from esper.population.data import Clock
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.population import Population
-from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
-from esper.simic.deciding import BlockScores
+from esper.simic.bodies import Bodies, TaskPopulation
+from esper.simic.costs import TRAINING_PASSES, Work
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.ruling import (
     ROUNDING,
@@ -66,10 +64,9 @@ from esper.simic.ruling import (
     stand,
 )
 from esper.simic.signals import Signals
-from esper.simic.steps import Begun, EnvironmentSpec, StepResult
+from esper.simic.steps import Begun, EnvironmentSpec, RuleSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.tasks.task import Split
 from esper.utils.replay import Captured, Studio
 from esper.utils.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 
@@ -77,82 +74,33 @@ NO_OP = -1  # the last op before the first action
 _PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "looks")  # [N] each, beside the rows
 
 
-class GrowthEnvironment:
+class Environment:
     """N members that live one episode at a time; `reset` begins the first, and nothing is seen before it."""
 
-    def __init__(self, spec: EnvironmentSpec):
-        self.spec = spec
-        self.device = torch.device(spec.device)
-        self.members = spec.members.to(self.device)  # [N]
-        self.population = self._make_population()
-        self.topology = self.population.bodies.host.topology
-        self.num_members, self.num_slots = self.population.num_members, self.population.num_slots
+    bodies: Bodies
+    spec: RuleSpec
+
+    def __init__(self, spec: RuleSpec, bodies: Bodies, chance_loss: float):
+        """chance_loss: that of a network which has learned nothing, for the governor."""
+        self.spec, self.bodies = spec, bodies
+        self.device, self.members = bodies.device, bodies.members  # [N]
+        self.topology, self.host_parameters = bodies.topology, bodies.host_parameters
+        self.num_members, self.num_slots = bodies.num_members, bodies.num_slots
         self.slot_config = SlotConfig.grid(1, self.num_slots)
-        self.host_parameters = self.population.bodies.host_parameters
-        if spec.rate_scale:
-            self.population.rate_scale.copy_(torch.tensor(spec.rate_scale))
-        self.tasks = spec.variants or (spec.task,)
-        self._prepare()
-        samples = spec.population.batch_size * spec.population.batches_per_epoch  # of a member in a step
-        self.bare_cost = TRAINING_PASSES * samples * self.costs.host  # FLOPs of a step of a bare host
+        samples = bodies.config.batch_size * bodies.config.batches_per_epoch  # of a member in a step
+        self.bare_cost = TRAINING_PASSES * samples * bodies.host_flops  # FLOPs of a step of a bare host
         shares = torch.tensor(spec.budgets, dtype=torch.float64, device=self.device)
         unit = spec.episode.flops or spec.episode.steps * self.bare_cost
         self.budget = unit * shares[self.members % len(shares)]  # [N] FLOPs
         most = max(spec.budgets) * unit / self.bare_cost
         self.steps = math.ceil(most - ROUNDING)  # of those no larger than the host
-        self._prepare_replays()
-        self._chance_loss = math.log(spec.task.num_classes)
-        self.episode = -1  # none has begun
-
-    def _prepare_replays(self) -> None:
-        """What a step computes over rows, replayed where the population itself is."""
-        replays = type(self.population) is Population and self.population.replays
-        studio = Studio() if replays else None
-        world = RulingInputs.of(self.population, self.costs, self.spec, self.budget, self.steps)
+        self._studio = studio = Studio() if bodies.replays else None
+        self._world = world = RulingInputs(bodies, spec, self.budget, self.steps)
         self._ruled = Captured(partial(rule, world=world), studio)
         self._stood = Captured(partial(stand, world=world), studio)
         self._priced = Captured(partial(price, world=world), studio)
-        self._world, self._studio = world, studio
-
-    def _make_population(self) -> Population:
-        spec, task, host = self.spec, self.spec.task, self.spec.task.host
-        return Population(
-            spec.make_host
-            or (lambda: build_host(host.preset, task.input_shape, task.num_classes, **host.options)),
-            spec.population,
-            self.members,
-            spec.seed,
-            self.device,
-        )
-
-    def _prepare(self) -> None:
-        """Deal the data to the members, and count what a forward pass costs."""
-        self._train = self.member_data([t.train for t in self.tasks])
-        self.validation = self.member_data([t.validation for t in self.tasks])
-        sample = self.spec.task.train.inputs[:1]
-        self.costs = ForwardCosts.of(self.population.bodies, sample, self.device)
-
-    def scores_by_block(self, states: SlotStates, blocks: int) -> BlockScores:
-        """The score on each part of the validation data, and what it loses there without each heard seed.
-
-        The samples are dealt to the blocks like cards; there are fewer blocks where there are fewer samples.
-        """
-        data, count = self.validation, min(blocks, self.validation.num_samples)
-        parts = [(data.inputs[:, k::count], data.targets[:, k::count]) for k in range(count)]
-        found = [self.population.validate(states, MemberData(*part, data.task_of)) for part in parts]
-        return BlockScores(
-            whole=100.0 * torch.stack([measured.accuracy for measured in found]),
-            worth=torch.stack([measured.contribution for measured in found]),
-        )
-
-    def member_data(self, splits: Sequence[Split]) -> MemberData:
-        """One split of each task, dealt to the members by their ids and cut to the length of the shortest."""
-        shortest = min(len(split) for split in splits)
-        return MemberData.of(
-            torch.stack([split.inputs[:shortest] for split in splits]),
-            torch.stack([split.targets[:shortest] for split in splits]),
-            self.members.cpu() % len(splits),
-        ).to(self.device)
+        self._chance_loss = chance_loss
+        self.episode = -1  # none has begun
 
     # ---- one episode -----------------------------------------------------------------------------------
 
@@ -166,14 +114,14 @@ class GrowthEnvironment:
         that asks for a measurement stands in their way.
         """
         first, self.episode, self.clock = self.episode < 0, episode, 0
-        self.population.begin_episode(episode)
+        self.bodies.begin_episode(episode)
         self.looks = torch.as_tensor(looks, device=self.device).expand(self.num_members).contiguous()
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
-        slots = slots.replace(room=torch.full_like(slots.room, self.spec.population.folds))
+        slots = slots.replace(room=torch.full_like(slots.room, self.bodies.config.folds))
         if initial_slots is not None:
             slots = self._checked(initial_slots).to(self.device)
-            self.population.germinate(holds_seed(slots), slots.blueprint)
-        measured = self.population.validate(slots, self.validation, ablate=False)
+            self.bodies.germinate(holds_seed(slots), slots.blueprint)
+        measured = self.bodies.run_validation(slots, ablate=False)
         blank = Signals.blank(self.num_members, self.device)
         self.rows = MemberRows(
             slots=slots,
@@ -181,7 +129,7 @@ class GrowthEnvironment:
             signals=blank.update(measured.loss, measured.accuracy),
         )
         if first:
-            watched = self.spec.governor, self.population, self.rows, self._chance_loss
+            watched = self.spec.governor, self.bodies, self.rows, self._chance_loss
             self._governor = governor = Governor(*watched, in_place=self._studio is not None)
             self._settled = Captured(partial(settle, governor=governor, world=self._world), self._studio)
         else:
@@ -205,7 +153,7 @@ class GrowthEnvironment:
     @property
     def done(self) -> bool:
         """Whether the episode is over for everyone, so that only `reset` may follow."""
-        return self.clock >= self.steps or self.population.idle
+        return self.clock >= self.steps or self.bodies.idle
 
     @property
     def parameters(self) -> Tensor:
@@ -220,7 +168,7 @@ class GrowthEnvironment:
     @property
     def batches(self) -> int:
         """Minibatches between two decisions."""
-        return self.spec.population.batches_per_epoch
+        return self.bodies.batches
 
     @property
     def samples_trained(self) -> int:
@@ -274,13 +222,13 @@ class GrowthEnvironment:
         Raises RuntimeError after the last step of an episode.
         """
         slots = self.begin(actions).states
-        return self.end(self.population.train_epoch(slots, self._train, self._clock(slots)))
+        return self.end(self.bodies.run_training(slots, self._clock(slots)))
 
     def begin(self, actions: Actions | Sequence[Actions]) -> TickOutcome:
         """The first half of a step: apply and tick. What comes back is what the next epoch trains under."""
         if self.done:
             raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
-        active = ~self.population.finished
+        active = ~self.bodies.finished
         asked = [actions] if isinstance(actions, Actions) else actions
         self.begun = Begun(active, *self._grow(asked, active))
         return self.begun.ticked
@@ -289,7 +237,7 @@ class GrowthEnvironment:
         """The second half, after an epoch of training: validate, governor, observe, reward."""
         outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
         measure = self._measures
-        validation = self.population.validate(ticked.states, self.validation, measure, unfinished=True)
+        validation = self.bodies.run_validation(ticked.states, measure, unfinished=True)
         self.clock += 1
         settled = self._settle(training, validation, measure)
         self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
@@ -311,7 +259,7 @@ class GrowthEnvironment:
     def state_dict(self) -> dict[str, Tensor]:
         """Where every member stands in the middle of an episode, as plain tensors."""
         return {
-            **with_prefix("population", self.population.tensors()),
+            **with_prefix("population", self.bodies.tensors()),
             **with_prefix("rows", tensors_of(self.rows)),
             **with_prefix("governor", self._governor.state_dict()),
             **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
@@ -332,13 +280,13 @@ class GrowthEnvironment:
             )
         rows = refill(self.rows, under_prefix("rows", tensors))
         rows.slots.check()
-        self.population.restore(under_prefix("population", tensors))
+        self.bodies.restore(under_prefix("population", tensors))
         self.rows = rows
         self._governor.load_state_dict(under_prefix("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
-        self.population.idle = bool(self.population.finished.all())
+        self.bodies.idle = bool(self.bodies.finished.all())
         self.standing = self._stand()
 
     def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
@@ -383,13 +331,8 @@ class GrowthEnvironment:
 
     def _work(self, measure: bool) -> Work:
         """What every member does in one epoch, in samples."""
-        config = self.spec.population
-        return Work(
-            training=config.batch_size * config.batches_per_epoch,
-            validation=min(self.validation.num_samples, config.validation_samples),
-            ablate=measure,
-            best_epoch=self.spec.best_epoch,
-        )
+        training, validation = self.bodies.samples
+        return Work(training, validation, measure, self.spec.best_epoch)
 
     def charge_validation(self, slots: SlotStates, who: Tensor, ablate: bool = True) -> None:
         """Add the FLOPs of one validation of networks with these slots to what members spent.  # who [N] bool
@@ -397,4 +340,24 @@ class GrowthEnvironment:
         ablate: with a measurement of every seed.
         """
         work = replace(self._work(ablate), training=0)
-        self.flops = self.flops + torch.where(who, self.costs.epoch(slots, self.population, work), 0.0)
+        self.flops = self.flops + torch.where(who, self.bodies.epoch_flops(slots, work), 0.0)
+
+
+class GrowthEnvironment(Environment):
+    """An environment of built-in networks on a task."""
+
+    spec: EnvironmentSpec
+
+    def __init__(self, spec: EnvironmentSpec):
+        self.population = TaskPopulation(
+            spec.variants or (spec.task,),
+            spec.members,
+            spec.population,
+            spec.lifecycle.block_blueprints,
+            spec.seed,
+            spec.device,
+            spec.make_host,
+        )
+        if spec.rate_scale:
+            self.population.rate_scale.copy_(torch.tensor(spec.rate_scale))
+        super().__init__(spec, self.population, math.log(spec.task.num_classes))

@@ -18,7 +18,7 @@ from esper.lifecycle.engine import force_prune
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.population import Population
+from esper.simic.bodies import Bodies
 from esper.simic.config import GovernorConfig
 from esper.simic.signals import Signals
 from esper.utils.replay import copy_all
@@ -167,32 +167,32 @@ class Governor:
     def __init__(
         self,
         config: GovernorConfig,
-        population: Population,
+        bodies: Bodies,
         rows: MemberRows,
         chance_loss: float,
         in_place: bool = False,
     ) -> None:
         """in_place: saved bodies are written over, as something captured needs it."""
         self.config, self._in_place = config, in_place
-        self.population = population
+        self.bodies = bodies
         self.chance_loss = chance_loss
-        self._bodies: dict[str, Tensor] = {}  # the last good ones
+        self._saved: dict[str, Tensor] = {}  # the last good ones
         self.vigil = map_tensors(torch.clone, self._blank(rows))
         self.begin(rows)
 
     def _blank(self, rows: MemberRows) -> Vigil:
         """Nothing was seen yet, and these rows are the last good ones."""
-        watch = Watch.blank(self.population.num_members, self.config, self.population.device)
+        watch = Watch.blank(self.bodies.num_members, self.config, self.bodies.device)
         return Vigil(watch, rows, torch.zeros_like(watch.spikes))
 
     def begin(self, rows: MemberRows) -> None:
         """A new episode: the rows and bodies of now are the last good ones of every member."""
         self._know(self._blank(rows))
         self._reviews = 0
-        if self._bodies and self._in_place:
-            copy_all(self._bodies.values(), self.population.tensors().values())
+        if self._saved and self._in_place:
+            copy_all(self._saved.values(), self.bodies.tensors().values())
         elif self.config.enabled:
-            self._bodies = self.population.snapshot()
+            self._saved = self.bodies.snapshot()
 
     def _know(self, vigil: Vigil) -> None:
         copy_all(tensors_of(self.vigil).values(), tensors_of(vigil).values())
@@ -219,19 +219,19 @@ class Governor:
 
     def _take_back(self, panicked: Tensor, emptied: Tensor, kept: Tensor, keeps: bool) -> None:
         """Take back the bodies of those who panicked, and keep those that are good: see `Review`."""
-        population = self.population
+        live = self.bodies
         # Births are counted on: the next seed is another draw, not the one that just failed.
-        population.restore({**self._bodies, "births": population.births}, panicked)
-        population.prune(emptied)
+        live.restore({**self._saved, "births": live.births}, panicked)
+        live.prune(emptied)
         if keeps:
-            self._bodies = population.keep(self._bodies, kept)
+            self._saved = live.keep(self._saved, kept)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that it remembers, as plain tensors."""
         return {
             **with_prefix("watch", tensors_of(map_tensors(torch.clone, self.vigil.watch))),
             **with_prefix("rows", tensors_of(map_tensors(torch.clone, self.vigil.rows))),
-            **with_prefix("bodies", self._bodies),
+            **with_prefix("bodies", self._saved),
             "ticks": self.vigil.ticks.clone(),
             "reviews": torch.tensor(self._reviews),
         }
@@ -245,7 +245,7 @@ class Governor:
         self._know(Vigil(watch, rows, tensors["ticks"]))
         bodies = under_prefix("bodies", tensors)
         if self._in_place:
-            copy_all(self._bodies.values(), [bodies[name] for name in self._bodies])
+            copy_all(self._saved.values(), [bodies[name] for name in self._saved])
         else:
-            self._bodies = {name: value.to(self.population.device) for name, value in bodies.items()}
+            self._saved = {name: value.to(self.bodies.device) for name, value in bodies.items()}
         self._reviews = int(tensors["reviews"])

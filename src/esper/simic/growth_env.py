@@ -125,7 +125,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             "action_mask": flat_masks(masks),
             "slot_by_op": masks.slot_by_op.cpu().numpy(),
             "accuracy": rows.signals.accuracy.cpu().numpy(),
-            "parameters": self._growth.population.parameter_counts(rows.slots).cpu().numpy(),
+            "parameters": self._growth.parameters.cpu().numpy(),
         }
 
 

@@ -11,9 +11,8 @@ from torch import nn
 
 from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.lifecycle.stages import Stage
-from esper.population.bodies import Bodies
+from esper.population.population import Population
 from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
-from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord
 
 # What the numbers in lanes mean.
@@ -25,16 +24,10 @@ NAMES: dict[str, Any] = {
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
-def lanes_of(
-    record: EpisodeRecord,
-    environment: GrowthEnvironment,
-    round: int,
-    title: str = "",
-    parts: Sequence[HostPart] = (),
-) -> Lanes:
+def lanes_of(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
     """The whole episode of every member, in few bytes, with the names of its numbers.
 
-    `parts`: what the network is drawn from, one behind each slot and the rest; the host's own if left out.
+    parts: what the network is drawn from, one behind each slot and the rest, as from `host_parts`.
     """
     columns: dict[str, NDArray[Any]] = {
         "members": record.members,
@@ -55,16 +48,16 @@ def lanes_of(
     return Lanes(
         round=round,
         slots=record.slot_ids,
-        parts=parts or host_parts(environment.population.bodies),
+        parts=parts,
         columns={name: column.astype(COLUMNS[name][0]) for name, column in columns.items()},
         title=title,
         **NAMES,
     )
 
 
-def host_parts(bodies: Bodies) -> list[HostPart]:
-    """The segments of the bodies' host and its head, in words and numbers."""
-    host = bodies.host
+def host_parts(population: Population) -> list[HostPart]:
+    """Describe the segments of a population's host and its head."""
+    bodies, host = population.bodies, population.bodies.host
     shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
     names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
     modules = [*host.segments, host.head]

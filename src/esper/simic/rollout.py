@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import Environment, GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord, Floats
 from esper.simic.steps import StepResult
 from esper.tamiyo.blocks import Blocks
@@ -41,7 +41,7 @@ class Episode:
 
     def __init__(
         self,
-        environment: GrowthEnvironment,
+        environment: Environment,
         controller: Controller,
         episode: int = 0,
         initial_slots: SlotStates | None = None,
@@ -95,8 +95,8 @@ class Episode:
             gamma=environment.spec.gamma,
             slot_ids=environment.slot_config.slot_ids,
             host_parameters=environment.host_parameters,
-            seed_parameters=environment.population.bodies.seed_parameters().numpy(),
-            gate_parameters=environment.population.bodies.gate_parameters().numpy(),
+            seed_parameters=environment.bodies.seed_parameters().numpy(),
+            gate_parameters=environment.bodies.gate_parameters().numpy(),
             members=read["members"].numpy(),
             final_slots=SlotStates(**under_prefix("slots", read)),
             **{name: np.concatenate([value[:steps], value[-1:]]) for name, value in seen.items()},
@@ -138,7 +138,7 @@ def show_again(
 
 
 def play(
-    environment: GrowthEnvironment,
+    environment: Environment,
     controller: Controller,
     episode: int,
     initial_slots: SlotStates | None = None,
@@ -161,7 +161,7 @@ def play(
     return played.record()
 
 
-def _seen(environment: GrowthEnvironment) -> dict[str, Tensor]:
+def _seen(environment: Environment) -> dict[str, Tensor]:
     rows = environment.rows
     return {
         "accuracy": rows.signals.accuracy,
@@ -222,7 +222,7 @@ class TestResult:
 
 def evaluate_test(environment: GrowthEnvironment) -> TestResult:
     """The networks as they stand now, on the whole test split: the only place that opens it."""
-    data = environment.member_data([task.test() for task in environment.tasks])
+    data = environment.population.member_data([task.test() for task in environment.population.tasks])
     size = environment.spec.population.validation_samples
     loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)
     accuracy = torch.zeros_like(loss)

@@ -7,18 +7,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, Blueprint
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
 from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.hosts import block_of
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.population.population import Population
-from esper.simic.costs import ForwardCosts, Work
+from esper.simic.bodies import Bodies
+from esper.simic.costs import Work
 from esper.simic.governor import Governor, MemberRows
 from esper.simic.rewards import REWARDS, Potentials, potential
 from esper.simic.signals import update_evidence
-from esper.simic.steps import EnvironmentSpec
+from esper.simic.steps import RuleSpec
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.utils.rows import choose
 
@@ -29,33 +28,15 @@ ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
 class RulingInputs:
     """What stays the same from step to step; the tensors of the bodies are changed in their places."""
 
-    population: Population
-    costs: ForwardCosts
-    spec: EnvironmentSpec
+    bodies: Bodies
+    spec: RuleSpec
     budget: Tensor  # [N] FLOPs
     steps: int  # the most that anyone gets
-    allowed: Tensor  # [S, blueprints] bool: what the rules let grow in each slot
-
-    @staticmethod
-    def of(
-        population: Population, costs: ForwardCosts, spec: EnvironmentSpec, budget: Tensor, steps: int
-    ) -> RulingInputs:
-        """A world in which slots behind a block take the blueprints that the rules name."""
-        segments = population.bodies.host.segments
-        allowed = torch.ones(len(segments), len(Blueprint), dtype=torch.bool)
-        named = [name.upper() for name in spec.lifecycle.block_blueprints]
-        behind_block = [block_of(segment) is not None for segment in segments]
-        allowed[behind_block] = torch.tensor([b.name in named for b in Blueprint])
-        return RulingInputs(population, costs, spec, budget, steps, allowed.to(population.device))
 
     @property
     def by_compute(self) -> bool:
         """Whether compute is the budget; else everyone gets as many steps."""
         return self.spec.episode.clock == "compute"
-
-    def fits(self) -> Tensor:
-        """The blueprints that a seed may have now in each slot.  # [N, S, blueprints] bool"""
-        return self.population.growable() & self.allowed
 
 
 @dataclass(frozen=True)
@@ -81,21 +62,21 @@ def rule(
     Rules first, bodies after them: what begins is to get weights, what ends loses them. choices: [N, heads]
     of each action; the rest as in `lifecycle.engine.apply`
     """
-    outcomes, population = [], world.population
-    rules, topology = world.spec.lifecycle, population.bodies.host.topology
+    outcomes, bodies = [], world.bodies
+    rules, topology = world.spec.lifecycle, bodies.topology
     for wanted in choices:
-        fits = world.fits()  # after what the actions before this one planted
+        fits = world.bodies.growable()  # after what the actions before this one planted
         asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
         outcome = apply(states, asked, evidence, rules, topology, left, fits, looks)
-        population.prune(outcome.pruned)
-        population.germinate(outcome.germinated, outcome.states.blueprint)
+        bodies.prune(outcome.pruned)
+        bodies.germinate(outcome.germinated, outcome.states.blueprint)
         states, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
         outcomes.append(outcome)
     ticked = tick(states, rules)
     nothing = torch.zeros_like(ticked.pruned)
     ticked = choose(active, ticked, TickOutcome(states, nothing, nothing))
-    population.prune(ticked.pruned)
-    population.fold(ticked.folded, states.style)
+    bodies.prune(ticked.pruned)
+    bodies.fold(ticked.folded, states.style)
     return Ruled(joined_outcome(outcomes), ticked, evidence.forget(ticked.pruned | ticked.folded))
 
 
@@ -168,7 +149,7 @@ def settle(
     rows = choose(active, after, epoch.before)
     rows, panicked, rolled_back = governor.settle(rows, training.loss, active, keeps)
     ends = active & ((_spent(flops, clock, world) >= 1.0 - ROUNDING) | (clock >= world.steps))
-    world.population.finished.logical_or_(ends)
+    world.bodies.finished.logical_or_(ends)
     standing = stand(rows, flops, clock, looks, work, world)
     at = Potentials(paid.start_potential, paid.potential, standing.potential, ends, world.spec.gamma)
     earned = REWARDS[world.spec.reward.mode](at) - world.spec.governor.penalty * panicked
@@ -182,9 +163,9 @@ def stand(
 
     flops [N] spent so far, clock [] int64, looks [N] bool; work: of any step, as far as it is not ablation
     """
-    population, slots = world.population, rows.slots
-    parameters = population.parameter_counts(slots)
-    ratio = parameters / population.bodies.host_parameters
+    bodies, slots = world.bodies, rows.slots
+    parameters = bodies.parameter_counts(slots)
+    ratio = parameters / bodies.host_parameters
     left = torch.zeros_like(flops) + (world.steps - clock)
     if world.by_compute:  # the finished cost nothing and have nothing left
         cost = price(slots, looks, replace(work, ablate=True), world).clamp(min=1.0)
@@ -192,18 +173,18 @@ def stand(
     return Standing(
         parameters=parameters,
         parameter_ratio=ratio,
-        step_cost=world.costs.relative(slots, population).float(),
+        step_cost=bodies.relative_cost(slots).float(),
         spent=_spent(flops, clock, world),
         steps_left=left,
         potential=potential(rows.signals.accuracy, ratio, world.spec.reward),
         masks=compute_batch_masks(
             slots,
             config=world.spec.lifecycle,
-            topology=population.bodies.host.topology,
+            topology=bodies.topology,
             evidence=rows.evidence,
             steps_left=left,
             looks=looks,
-            fits=world.fits(),
+            fits=world.bodies.growable(),
         ),
     )
 
@@ -220,4 +201,4 @@ def price(slots: SlotStates, looks: Tensor, work: Work, world: RulingInputs) -> 
 
     # [N] float64
     """
-    return world.costs.epoch(slots, world.population, work, looks) * ~world.population.finished
+    return world.bodies.epoch_flops(slots, work, looks) * ~world.bodies.finished

@@ -20,25 +20,31 @@ from esper.tamiyo.policy.observation import Observation
 from esper.tasks.task import Task
 
 
-@dataclass(frozen=True)
-class EnvironmentSpec:
-    """Everything that decides what an environment does."""
+@dataclass(frozen=True, kw_only=True)
+class RuleSpec:
+    """The rules of an environment, whatever its members are."""
 
-    task: Task
-    members: Tensor  # [N] int64 global ids
     gamma: float  # of the potential: give it `PPOConfig.gamma`
     seed: int = 0
-    device: torch.device | str = "cpu"
     episode: EpisodeConfig = field(default_factory=EpisodeConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     governor: GovernorConfig = field(default_factory=GovernorConfig)
     lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
+    best_epoch: bool = False  # networks end with the weights of their best epoch on validation data
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec(RuleSpec):
+    """Everything that decides what an environment of built-in networks does."""
+
+    task: Task
+    members: Tensor  # [N] int64 global ids
+    device: torch.device | str = "cpu"
     population: PopulationConfig = field(default_factory=PopulationConfig)
     make_host: Callable[[], Host] | None = None  # the task's own host if none is given
     variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
     rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
-    budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
-    best_epoch: bool = False  # networks end with the weights of their best epoch on validation data
 
 
 @dataclass(frozen=True)
