@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 from esper.builders import make_specs
 from esper.comparing import (
-    Contest,
     ControllerRun,
-    TrainingLength,
+    Experiment,
     as_comparison,
     best_of,
     compare,
+    fit_schedule,
     from_the_start,
     prices_of,
     run_controller,
     run_fixed,
-    schedule_for,
 )
 from esper.config import load_config
 from esper.controllers import (
@@ -100,7 +99,7 @@ def test_the_final_network_is_there_from_the_start(runs: dict[str, ControllerRun
 def test_a_comparison_tells_what_was_found(
     environment: GrowthEnvironment, runs: dict[str, ControllerRun]
 ) -> None:
-    told = as_comparison(environment, list(runs.values()))
+    told = as_comparison(environment, [run.result() for run in runs.values()])
     assert told.task == "spirals"
     assert [c.name for c in told.controllers] == list(runs)
     assert told.controllers[0].members == [0, 1, 2, 3]
@@ -129,12 +128,12 @@ def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: Growt
 
 @given(st.floats(0.1, 5000), st.integers(1, 40), st.integers(1, 30))
 def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batches: int) -> None:
-    found = schedule_for(minibatches, TrainingLength(steps, batches))
+    found_steps, found_batches = fit_schedule(minibatches, steps, batches)
     wanted = max(1, round(minibatches))
-    done = found.steps * found.batches
+    done = found_steps * found_batches
     assert abs(done - wanted) <= max(1, wanted // 20) or steps < 3  # few steps leave little to choose from
-    assert abs(done - wanted) <= found.steps / 2
-    assert min(steps, wanted) <= found.steps <= 2 * steps
+    assert abs(done - wanted) <= found_steps / 2
+    assert min(steps, wanted) <= found_steps <= 2 * steps
 
 
 @pytest.mark.parametrize(
@@ -266,31 +265,32 @@ def test_every_name_is_described() -> None:
 
 
 @pytest.mark.parametrize("budget", ["episode.flops=null", "episode.flops=4e5"])  # the second pays for 8 steps
-def test_a_contest_counts_its_steps_and_pairs_its_seeds(budget: str) -> None:
+def test_an_experiment_says_how_far_it_is_and_pairs_its_seeds(budget: str) -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "members=2", budget])
-    contest = Contest(config, arms_of("static,habit,best-of:2", config), seeds=2)
-    ticks: list[int] = []
-    comparison = contest.run(lambda result: ticks.append(1))
-    assert [(lanes.round, lanes.title) for lanes in contest.lanes] == [
+    experiment = Experiment(config, arms_of("static,habit,best-of:2", config), seeds=2)
+    progress: list[float] = []
+    comparison = experiment.run(progress.append)
+    assert [(lanes.round, lanes.title) for lanes in experiment.lanes] == [
         (1, "static"),
         (2, "habit"),
         (3, "best-of:2"),
     ]
-    assert len(ticks) == contest.steps
+    assert progress == sorted(progress)
+    assert progress[-1] == 2 * 3
     assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
     assert comparison.controllers[2].members == [0, 1, 2, 3]
 
 
-def test_processes_that_share_a_contest_find_what_one_process_finds() -> None:
+def test_processes_that_share_an_experiment_find_what_one_process_finds() -> None:
     """Budgets of fixed arms follow from what all members spent, wherever they were."""
     settings = ("task=spirals", "members=5", "shards=3", "episode.clock=compute")
     config = load_config(overrides=[*TINY, *settings])
 
     def work(gather: Gather | None) -> object:
         arms = arms_of("random,final:random,best-of:2", config)
-        contest = Contest(config, arms, gather=gather)
-        comparison = contest.run()
-        return json_values(comparison), [lanes.to_bytes() for lanes in contest.lanes]
+        experiment = Experiment(config, arms, gather=gather)
+        comparison = experiment.run()
+        return json_values(comparison), [lanes.to_bytes() for lanes in experiment.lanes]
 
     alone = work(None)
     assert on_processes(2, work) == [alone, alone]
@@ -335,16 +335,16 @@ def test_an_older_checkpoint_is_judged_by_its_settings() -> None:
 def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> None:
     config = load_config(overrides=[*STUDIED, "population.batch_size=64", "population.batches_per_epoch=1"])
     arms = arms_of("static,tamiyo,final:tamiyo,schedule,schedule:clone@0.1", config)
-    contest = Contest(config, arms)
-    (told, by_rule) = contest.remarks
+    experiment = Experiment(config, arms)
+    (told, by_rule) = experiment.remarks
     assert told.startswith("tamiyo does not grow here, because it is outside the conditions")
     assert "population.batch_size is 64 (trained with 128)" in told
     assert "--force" in told
     assert by_rule.startswith("schedule does not grow here")
-    comparison = contest.run()
+    comparison = experiment.run()
     results = {result.name: result for result in comparison.controllers}
     for name in ("tamiyo", "static-final of tamiyo", "schedule"):
         assert results[name].test_accuracy == results["static"].test_accuracy
     assert results["schedule:clone@0.1"].parameters > results["static"].parameters
-    assert comparison.remarks == contest.remarks
-    assert Contest(config, arms, force=True).arms["tamiyo"] is arms["tamiyo"]
+    assert comparison.remarks == experiment.remarks
+    assert Experiment(config, arms, force=True).arms["tamiyo"] is arms["tamiyo"]

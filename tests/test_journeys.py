@@ -150,7 +150,7 @@ def test_every_preset_runs(name: str, tmp_path: Path) -> None:
 
 
 def test_a_task_brings_its_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.commands.running import new_folder, resolve_settings
+    from esper.commands.common import new_folder, resolve_settings
 
     assert resolve_settings(None, None, None, task="letter") == load_config(preset="letter")
     assert resolve_settings(None, None, ["members=3"], task="spirals") == load_config(

@@ -15,19 +15,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import (
-    compare,
-    config,
-    demo,
-    grow,
-    machine,
-    report,
-    resume,
-    runs,
-    tables,
-    train,
-    watch,
-)
+from esper.commands import compare, config, demo, grow, tables, train, watch
 from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError, with_place
 from esper.utils.launch import Launch
 
@@ -37,16 +25,16 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (train.train, "esper train --task digits --out runs/first"),
     (grow.grow, "esper grow --preset compute --controller schedule --members 4"),
     (compare.compare, "esper compare --preset compute --controllers static,schedule,tamiyo"),
-    (resume.resume, "esper resume runs/first --set rounds=60"),
+    (train.resume, "esper resume runs/first --set rounds=60"),
     (demo.demo, "esper demo --out runs/demo"),
-    (runs.runs, "esper runs"),
-    (report.report, "esper report runs/first"),
+    (tables.runs, "esper runs"),
+    (watch.report, "esper report runs/first"),
     (watch.watch, "esper watch runs/demo"),
     (tables.schema, "esper schema"),
     (tables.blueprints, "esper blueprints --topology cnn --width 16"),
     (tables.tasks, "esper tasks"),
     (tables.controllers, "esper controllers"),
-    (machine.doctor, "esper doctor"),
+    (tables.doctor, "esper doctor"),
 )
 
 # Seconds in which another process tells what is wrong: torchrun ends all of them when the first one ends.

@@ -1,15 +1,15 @@
-"""Arms on equal footing: controllers that grow networks, and networks that never change, at equal compute.
+"""Compare arms at equal compute: controllers that grow networks, and networks that never change.
 
 Every arm has the same members: the same first weights, data order and random numbers, so that member i
-differs between two arms by what was done with it and by nothing else. What is reported is the test split,
-which is opened once per network, after its training.
+differs between two arms only by what was done with it. Results are those of the test split, which is read
+once per network, after its training.
 
 A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
 best of several hosts on validation data (`best-of`, `best-of:8`), a host of another size
 (`fixed:hidden=16+depth=2`), or the network that a controller ended with (`final:NAME`).
 
-All arms take their weights by one rule and pay for the validation that they use. By default the weights are
-those of the last epoch; then a network that never changes pays for no validation, but for the one that
+All arms choose their weights by one rule and pay for the validation that they use. By default the weights are
+those of the last epoch; then a network that never changes pays for no validation, except for the one that
 chooses the best of several. Where the environment's `best_epoch` is set, every arm ends with the weights of
 its best epoch on validation data and pays for a validation in each.
 """
@@ -20,12 +20,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, count
+from typing import Self
 
 import numpy as np
 import torch
 
-from esper.builders import check_host, shaped_host
+from esper.builders import check_host, make_environment, shaped_host
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
 from esper.lifecycle.legality import is_heard
@@ -34,25 +35,82 @@ from esper.population.shapes import shapes_of
 from esper.runs.differences import paired_differences
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint
-from esper.shards import Shards
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord, Floats
-from esper.simic.lanes import host_parts, lanes_of
+from esper.simic.lanes import lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task
-from esper.utils.devices import cpu_threads
+from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Alone, Gather
+from esper.utils.gather import Alone, Gather, gather_pieces, held_shards
+from esper.utils.rows import under_prefix, with_prefix
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
+OnProgress = Callable[[float], None]  # is given how many arms are done: 1.5 is half-way through the second
+
+
+class Shards:
+    """The members of a comparison, in the environments that this process holds and in those of others.
+
+    Results come from all of them, in the order of the members. One environment is one shard.
+    """
+
+    def __init__(
+        self, held: Sequence[GrowthEnvironment], ranges: Sequence[range], members: int, gather: Gather
+    ) -> None:
+        """ranges: the positions, among all `members`, of those in each environment."""
+        self.held, self.ranges, self.members, self.gather = held, ranges, members, gather
+
+    @classmethod
+    def of(cls, environment: GrowthEnvironment | Self) -> Self:
+        """Wrap a single environment; return shards as they are."""
+        if not isinstance(environment, GrowthEnvironment):
+            return environment
+        members = environment.num_members
+        return cls([environment], [range(members)], members, Alone())
+
+    @classmethod
+    def build(cls, config: RunConfig, gather: Gather) -> Self:
+        """Build those that this process holds; raises UserError where there are too few members or shards."""
+        ranges = held_shards(config.members, config.shards or 1, gather)
+        device = own_device(config.device)
+        held = [make_environment(config, device, torch.arange(r.start, r.stop)) for r in ranges]
+        return cls(held, ranges, config.members, gather)
+
+    @property
+    def first(self) -> GrowthEnvironment:
+        """The first of them, for all that they have in common."""
+        return self.held[0]
+
+    def rebuild(self, **changes: object) -> Self:
+        """Build fresh environments of the same members with other settings."""
+        held = [type(e)(replace(e.spec, **changes)) for e in self.held]  # type: ignore[arg-type]
+        return type(self)(held, self.ranges, self.members, self.gather)
+
+    def gather_results(
+        self, played: Sequence[tuple[EpisodeRecord, TestResult]]
+    ) -> tuple[EpisodeRecord, TestResult]:
+        """Return what all members did and reached, from the results of each environment of this process."""
+        record, test = played[0]
+        if record.num_members == self.members:
+            return record, test
+        pieces = [
+            with_prefix("record", record.tensors())
+            | with_prefix("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
+            for record, test in played
+        ]
+        everyone = gather_pieces(self.gather, pieces)
+        reached = [under_prefix("test", piece) for piece in everyone]
+        whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
+        return record.side_by_side([under_prefix("record", piece) for piece in everyone]), TestResult(**whole)
 
 
 @dataclass(frozen=True)
@@ -67,24 +125,18 @@ class ControllerRun:
     shapes: list[str] | None = None  # of networks that are nothing but blocks
 
     def result(self) -> ControllerResult:
-        """The figures that results.json holds, member by member."""
+        """Return the figures that results.json holds, member by member."""
+        record = self.record
+        curve = [record.spent.mean(axis=1), record.accuracy.mean(axis=1), record.parameters.mean(axis=1)]
         return ControllerResult(
             name=self.name,
-            members=self.record.members.tolist(),
+            members=record.members.tolist(),
             test_accuracy=self.test.accuracy.tolist(),
-            parameters=self.record.parameters[-1].tolist(),
-            member_epochs=[self.epochs] * self.record.num_members,
-            flops=self.record.flops.tolist(),
+            parameters=record.parameters[-1].tolist(),
+            member_epochs=[self.epochs] * record.num_members,
+            flops=record.flops.tolist(),
             potential=self.potential.tolist(),
-            curve=[
-                CurvePoint(float(flops), float(accuracy), float(parameters))
-                for flops, accuracy, parameters in zip(
-                    self.record.spent.mean(axis=1),
-                    self.record.accuracy.mean(axis=1),
-                    self.record.parameters.mean(axis=1),
-                    strict=True,
-                )
-            ],
+            curve=[CurvePoint(*map(float, point)) for point in zip(*curve, strict=True)],
         )
 
 
@@ -96,19 +148,20 @@ def run_controller(
     on_step: OnStep | None = None,
     episode: int = EVALUATION_EPISODE,
 ) -> ControllerRun:
-    """One controller through one episode, and its networks on the test split.
+    """Run a controller through one episode, and its networks on the test split.
 
-    With `best_epoch` in the environment's spec the best epoch comes back, and every seed is kept or taken
-    out.
+    With `best_epoch` in the environment's spec every network ends with the weights of its best epoch, and
+    every seed is kept or removed.
     """
     shards, played = Shards.of(environment), []
-    for each, slots in zip(shards.held, shards.slots(initial_slots), strict=True):
+    for each, members in zip(shards.held, shards.ranges, strict=True):
+        slots = None if initial_slots is None else initial_slots[slice(members.start, members.stop)]
         if each.spec.best_epoch:
             record = Ending(each).play(controller, episode, slots, on_step)
         else:
             record = play(each, controller, episode, slots, on_step)
         played.append((record, evaluate_test(each)))
-    record, test = shards.joined(played)
+    record, test = shards.gather_results(played)
     worth = potential(
         torch.from_numpy(test.accuracy),
         torch.from_numpy(record.parameter_ratio[-1]).float(),
@@ -122,27 +175,16 @@ def run_controller(
 # ---- networks that never change --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class TrainingLength:
-    """How long a network is trained."""
+def fit_schedule(minibatches: float, steps: int, batches: int, validation: float = 0.0) -> tuple[int, int]:
+    """Return the steps and the minibatches in a step that cost what is nearest to `minibatches`.
 
-    steps: int
-    batches: int  # minibatches in a step
-
-
-def schedule_for(minibatches: float, like: TrainingLength, validation: float = 0.0) -> TrainingLength:
-    """The steps and the minibatches in a step that cost what is nearest to `minibatches`.
-
-    Steps lie between those of `like` and twice as many, or there is one for each minibatch if these are few.
-    validation: what the validation of a step costs, in minibatches.
+    steps, batches: those of an episode. The result has between `steps` and twice as many, or one for each
+    minibatch if these are few. validation: what the validation of a step costs, in minibatches.
     """
     wanted = max(1, round(minibatches))
-    first = min(like.steps, wanted)
-    found = [
-        TrainingLength(steps, max(1, round(wanted / steps - validation)))
-        for steps in range(first, 2 * first + 1)
-    ]
-    return min(found, key=lambda schedule: abs(schedule.steps * (schedule.batches + validation) - wanted))
+    first = min(steps, wanted)
+    found = [(n, max(1, round(wanted / n - validation))) for n in range(first, 2 * first + 1)]
+    return min(found, key=lambda schedule: abs(schedule[0] * (schedule[1] + validation) - wanted))
 
 
 def run_fixed(
@@ -151,50 +193,49 @@ def run_fixed(
     budget: float,
     slots: SlotStates | None = None,
     restarts: int = 1,
-    on_step: OnStep | None = None,
+    on_progress: OnProgress | None = None,
 ) -> ControllerRun:
-    """Networks that never change, trained for `budget` FLOPs a member on the mean over members.
+    """Train networks that never change, for `budget` FLOPs a member on the mean over members.
 
     slots: the seeds that they have from the start, as `from_the_start` makes them; none by default. With
     several restarts each has an equal share of the budget and other first weights, and a member's best one on
     validation data counts; with 0 restarts there are as many as can train for an episode each. That choice
-    is charged a validation, and so is every epoch where the best one counts; curves show others, which are
-    free.
+    is charged a validation, and so is every epoch where the best one counts; validations that only draw a
+    curve are free.
     """
     shards = Shards.of(environment)
     spec, prices = shards.first.spec, prices_of(shards, slots)
-    like = TrainingLength(spec.episode.steps, spec.population.batches_per_epoch)
-    step = like.batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
+    batches = spec.population.batches_per_epoch
+    step = batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
     once = (not spec.best_epoch) * prices.validation  # [N] what it costs to choose among restarts
     if not restarts:
-        restarts = max(1, round(budget / float((like.steps * step + once).mean())))
+        restarts = max(1, round(budget / float((spec.episode.steps * step + once).mean())))
     choosing = once if restarts > 1 else 0.0 * once
     batch = float(prices.batch.mean())
     minibatches = (budget / restarts - float(choosing.mean())) / batch
     validation = spec.best_epoch * float(prices.validation.mean()) / batch
-    schedule = schedule_for(minibatches, like, validation)
-    episode = {"steps": schedule.steps, "measure_every": schedule.steps, "clock": "steps", "flops": None}
-    recipe = {"batches_per_epoch": schedule.batches}
+    steps, batches = fit_schedule(minibatches, spec.episode.steps, batches, validation)
+    episode = {"steps": steps, "measure_every": steps, "clock": "steps", "flops": None}
+    recipe = {"batches_per_epoch": batches}
     if slots is None:
         recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough
-    world = shards.remade(
+    fresh = shards.rebuild(
         episode=spec.episode.model_copy(update=episode), population=spec.population.model_copy(update=recipe)
     )
-    held = len(shards.held)
-    paced = _Pace(on_step, spec.episode.steps * held, restarts * schedule.steps * held)
+    on_step = _count_steps(on_progress, 0, restarts * steps * len(shards.held))
     runs = [
-        run_controller(world, name, Static(), slots, paced, EVALUATION_EPISODE + k) for k in range(restarts)
+        run_controller(fresh, name, Static(), slots, on_step, EVALUATION_EPISODE + k) for k in range(restarts)
     ]
     best = best_of(runs)
-    step = schedule.batches * prices.batch + spec.best_epoch * prices.validation
-    share = np.arange(schedule.steps + 1)[:, None] * step  # [T + 1, N]
+    step = batches * prices.batch + spec.best_epoch * prices.validation
+    share = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
     share[-1] += choosing
-    epochs = restarts * schedule.steps * schedule.batches / spec.population.batches_per_epoch
+    epochs = restarts * steps * batches / spec.population.batches_per_epoch
     return replace(best, record=replace(best.record, spent=restarts * share), epochs=epochs)
 
 
 def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None = None) -> Prices:
-    """What a minibatch and a validation of networks with these seeds cost; of bare hosts by default."""
+    """Return what a minibatch and a validation of networks with these seeds cost; by default bare hosts."""
     shards = Shards.of(environment)
     one = shards.first
     task, config = one.spec.task, one.spec.population
@@ -203,30 +244,16 @@ def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None 
     return one.population.costs.prices(held.to(one.device), config.batch_size, samples)
 
 
-class _Pace:
-    """Calls `on_step` `ticks` times in all while at most `steps` steps pass: every arm moves a bar alike."""
-
-    def __init__(self, on_step: OnStep | None, ticks: int, steps: int) -> None:
-        self._on_step, self._ticks, self._steps = on_step, ticks, steps
-        self._done = self._told = 0
-
-    def __call__(self, result: StepResult) -> None:
-        self._result, self._done = result, self._done + 1
-        self._tell(self._done * self._ticks // self._steps)
-
-    def finish(self) -> None:
-        """The ticks that are left: networks that grow may take fewer steps."""
-        self._tell(self._ticks)
-
-    def _tell(self, ticks: int) -> None:
-        while self._told < ticks:
-            self._told += 1
-            if self._on_step is not None:
-                self._on_step(self._result)
+def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnStep | None:
+    """Make an `on_step` that reports `done` arms and the share of `steps` that have passed of the next."""
+    if on_progress is None:
+        return None
+    ticks = count(1)
+    return lambda result: on_progress(done + min(1.0, next(ticks) / steps))
 
 
 def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
-    """Every member by the run that ended with its highest validation accuracy, the first of equals."""
+    """Take every member from the run that ended with its highest validation accuracy, the first of equals."""
     final = np.stack([run.record.accuracy[-1] for run in runs])  # [K, N]
     which = np.nan_to_num(final, nan=-1.0).argmax(axis=0)  # [N]
     rows = np.arange(len(which))
@@ -243,7 +270,7 @@ def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
 
 
 def from_the_start(slots: SlotStates) -> SlotStates:
-    """The seeds that a network ended with, as fossils at full strength: the same network with no growth."""
+    """Return the seeds that a network ended with, as fossils at alpha 1: the same network with no growth."""
     return at_full_strength(slots, is_heard(slots))
 
 
@@ -251,17 +278,16 @@ def from_the_start(slots: SlotStates) -> SlotStates:
 
 
 def compare(
-    environment: GrowthEnvironment | Shards,
-    arms: Mapping[str, Arm],
-    on_step: OnStep | None = None,
+    environment: GrowthEnvironment | Shards, arms: Mapping[str, Arm], on_progress: OnProgress | None = None
 ) -> list[ControllerRun]:
-    """Every arm, in the order given. Controllers run first: what they spend is what the others may.
+    """Run every arm, controllers first, because the others get what they spend; return them as given.
 
     The final networks of a controller get what it spent, on the mean over members; other networks that never
     change get what the controller spent that spent most, or, without one, what an episode of the host costs.
     Raises ValueError where the networks of an arm that does not run are asked for.
     """
-    one = Shards.of(environment).first
+    shards = Shards.of(environment)
+    one = shards.first
     fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
     unknown = sorted({arm.of for arm in fixed.values()} - {"", *(set(arms) - set(fixed))})
     if unknown:
@@ -269,30 +295,35 @@ def compare(
         raise ValueError(
             f"final networks of {', '.join(unknown)} are asked for; the controllers that run are {allowed}"
         )
-    ticks = one.spec.episode.steps * len(Shards.of(environment).held)
-    runs = {}
+    runs: dict[str, ControllerRun] = {}
+
+    def finish(name: str, run: ControllerRun) -> None:
+        runs[name] = run
+        if on_progress is not None:
+            on_progress(len(runs))
+
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            pace = _Pace(on_step, ticks, one.steps * len(Shards.of(environment).held))
-            runs[name] = run_controller(environment, name, arm, on_step=pace)
-            pace.finish()
+            on_step = _count_steps(on_progress, len(runs), one.steps * len(shards.held))
+            finish(name, run_controller(shards, name, arm, on_step=on_step))
     spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
-    price, batches = prices_of(environment), one.spec.population.batches_per_epoch
+    price, batches = prices_of(shards), one.spec.population.batches_per_epoch
     epoch = batches * price.batch + one.spec.best_epoch * price.validation  # [N] FLOPs
     usual = max(spent.values(), default=one.steps * float(epoch.mean()))
     for name, arm in fixed.items():
         twin = next((n for n, other in fixed.items() if n in runs and other == arm), None)
         if twin is not None:  # a controller that does not act here is the same as not growing
-            runs[name] = replace(runs[twin], name=name)
+            finish(name, replace(runs[twin], name=name))
             continue
+        done, fresh, slots = len(runs), *_initial(shards, arm, runs.get(arm.of))
+        advance = None if on_progress is None else lambda share, done=done: on_progress(done + share)
         budget = spent[arm.of] if arm.of else usual
-        world, slots = _beginning(Shards.of(environment), arm, runs.get(arm.of))
-        runs[name] = run_fixed(world, name, budget, slots, arm.restarts, on_step)
+        finish(name, run_fixed(fresh, name, budget, slots, arm.restarts, advance))
     return [runs[name] for name in arms]
 
 
-def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Shards, SlotStates | None]:
-    """Where the networks of a fixed arm live, and the seeds that they begin with.
+def _initial(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Shards, SlotStates | None]:
+    """Return the environments of a fixed arm and the seeds that its networks begin with.
 
     The final networks of a controller that repeated or widened blocks are fresh ones of the shape that most
     of them have. Raises UserError where shapes are unknown: other seeds stand between the blocks, or the
@@ -300,12 +331,12 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
     """
     spec, task = shards.first.spec, shards.first.spec.task
     if arm.host:
-        return shards.remade(task=_with_options(task, arm)), None
+        return shards.rebuild(task=_with_options(task, arm)), None
     if of is None:
         return shards, None
     if of.shapes is not None:
         ((shape, _),) = Counter(of.shapes).most_common(1)
-        return shards.remade(make_host=partial(shaped_host, task, shape)), None
+        return shards.rebuild(make_host=partial(shaped_host, task, shape)), None
     if (of.record.final_slots.room < spec.population.folds).any():
         raise UserError(
             f"the network that {of.name} ended with is asked for, and its shape is not known: other seeds "
@@ -316,29 +347,29 @@ def _beginning(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Sh
 
 
 def _with_options(task: Task, arm: Fixed) -> Task:
-    """The task with a host of the size that a fixed arm asks for."""
+    """Return the task with a host of the size that a fixed arm asks for."""
     return replace(task, host=replace(task.host, options={**task.host.options, **arm.host}))
 
 
 def as_comparison(
-    environment: GrowthEnvironment, runs: Sequence[ControllerRun], remarks: Sequence[str] = ()
+    environment: GrowthEnvironment, results: Sequence[ControllerResult], remarks: Sequence[str] = ()
 ) -> Comparison:
-    """What the report and results.json hold; differences are against the first run."""
-    task, results = environment.spec.task, [run.result() for run in runs]
+    """Return what the report and results.json hold; differences are against the first result."""
+    task = environment.spec.task
     return Comparison(
         task=task.name,
         host=str(task.host) if environment.spec.make_host is None else "given",
-        controllers=results,
+        controllers=list(results),
         differences=paired_differences(results),
         remarks=list(remarks),
     )
 
 
-class Contest:
+class Experiment:
     """Every arm with the same `config.members` members under each of `seeds` seeds.
 
-    Seed k is config.seed + k: other initial weights, another order of the data, other random numbers. What
-    can be refused is refused when the contest is made, before anything has run.
+    Seed k is config.seed + k: other initial weights, another order of the data, other random numbers. Bad
+    input is refused when the experiment is made, before anything has run.
     """
 
     def __init__(
@@ -349,16 +380,16 @@ class Contest:
         gather: Gather | None = None,
         force: bool = False,
     ) -> None:
-        """gather: the processes that share the members, each of which runs the contest.
+        """gather: the processes that share the members, each of which runs the experiment.
 
-        force: controllers act outside of the conditions that they were trained in, too; without it networks
-        that never grow stand for them, and `remarks` says why.
+        force: controllers act outside of the conditions that they were trained in, too; without it they are
+        replaced by networks that never grow, and `remarks` says why.
         """
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
         self.config, self.seeds = config, seeds
         self.gather = gather or Alone()
-        self._first = Shards.made(config, self.gather)
+        self._first = Shards.build(config, self.gather)
         spec = self._first.first.spec
         for arm in arms.values():
             if isinstance(arm, Fixed) and arm.host:
@@ -366,36 +397,36 @@ class Contest:
         self.arms, self.remarks = (dict(arms), []) if force else arms_that_may_grow(arms, spec)
         self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 
-    @property
-    def steps(self) -> int:
-        """How often `on_step` is called in the whole contest."""
-        return self.seeds * len(self.arms) * self.config.episode.steps * len(self._first.held)
+    def run(self, on_progress: OnProgress | None = None) -> Comparison:
+        """Run every arm on every seed and return what each reached; the lanes of the first seed are kept.
 
-    def run(self, on_step: OnStep | None = None) -> Comparison:
-        """Run every arm on every seed and return what each reached; the lanes of the first seed are kept."""
+        on_progress: is given how many of the seeds × arms are done.
+        """
         results: dict[str, list[ControllerResult]] = {}
-        first: list[ControllerRun] = []
         for k in range(self.seeds):
+            shards = self._first
+            if k:
+                shards = Shards.build(
+                    self.config.model_copy(update={"seed": self.config.seed + k}), self.gather
+                )
+            done = k * len(self.arms)
+            advance = None if on_progress is None else lambda arms, done=done: on_progress(done + arms)
             with cpu_threads(self.config.threads):
-                runs = compare(self._shards(k), self.arms, on_step)
-            first = first or runs
+                runs = compare(shards, self.arms, advance)
+            if not k:
+                environment = self._first.first
+                self.lanes = [
+                    lanes_of(run.record, environment, i + 1, run.name) for i, run in enumerate(runs)
+                ]
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
-        joined = [_joined(parts) for parts in results.values()]
-        parts = host_parts(self._first.first.population)
-        self.lanes = [lanes_of(run.record, parts, i, run.name) for i, run in enumerate(first, start=1)]
-        comparison = as_comparison(self._first.first, first, self.remarks)
-        return replace(comparison, controllers=joined, differences=paired_differences(joined))
-
-    def _shards(self, k: int) -> Shards:
-        if not k:
-            return self._first
-        return Shards.made(self.config.model_copy(update={"seed": self.config.seed + k}), self.gather)
+        joined = [_join_seeds(each) for each in results.values()]
+        return as_comparison(self._first.first, joined, self.remarks)
 
 
-def _joined(parts: Sequence[ControllerResult]) -> ControllerResult:
-    """One arm's results over all seeds; the curve is that of the first."""
+def _join_seeds(parts: Sequence[ControllerResult]) -> ControllerResult:
+    """Join one arm's results over all seeds; the curve is that of the first."""
     columns = ("members", "test_accuracy", "parameters", "member_epochs", "flops", "potential")
     return ControllerResult(
         name=parts[0].name,

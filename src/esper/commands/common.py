@@ -1,0 +1,257 @@
+"""What several commands share: options, output, progress, settings, and the course of a training run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from esper.runs.numbers import duration
+from esper.utils.errors import UserError
+from esper.utils.launch import StopRequest, interruptible
+
+if TYPE_CHECKING:
+    from esper.config import RunConfig
+    from esper.runs.run_folder import Kind, RunFolder
+    from esper.training import TrainingRun
+
+INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
+FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
+
+CONTROLLER_HELP = (
+    "static (never grows), habit (large seeds early), heuristic, random or random:0.1 (its planting rate), "
+    "schedule or schedule:clone@0.1 (by the share of the budget that is spent), tamiyo (the trained one that "
+    "ships with esper), a run folder or a checkpoint; ':greedy' after a trained one takes its likeliest "
+    "choices; 'esper controllers' lists all"
+)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
+Preset = Annotated[
+    str | None,
+    typer.Option("--preset", "-p", help="settings that ship with esper: see 'esper config presets'"),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config show'"),
+]
+Out = Annotated[
+    Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
+]
+TaskName = Annotated[
+    str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="let controllers act outside of the conditions they were trained in")
+]
+Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
+JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, for machines")]
+JsonResult = Annotated[bool, typer.Option("--json", help="the result as one JSON object on stdout")]
+
+
+# ---- output ----------------------------------------------------------------------------------------------
+
+
+def check_range(name: str, value: int | None, least: int, most: int) -> None:
+    """Raise UserError unless least ≤ value ≤ most, or none is given; `name` is the option as it is typed."""
+    if value is not None and not least <= value <= most:
+        raise UserError(f"{name} is {value}; allowed are {least} to {most}")
+
+
+def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
+    """Return the terminal, or plain text where there is none."""
+    return Console(file=sys.stdout if stream == "stdout" else sys.stderr, highlight=False)
+
+
+def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
+    """Print a table of plain text; the columns `right` are of numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for i, title in enumerate(titles):
+        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    console().print(table)
+
+
+def plural(count: int, word: str) -> str:
+    """Return '1 round', '2 rounds'."""
+    return f"{count:,} {word}{'s' * (count != 1)}"
+
+
+def print_line(text: str, for_machines: bool = False) -> None:
+    """Print a line of plain text at once; on stderr where stdout is kept for machines."""
+    print(text, file=sys.stderr if for_machines else sys.stdout, flush=True)
+
+
+@contextmanager
+def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
+    """Show on stderr how much of a piece of work is done: a bar, or a line now and then.
+
+    Yields a function that is to be told, now and then, how much of `total` is done.
+    """
+    screen, begun = console("stderr"), time.monotonic()
+    next_line = begun + FIRST_LINE
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    hidden = quiet or not screen.is_terminal
+    with interruptible(), Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
+        task = bar.add_task(what, total=total)
+
+        def advance(done: float) -> None:
+            nonlocal next_line
+            bar.update(task, completed=done)
+            now = time.monotonic()
+            if now >= next_line and not quiet and not screen.is_terminal:
+                next_line = now + LINE_EVERY
+                left = (now - begun) / done * (total - done)
+                screen.print(f"{what}  {done / total:.0%}  about {duration(left)} left")
+
+        yield advance
+
+
+# ---- settings and folders --------------------------------------------------------------------------------
+
+
+def resolve_settings(
+    config: Path | None,
+    preset: str | None,
+    overrides: Sequence[str] | None,
+    task: str | None = None,
+    device: str | None = None,
+    controllers: Iterable[str] = (),
+    members: int | None = None,
+    usual_members: int | None = None,
+    base: RunConfig | None = None,
+) -> RunConfig:
+    """Return the settings of a run: defaults (or `base`), preset, file, options, --set, in that order.
+
+    Where nothing else is named, those of the first run folder among the controllers replace the defaults.
+    `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
+    """
+    from esper.config import load_config, preset_names, read_preset
+    from esper.utils.settings import read_yaml
+
+    if members is None and usual_members is not None:
+        written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
+        members = None if "members" in written else usual_members
+    if task is not None and preset is None and config is None and task in preset_names():
+        preset = task
+    named = {"task": task, "device": device, "members": members}
+    options = [f"{key}={value}" for key, value in named.items() if value is not None]
+    if base is None and preset is None and config is None:
+        folders = (name.removesuffix(":greedy") for name in controllers)
+        trained = next((name for name in folders if Path(name, "config.yaml").is_file()), None)
+        if trained is not None:
+            from esper.runs.run_folder import RunFolder
+            from esper.training import read_config
+
+            base = read_config(RunFolder.read(trained))
+    return load_config(config, preset, [*options, *(overrides or [])], base)
+
+
+def new_folder(kind: str, task: str) -> Path:
+    """Return a folder under runs/ that no other run has."""
+    base = Path("runs") / f"{kind}-{task}-{time.strftime('%Y%m%d-%H%M%S')}"
+    names = [base, *(base.with_name(f"{base.name}-{i}") for i in range(2, 1000))]
+    return next((path for path in names if not path.exists()), base)
+
+
+def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Mapping[str, Any]) -> RunFolder:
+    """Create the folder of a run: `out`, or a new one under runs/."""
+    from esper.runs.run_folder import RunFolder
+    from esper.utils.settings import dump
+
+    path = out or new_folder(kind, settings.task)
+    return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
+
+
+def requested(folder: RunFolder, name: str) -> Any:
+    """Return an argument that a run was begun with; raise UserError where the folder does not say."""
+    if name not in folder.request:
+        raise UserError(
+            f"{folder.path} does not say which {name} it was begun with, and cannot go on; begin anew in "
+            f"another folder with: {folder.command_text()}"
+        )
+    return folder.request[name]
+
+
+@contextmanager
+def resume_hint(folder: RunFolder) -> Iterator[None]:
+    """Where Ctrl-C ends what is inside, say how to resume, and end the command."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print_line(f"stopped; begin it again with: esper resume {folder.path}", for_machines=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+# ---- a training run --------------------------------------------------------------------------------------
+
+
+def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False, report: bool = True) -> int:
+    """Train to the end, or to the end of the round in which a stop is asked for, and write the report.
+
+    Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
+    several processes the first one shows and reports.
+    """
+    from esper.runs.live import QuietView, open_view, stopping
+    from esper.runs.report import learning_in_words, write_report
+
+    if not run.writes:
+        with StopRequest() as asked:
+            run.run(QuietView(), asked)
+        return asked.exit_code
+    config, trainer, folder = run.config, run.trainer, run.folder
+    for note in _notes(run):
+        print_line(f"note: {note}", for_machines=True)
+    page = None
+    view = open_view(console(), config.rounds, quiet=quiet, json_lines=json_lines)
+    with folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:
+        if not (quiet or json_lines):
+            device = trainer.environment.device
+            where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
+            print_line(
+                f"training on {config.task}: {config.members} members, {config.episode.steps} steps, "
+                f"{where}, {plural(config.rounds, 'round')}, in {folder.path}"
+            )
+        try:
+            run.run(view, stop)
+            page = write_report(folder) if report or stop.requested else None
+        except KeyboardInterrupt:
+            print_line("stopped at once: the round in flight is not kept", for_machines=True)
+    if not run.finished:
+        print_line(
+            f"stopped after round {trainer.rounds_done} of {trainer.rounds}; "
+            f"go on with: esper resume {folder.path}",
+            json_lines,
+        )
+    if not quiet and trainer.rounds_done:
+        print_line(learning_in_words(folder.metrics()), json_lines)
+    if page is not None:
+        print_line(f"wrote {page}", json_lines)
+    return stop.exit_code
+
+
+def _notes(run: TrainingRun) -> Iterator[str]:
+    """Say what a person may not expect of a run that is about to go on."""
+    config, done = run.config, run.trainer.rounds_done
+    usual = type(config.ppo)().minibatches  # with fewer members than that fewer are made without a note
+    if config.ppo.minibatches > max(config.members, usual):
+        yield (
+            f"ppo.minibatches is {config.ppo.minibatches}, and a round has one row for each of "
+            f"{plural(config.members, 'member')}: {config.members} minibatches are made"
+        )
+    missing = set(range(1, done + 1)) - {line["round"] for line in run.folder.metrics_file}
+    if missing:
+        yield (
+            f"{run.folder.metrics_file.path} lacks {plural(len(missing), 'round')} of the {done} that are "
+            "done; the report cannot show what is missing"
+        )
