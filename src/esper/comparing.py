@@ -414,10 +414,8 @@ class Experiment:
             with cpu_threads(self.config.threads):
                 runs = compare(shards, self.arms, advance)
             if not k:
-                environment = self._first.first
-                self.lanes = [
-                    lanes_of(run.record, environment, i + 1, run.name) for i, run in enumerate(runs)
-                ]
+                parts = host_parts(self._first.first.population)
+                self.lanes = [lanes_of(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)]
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
