@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,13 @@ class Watching(Scheduled):
     def begin(self, scene: Any) -> None:
         super().begin(scene)
         self.seen: list[Tensor] = []
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**super().state_dict(), "seen": torch.stack(self.seen)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self.seen = list(state["seen"])
 
     def decide(self, observation: Any, masks: Any, step: int) -> Any:
         evidence = observation.evidence

@@ -9,13 +9,15 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Head, Op
-from esper.simic.rollout import play
+from esper.simic.learner import LearnedController
+from esper.simic.rollout import Episode, play
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller
-from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.schedule import PacedSchedule, Schedule
 from esper.tamiyo.scripted import RandomLegal, Static
 from tests.controllers import Scheduled
-from tests.simic.worlds import make_environment
+from tests.simic.worlds import make_agent, make_environment
 
 CONTROLLERS: dict[str, Callable[[], Controller]] = {
     "static": Static,
@@ -60,6 +62,38 @@ def test_a_block_that_decides_several_actions_at_once_does_not_disturb_the_other
         np.testing.assert_array_equal(together.stage[:, spans[name]], alone.stage)
         np.testing.assert_allclose(together.accuracy[:, spans[name]], alone.accuracy, atol=1e-6)
         np.testing.assert_allclose(together.flops[spans[name]], alone.flops)
+
+
+@pytest.mark.parametrize("at", [1, 3, 5])
+def test_an_episode_resumed_with_any_controller_goes_on_to_the_same_bits(at: int) -> None:
+    """At a saved state that nothing changes afterwards, by controllers that never saw the steps before."""
+
+    def begin() -> Episode:
+        blocks = Blocks(
+            {
+                "heuristic": Heuristic(HeuristicConfig(plateau_points=100, rest_epochs=1)),
+                "schedule": Schedule([(0.1, "mlp_small", "all", 2), (0.5, "norm", [1])]),
+                "paced": PacedSchedule([(0.1, "mlp_small"), (0.5, "norm", [1])]),
+                "learned": LearnedController(make_agent()),
+                **{name: make() for name, make in CONTROLLERS.items()},
+            }
+        )
+        members = blocks.members(torch.arange(2)).tolist()
+        return Episode(make_environment(members=members, steps=8), blocks, 1)
+
+    whole, saved = begin(), {}
+    while not whole.environment.done:
+        whole.step()
+        if whole.environment.clock == at:
+            saved = {"episode": whole.state_dict(), "environment": whole.environment.state_dict()}
+    resumed = begin()
+    resumed.environment.load_state_dict(saved["environment"])
+    resumed.load_state_dict(saved["episode"])
+    while not resumed.environment.done:
+        resumed.step()
+    wanted, found = whole.record().tensors(), resumed.record().tensors()
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
 
 
 def test_members_that_do_not_divide_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
@@ -117,6 +117,20 @@ class Limited:
         asked = self.controller.decide(observation, self.limited(observation.slots, masks), step)
         allowed = self.affordable(observation.slots, [asked] if isinstance(asked, Actions) else asked)
         return allowed[0] if isinstance(asked, Actions) else allowed
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What the controller remembers; nothing of a user's own that has no such method."""
+        return self.controller.state_dict() if hasattr(self.controller, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state; raises UserError for a controller of the user's that cannot."""
+        if not hasattr(self.controller, "load_state_dict"):
+            name = type(self.controller).__name__
+            raise UserError(
+                f"the run was made with a {name}, which has no load_state_dict and cannot be resumed; give "
+                "it state_dict() and load_state_dict(state), which keep what it remembers as tensors"
+            )
+        self.controller.load_state_dict(state)
 
     def affordable(self, slots: SlotStates, asked: Sequence[Actions]) -> list[Actions]:
         """Actions of one decision, less the seeds that are not allowed or break the budget, whatever a

@@ -33,10 +33,9 @@ from esper.growing.settings import settings_of
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import Ending
-from esper.simic.rollout import show_again, shown
 from esper.tamiyo.controller import Controller, Scene
 from esper.utils.errors import UserError
-from esper.utils.rows import refill, stacked, tensors_of, under_prefix, unstacked, with_prefix
+from esper.utils.rows import refill, tensors_of, under_prefix, with_prefix
 
 METRICS = ("val_loss", "val_accuracy")
 SETTINGS = ("objective", "loss", "metric", "blueprints", "lr", "seed", "topology", "lifecycle")
@@ -87,7 +86,6 @@ class Grower:
         self._controller.begin(self._scene)
         self._ending = Ending(world)
         self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
-        self._shown: list[dict[str, Tensor]] = []  # to the controller, decision by decision
         self._decide()
 
     @property
@@ -162,7 +160,7 @@ class Grower:
             "environment": environment.state_dict(),
             "begun": tensors_of(environment.begun),
             "ending": self._ending.state_dict() if environment.clock else {},
-            "shown": stacked(self._shown),
+            "controller": self._controller.state_dict(),
             # A seed's latest gradients are evidence of the next decision, which may come before they are
             # computed again: a state can be saved on the last step of an epoch.
             "gradients": {name: p.grad for name, p in self._seed_parameters() if p.grad is not None},
@@ -186,9 +184,8 @@ class Grower:
             parameter.grad = gradients[name].to(parameter) if name in gradients else None
         if environment.clock:
             self._ending.load_state_dict(under_prefix("ending", state))
-        self._shown = unstacked(under_prefix("shown", state))
         self._controller.begin(self._scene)
-        show_again(self._controller, self._shown, environment.observe(), environment.masks())
+        self._controller.load_state_dict(under_prefix("controller", state))
         self._randomness.load_state_dict(under_prefix("randomness", state))
 
     def _seed_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -199,7 +196,6 @@ class Grower:
     def _decide(self) -> str:
         environment = self._environment
         observation, masks = environment.observe(), environment.masks()
-        self._shown.append(shown(observation, masks))
         actions = self._controller.decide(observation, masks, environment.clock)
         environment.begin(actions)
         environment.bodies.follow(environment.begun.states)

@@ -51,7 +51,7 @@ class Course:
 
     def __init__(self, prepared: Prepared):
         self.prepared, self.environment = prepared, prepared.environment
-        self.episode = Episode(self.environment, prepared.controller, remember=True)
+        self.episode = Episode(self.environment, prepared.controller)
         self.ending = Ending(self.environment)
 
     @property

@@ -15,7 +15,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.tamiyo.conditions import Conditions
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.config import TamiyoNetConfig
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -43,13 +43,14 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
     return network
 
 
-class LearnedController:
+class LearnedController(Controller):
     """Decide by an agent's policy: sample with numbers that belong to each member, or take the likeliest."""
+
+    looks = True
 
     def __init__(self, agent: PPOAgent, deterministic: bool = False, conditions: Conditions | None = None):
         """conditions: those that the agent was trained under, where they are known."""
         self.agent, self.conditions = agent, conditions
-        self.looks = True
         self.deterministic = deterministic
         self._decision = Captured(self._decide, Studio() if agent.device.type == "cuda" else None)
 
@@ -58,6 +59,12 @@ class LearnedController:
         self._scene = scene
         self._memory = self.agent.initial_state(scene.num_members)
         self._decided: Transition | None = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"memory": self._memory}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._memory = state["memory"].to(self._memory.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """One legal action per member."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,9 @@ from esper.simic.episode_record import EpisodeRecord, Floats
 from esper.simic.steps import StepResult
 from esper.tamiyo.blocks import Blocks
 from esper.tamiyo.controller import Controller, Scene
-from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
 from esper.utils.rows import (
     on_the_cpu,
-    refill,
     stacked,
-    tensors_of,
     under_prefix,
     unstacked,
     with_prefix,
@@ -35,8 +31,7 @@ from esper.utils.rows import (
 class Episode:
     """One episode under way: a controller and an environment, with all that was seen and done so far.
 
-    `initial_slots`: the seeds that the networks begin with, none by default. With `remember`, what the
-    controller is shown is kept, so that the episode can be saved and taken up again.
+    `initial_slots`: the seeds that the networks begin with, none by default.
     """
 
     def __init__(
@@ -45,9 +40,8 @@ class Episode:
         controller: Controller,
         episode: int = 0,
         initial_slots: SlotStates | None = None,
-        remember: bool = False,
     ):
-        self.environment, self.controller, self._remember = environment, controller, remember
+        self.environment, self.controller = environment, controller
         looks = (
             controller.looking(environment.num_members)
             if isinstance(controller, Blocks)
@@ -57,13 +51,10 @@ class Episode:
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
         controller.begin(Scene(members, slots, seed, environment.device, episode, environment.batches))
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
-        self._shown: list[dict[str, Tensor]] = []
 
     def step(self) -> StepResult:
         """Let the controller decide once, and live through what follows."""
         environment, masks = self.environment, self.environment.masks()
-        if self._remember:
-            self._shown.append(shown(self.observation, masks))
         actions = self.controller.decide(self.observation, masks, environment.clock)
         result = environment.step(actions)
         self.observation = result.observation
@@ -104,37 +95,21 @@ class Episode:
         )
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The story of at least one step as plain tensors; the environment has a state of its own."""
-        rows = {"seen": self._seen, "done": self._done, "shown": self._shown}
-        return {f"{n}.{key}": value for n, steps in rows.items() for key, value in stacked(steps).items()}
+        """Return the steps so far, of which there is at least one, and what the controller remembers.
+
+        The environment has a state of its own.
+        """
+        return {
+            **with_prefix("seen", stacked(self._seen)),
+            **with_prefix("done", stacked(self._done)),
+            **with_prefix("controller", self.controller.state_dict()),
+        }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on after the steps of a saved story; the environment was put there before.
-
-        The controller is shown again what it was shown then, so that it remembers what it did.
-        """
-        self._seen, self._done, self._shown = (
-            unstacked(under_prefix(n, tensors)) for n in ("seen", "done", "shown")
-        )
-        show_again(self.controller, self._shown, self.observation, self.environment.masks())
+        """Continue after the steps of a saved episode; the environment's state was loaded before."""
+        self._seen, self._done = (unstacked(under_prefix(n, tensors)) for n in ("seen", "done"))
+        self.controller.load_state_dict(under_prefix("controller", tensors))
         self.observation = self.environment.observe()
-
-
-def shown(observation: Observation, masks: ActionMasks) -> dict[str, Tensor]:
-    """What a controller is shown for one decision, as plain tensors."""
-    return {**with_prefix("observation", tensors_of(observation)), **with_prefix("masks", tensors_of(masks))}
-
-
-def show_again(
-    controller: Controller, decisions: Sequence[Mapping[str, Tensor]], like: Observation, masks: ActionMasks
-) -> None:
-    """Bring a controller that has just begun to where it was after these decisions.
-
-    like, masks: any that this environment gives, for their form.
-    """
-    for step, row in enumerate(decisions):
-        seen = refill(like, under_prefix("observation", row))
-        controller.decide(seen, refill(masks, under_prefix("masks", row)), step)
 
 
 def play(

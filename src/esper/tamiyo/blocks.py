@@ -12,9 +12,10 @@ from esper.lifecycle.actions import Actions
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
+from esper.utils.rows import under_prefix
 
 
-class Blocks:
+class Blocks(Controller):
     """Block k of the members is decided for by controller k.
 
     Give every block the same member ids (`Blocks.members`) and its members are the same networks on the same
@@ -55,6 +56,17 @@ class Blocks:
         self._spans = self.spans(scene.num_members)
         for name, controller in self.controllers.items():
             controller.begin(replace(scene, members=scene.members[self._spans[name]]))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": value
+            for name, controller in self.controllers.items()
+            for key, value in controller.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, controller in self.controllers.items():
+            controller.load_state_dict(under_prefix(name, state))
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """As many actions as the longest list of any block; the others wait after theirs."""

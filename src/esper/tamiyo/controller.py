@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -52,7 +53,16 @@ class Controller(Protocol):
     def looks(self) -> bool: ...
 
     def begin(self, scene: Scene) -> None:
-        """An episode of these members begins: forget the last one."""
+        """Start an episode of these members, forgetting the last one."""
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
-        """One legal action per member, or several that are applied one after the other."""
+        """Return one legal action per member, or several that are applied one after the other."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what it remembers of the episode under way, by name; nothing by default."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue the episode of a saved state; `begin` was called before with the same scene."""
+        return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -48,6 +50,13 @@ class Heuristic(Gardener):
         """No member has pruned anything, so that all may plant."""
         super().begin(scene)
         self._rested = torch.zeros_like(scene.members)  # [N] the step from which a seed may be planted
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {**super().state_dict(), "rested": self._rested}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        super().load_state_dict(state)
+        self._rested = state["rested"].to(self._rested.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Prune what hurts, else fossilise, else advance, else plant on a plateau, else wait."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +22,7 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blu
 from esper.lifecycle.gates import grows_block
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.conditions import Conditions
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.scripted import Wish, as_actions, first_legal
@@ -74,7 +74,7 @@ BY_BUDGET = (  # chosen on made tasks; docs/study.md says what it was judged on 
 )
 
 
-class Schedule:
+class Schedule(Controller):
     """A controller that plants by the share of the budget that is spent and keeps all that it plants.
 
     It never looks at what is measured, so that its seeds pass their gates unmeasured. A block is
@@ -134,6 +134,12 @@ class Schedule:
                     f"the schedule names slot {unknown[0]}; this host has slots 0..{scene.num_slots - 1}"
                 )
             self._owed[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"owed": self._owed, "begins": torch.tensor(self._begins)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._owed, self._begins = state["owed"].to(self._owed.device, copy=True), bool(state["begins"])
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """The actions of this step, one after the other: every slot that is due is planted and raised."""

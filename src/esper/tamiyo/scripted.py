@@ -5,14 +5,14 @@ Each keeps its memory as rows, so that no decision loops over members or waits f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
 from esper.utils.devices import device_table
@@ -78,7 +78,7 @@ def _head_columns() -> Tensor:
 # ---- controls ------------------------------------------------------------------------------------------
 
 
-class Static:
+class Static(Controller):
     """Never grows anything."""
 
     looks = False
@@ -92,14 +92,15 @@ class Static:
         return self._waits
 
 
-class RandomLegal:
+class RandomLegal(Controller):
     """Germinates at a rate where it may; otherwise any other legal op, on any slot, in any way."""
+
+    looks = True
 
     def __init__(self, germination_rate: float = 0.2):
         if not 0.0 <= germination_rate <= 1.0:
             raise ValueError(f"germination_rate is {germination_rate}; allowed is 0 to 1")
         self.germination_rate = germination_rate
-        self.looks = True
 
     def begin(self, scene: Scene) -> None:
         """Every draw of the episode derives from the scene."""
@@ -122,7 +123,7 @@ class RandomLegal:
         return as_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
 
 
-class Gardener:
+class Gardener(Controller):
     """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow.
 
     What a gate would refuse is not legal in the masks of an environment, so that no gate is asked here.
@@ -134,6 +135,12 @@ class Gardener:
     def begin(self, scene: Scene) -> None:
         """No member has planted anything yet."""
         self._planted = torch.zeros_like(scene.members)  # [N] seeds so far
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"planted": self._planted}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._planted = state["planted"].to(self._planted.device)
 
     def next_blueprint(self, masks: ActionMasks) -> Tensor:
         """What is planted next: the legal blueprints in turn.  # [N]"""
