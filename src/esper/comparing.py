@@ -40,7 +40,7 @@ from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.episode_record import EpisodeRecord, Floats
-from esper.simic.lanes import lanes_of
+from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rewards import potential
 from esper.simic.rollout import TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
