@@ -44,7 +44,7 @@ from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
-from esper.utils.replay import Studio
+from esper.utils.graphs import GraphPool
 from studies.command_line import existing_device, positive
 
 BATCH = 64
@@ -158,13 +158,13 @@ PHASES: tuple[tuple[str, Callable[[Trainer], Any], str], ...] = (
 @contextmanager
 def captures() -> Iterator[list[int]]:
     """Counts the CUDA graphs that are captured meanwhile."""
-    count, capture = [0], Studio.capture
+    count, capture = [0], GraphPool.capture
 
-    def counted(studio: Studio, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    def counted(pool: GraphPool, function: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         count[0] += 1
-        return capture(studio, function)
+        return capture(pool, function)
 
-    with patch.object(Studio, "capture", counted):
+    with patch.object(GraphPool, "capture", counted):
         yield count
 
 

@@ -15,17 +15,17 @@ from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS
 from esper.population.replays import LIGHT, MOST, Replays
 from esper.population.rooms import LAUNCHES, Room
-from esper.utils.replay import Replayed
+from esper.utils.graphs import TensorGraph
 from esper.utils.rows import tensors_of
+from tests.cpu_graphs import graphs_on_cpu
 from tests.population.lives import Life, doubles
 from tests.population.test_independence import mixed_states
 from tests.population.worlds import make_data, make_population, plant
-from tests.replaying import replays_on_a_cpu
 
 
 @pytest.fixture(scope="module")
-def captures() -> Iterator[list[Replayed]]:
-    with replays_on_a_cpu() as made, patch.object(Replays, "release", lambda self: None):
+def captures() -> Iterator[list[TensorGraph]]:
+    with graphs_on_cpu() as made, patch.object(Replays, "release", lambda self: None):
         yield made
 
 
@@ -37,7 +37,7 @@ def assert_alike(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor], 
 @pytest.mark.parametrize("preset", HOST_PRESETS)
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[Replayed]) -> None:
+def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[TensorGraph]) -> None:
     """Random lives with every kind of seed, folds and members that finish, to rounding of float64."""
     with doubles():
         lives = [Life(preset, seed, members=4, mirrored=False) for _ in range(2)]
@@ -60,7 +60,7 @@ def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[Repla
         assert not lives[1].population.parts.weights[-1].any()  # nobody's row
 
 
-def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: list[Replayed]) -> None:
+def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: list[TensorGraph]) -> None:
     """Member 0, which spare rows repeat, is the sick one."""
     results = []
     for sick in (True, False):
@@ -78,7 +78,7 @@ def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: l
         assert torch.equal(results[0][name][rows:], value[rows:]), name
 
 
-def test_programs_are_used_again_and_are_few(captures: list[Replayed]) -> None:
+def test_programs_are_used_again_and_are_few(captures: list[TensorGraph]) -> None:
     """A crowd that changes from step to step settles in rooms that hold it."""
     life = Life("cnn", 3, members=12, mirrored=False)
     life.population._replays.possible = True

@@ -19,8 +19,8 @@ from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
 from esper.simic.steps import StepResult
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-from esper.utils.replay import MAKES, Captured, Studio
-from tests.replaying import replays_on_a_cpu
+from esper.utils.graphs import MAX_GRAPHS, Graphed, GraphPool
+from tests.cpu_graphs import graphs_on_cpu
 from tests.simic.worlds import make_residual
 
 
@@ -28,14 +28,14 @@ def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
     """Three episodes of an untrained policy in which members break, and how many functions were captured."""
     rules = lifecycle_for(8, LifecycleConfig(allow_unfinished=True))
     with (
-        replays_on_a_cpu() as made,
+        graphs_on_cpu() as made,
         patch.object(Population, "replays", new_callable=PropertyMock, return_value=replayed),
     ):
         environment = make_residual(range(6), 8, clock, lifecycle=rules)
         torch.manual_seed(0)
         controller = LearnedController(PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig()))
         if replayed:
-            controller._decision = Captured(controller._decide, environment._stood.studio)
+            controller._decision = Graphed(controller._decide, environment._stood.pool)
 
         def break_one(_: StepResult) -> None:
             if environment.clock in (3, 5):
@@ -58,13 +58,13 @@ def test_replayed_decisions_are_the_decisions(clock: str) -> None:
 
 
 def test_what_is_given_back_is_not_overwritten() -> None:
-    with replays_on_a_cpu():
-        double = Captured(lambda x, scale: (x * scale, None, "as it is"), Studio())
+    with graphs_on_cpu():
+        double = Graphed(lambda x, scale: (x * scale, None, "as it is"), GraphPool())
         results = [double(torch.full((2,), float(k)), 2.0) for k in range(4)]
         assert [float(found[0]) for found, _, _ in results] == [0.0, 2.0, 4.0, 6.0]
         assert results[0][1:] == (None, "as it is")
         assert double(torch.ones(2), 3.0)[0].tolist() == [3.0, 3.0]  # another make
         assert double(torch.ones(3), scale=3.0)[0].tolist() == [3.0, 3.0, 3.0]
-        for size in range(2 * MAKES):
+        for size in range(2 * MAX_GRAPHS):
             assert double(torch.ones(size), 2.0)[0].tolist() == [2.0] * size
-        assert len(double._made) == MAKES
+        assert len(double._graphs) == MAX_GRAPHS

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.utils.replay import Captured, Studio
+from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.streams import Stream, random_order
 
 
@@ -100,16 +100,16 @@ class DataOrder:
     """The order in which each member sees its samples: its own stream, whoever else is there."""
 
     def __init__(
-        self, seed: int, members: Tensor, num_samples: int, batch_size: int, studio: Studio | None = None
+        self, seed: int, members: Tensor, num_samples: int, batch_size: int, pool: GraphPool | None = None
     ):
-        """studio: where the drawing of an order is captured, so that it is replayed."""
+        """pool: where the drawing of an order is captured, so that it is replayed."""
         if num_samples < batch_size:
             raise ValueError(
                 f"the training split has {num_samples} samples, fewer than one minibatch of {batch_size}; "
                 "lower population.batch_size or bring more data"
             )
         self.seed, self.members, self.num_samples, self.batch_size = seed, members, num_samples, batch_size
-        self._drawn = Captured(self._draw, studio)
+        self._drawn = Graphed(self._draw, pool)
         self._pass: tuple[int, int] | None = None
         self._order = torch.empty(0)
 

@@ -35,7 +35,7 @@ from esper.population.replays import Replays
 from esper.population.schedule import Rewarming, rate_share
 from esper.population.stepping import Crew
 from esper.population.surgery import Events, Surgeon
-from esper.utils.replay import Captured, Studio, copy_all
+from esper.utils.graphs import Graphed, GraphPool, copy_all
 from esper.utils.rows import flags_of_rows, map_tensors, put_rows, tensors_of
 from esper.utils.streams import Stream, random_bits
 
@@ -92,8 +92,8 @@ class Population:
         self._seed_bank = SeedBank(self.bodies, seed, config.seed_weights)
         self._order: DataOrder | None = None
         self._replays = Replays(Crew(self.bodies, objective, config, self.hosts, self.parts))
-        self._studio = Studio() if self._replays.possible else None  # of what is drawn
-        self._picked, self._shared = Captured(self._pick, self._studio), Captured(self._share, self._studio)
+        self._pool = GraphPool() if self._replays.possible else None  # of what is drawn
+        self._picked, self._shared = Graphed(self._pick, self._pool), Graphed(self._share, self._pool)
         self._latest: tuple[object, SlotView] | None = None  # what the last look saw, and what it looked at
         self.begin_episode(0)
 
@@ -366,8 +366,8 @@ class Population:
     def _data_order(self, num_samples: int) -> DataOrder:
         if self._order is None or self._order.num_samples != num_samples:
             small = self.num_members * num_samples <= LARGEST_ORDER
-            batch, studio = self.config.batch_size, self._studio if small else None
-            self._order = DataOrder(self.seed, self.members, num_samples, batch, studio)
+            batch, pool = self.config.batch_size, self._pool if small else None
+            self._order = DataOrder(self.seed, self.members, num_samples, batch, pool)
         return self._order
 
 

@@ -22,7 +22,7 @@ from esper.population.plan import Kind, Plan, ship, ship_to
 from esper.population.planning import Draft, Sketch
 from esper.population.rooms import Room
 from esper.population.stepping import Crew, Scratch, TrainEpoch, Validation
-from esper.utils.replay import Replayed, Studio
+from esper.utils.graphs import GraphPool, TensorGraph
 
 MOST = 24  # programs that are kept
 WASTE = 1.08  # a room may cost this many times what a roomy new one would,
@@ -57,21 +57,21 @@ class MeasureProgram(Protocol):
 class ReplayedEpoch:
     """An epoch of training as three captured functions."""
 
-    def __init__(self, epoch: TrainEpoch, studio: Studio, known: bool) -> None:
+    def __init__(self, epoch: TrainEpoch, pool: GraphPool, known: bool) -> None:
         self.plan, self.load = epoch.plan, epoch.load
-        self.begin = Replayed(epoch.begin, studio, known)
-        self.step = Replayed(epoch, studio, known)
-        self.finish = Replayed(epoch.finish, studio, known)
+        self.begin = TensorGraph(epoch.begin, pool, known)
+        self.step = TensorGraph(epoch, pool, known)
+        self.finish = TensorGraph(epoch.finish, pool, known)
 
     def __call__(self) -> None:
         self.step()
 
 
-class ReplayedValidation(Replayed):
+class ReplayedValidation(TensorGraph):
     """A validation as a captured function."""
 
-    def __init__(self, validation: Validation, studio: Studio, known: bool) -> None:
-        super().__init__(validation, studio, known)
+    def __init__(self, validation: Validation, pool: GraphPool, known: bool) -> None:
+        super().__init__(validation, pool, known)
         self.plan = validation.plan
 
 
@@ -102,7 +102,7 @@ class Replays:
         self._known: frozenset[Kind] = frozenset()
         self._seen: dict[Task, Room] = {}  # all that was ever needed
         self._looked_at: Hashable = None  # the data of the latest validation
-        self._studio: Studio | None = None
+        self._pool: GraphPool | None = None
         self._scratch = Scratch()
 
     def training(self, sketch: Sketch, data: MemberData) -> EpochProgram:
@@ -110,8 +110,8 @@ class Replays:
         if not self.possible:
             return TrainEpoch(self.crew, sketch.draft().on(self.device), data, Scratch())
 
-        def make(plan: Plan, studio: Studio, known: bool) -> ReplayedEpoch:
-            return ReplayedEpoch(TrainEpoch(self.crew, plan, data, self._scratch), studio, known)
+        def make(plan: Plan, pool: GraphPool, known: bool) -> ReplayedEpoch:
+            return ReplayedEpoch(TrainEpoch(self.crew, plan, data, self._scratch), pool, known)
 
         return self._fitting(("train", data.places), sketch, make, self._rows_are_light(data))
 
@@ -121,8 +121,8 @@ class Replays:
         if not self.possible or seen != data.places:
             return Validation(self.crew, sketch.draft().on(self.device), data)
 
-        def make(plan: Plan, studio: Studio, known: bool) -> ReplayedValidation:
-            return ReplayedValidation(Validation(self.crew, plan, data), studio, known)
+        def make(plan: Plan, pool: GraphPool, known: bool) -> ReplayedValidation:
+            return ReplayedValidation(Validation(self.crew, plan, data), pool, known)
 
         return self._fitting(("validate", data.places), sketch, make, self._rows_are_light(data))
 
@@ -135,7 +135,7 @@ class Replays:
         return bodies.host_parameters < LIGHT and samples * places * max(host.widths) < LITTLE
 
     def _fitting(
-        self, kind: Task, sketch: Sketch, make: Callable[[Plan, Studio, bool], Run], light: bool
+        self, kind: Task, sketch: Sketch, make: Callable[[Plan, GraphPool, bool], Run], light: bool
     ) -> Run:
         """The program that a sketch goes into, with the sketch in it."""
         seen = self._seen.get(kind, sketch.need)
@@ -174,24 +174,24 @@ class Replays:
         return room
 
     def _new(
-        self, kind: Task, room: Room, draft: Draft, make: Callable[[Plan, Studio, bool], Run]
+        self, kind: Task, room: Room, draft: Draft, make: Callable[[Plan, GraphPool, bool], Run]
     ) -> Program[Run]:
-        if self._studio is None:
-            self._studio = Studio()
+        if self._pool is None:
+            self._pool = GraphPool()
         ints, alphas = ship(draft.ints, self.device), ship(draft.alphas, self.device, torch.float32)
         plan = draft.cut(ints, alphas)
         needed = {(kind[0], *one) for one in plan.kinds}
-        run = make(plan, self._studio, needed <= self._known)
+        run = make(plan, self._pool, needed <= self._known)
         self._known |= needed
         return Program(kind, room, ints, alphas, run)
 
     def release(self) -> None:
         """Drop all programs once this process holds more of the device's memory than it may."""
-        if self._studio is None:
+        if self._pool is None:
             return
         total = torch.cuda.get_device_properties(self.device).total_memory
         if torch.cuda.memory_reserved(self.device) > self.crew.config.graph_memory * total:
-            self._programs, self._studio, self._scratch = [], None, Scratch()
+            self._programs, self._pool, self._scratch = [], None, Scratch()
             torch.cuda.empty_cache()
 
 

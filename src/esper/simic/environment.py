@@ -67,7 +67,7 @@ from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, RuleSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.observation import Observation
-from esper.utils.replay import Captured, Studio
+from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 
 NO_OP = -1  # the last op before the first action
@@ -94,11 +94,11 @@ class Environment:
         self.budget = unit * shares[self.members % len(shares)]  # [N] FLOPs
         most = max(spec.budgets) * unit / self.bare_cost
         self.steps = math.ceil(most - ROUNDING)  # of those no larger than the host
-        self._studio = studio = Studio() if bodies.replays else None
+        self._pool = pool = GraphPool() if bodies.replays else None
         self._world = world = RulingInputs(bodies, spec, self.budget, self.steps)
-        self._ruled = Captured(partial(rule, world=world), studio)
-        self._stood = Captured(partial(stand, world=world), studio)
-        self._priced = Captured(partial(price, world=world), studio)
+        self._ruled = Graphed(partial(rule, world=world), pool)
+        self._stood = Graphed(partial(stand, world=world), pool)
+        self._priced = Graphed(partial(price, world=world), pool)
         self._chance_loss = chance_loss
         self.episode = -1  # none has begun
 
@@ -130,8 +130,8 @@ class Environment:
         )
         if first:
             watched = self.spec.governor, self.bodies, self.rows, self._chance_loss
-            self._governor = governor = Governor(*watched, in_place=self._studio is not None)
-            self._settled = Captured(partial(settle, governor=governor, world=self._world), self._studio)
+            self._governor = governor = Governor(*watched, in_place=self._pool is not None)
+            self._settled = Graphed(partial(settle, governor=governor, world=self._world), self._pool)
         else:
             self._governor.begin(self.rows)
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)

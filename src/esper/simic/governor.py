@@ -21,7 +21,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.simic.bodies import Bodies
 from esper.simic.config import GovernorConfig
 from esper.simic.signals import Signals
-from esper.utils.replay import copy_all
+from esper.utils.graphs import copy_all
 from esper.utils.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
 
 

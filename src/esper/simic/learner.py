@@ -22,7 +22,7 @@ from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
 from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
-from esper.utils.replay import Captured, Studio
+from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.streams import Stream, random_uniform
 
 # What `learner.patience` adds to the bias of the op head, for each unit of it.
@@ -52,7 +52,7 @@ class LearnedController(Controller):
         """conditions: those that the agent was trained under, where they are known."""
         self.agent, self.conditions = agent, conditions
         self.deterministic = deterministic
-        self._decision = Captured(self._decide, Studio() if agent.device.type == "cuda" else None)
+        self._decision = Graphed(self._decide, GraphPool() if agent.device.type == "cuda" else None)
 
     def begin(self, scene: Scene) -> None:
         """Forget the last episode; the next decision is the first of a new one."""
@@ -190,7 +190,7 @@ class Learner(LearnedController):
                 step,
                 self._memory,
                 self.agent.device,
-                self._decision.studio,
+                self._decision.pool,
             )
         self._buffer.add(step, active)
         self._decided = None

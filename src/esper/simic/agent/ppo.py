@@ -25,7 +25,7 @@ from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Tra
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.protocol import HasFeatures, Policy
 from esper.utils.gather import Alone, Gather, even_ranges, gather_rows
-from esper.utils.replay import Captured, Studio
+from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import check_like, map_tensors, under_prefix, with_prefix
 from esper.utils.streams import Stream, random_order
 
@@ -53,12 +53,12 @@ class PPOAgent:
         self._imitates = False
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
         self._tally = UpdateTally(len(policy.head_names), self.device)
-        studio = Studio() if self.device.type == "cuda" else None
+        pool = GraphPool() if self.device.type == "cuda" else None
         scale = partial(scale_rollout, head=policy.value_head, optimizer=self.optimizer)
         units = self.value_normalizer if self.config.normalize_values else None
-        self._scaled = Captured(partial(scale, units=units), studio)
-        self._learned = Captured(self._learn, studio)
-        self._learned_part, self._taken = Captured(self._learn_part, studio), Captured(self._take, studio)
+        self._scaled = Graphed(partial(scale, units=units), pool)
+        self._learned = Graphed(self._learn, pool)
+        self._learned_part, self._taken = Graphed(self._learn_part, pool), Graphed(self._take, pool)
 
     def initial_state(self, num_members: int) -> Tensor:
         """The memory of fresh episodes.  # [N, state]"""

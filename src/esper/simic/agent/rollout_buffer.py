@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.gae import GaeInputs, compute_gae, valid_steps
-from esper.utils.replay import Captured, Studio
+from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import map_tensors, tensors_of
 
 
@@ -80,11 +80,11 @@ class TamiyoRolloutBuffer:
         example: Transition,
         initial_state: Tensor,
         device: torch.device | str = "cpu",
-        studio: Studio | None = None,
+        pool: GraphPool | None = None,
     ) -> None:
         """`example` and `initial_state` fix names, shapes and types; their first axis is the members.
 
-        studio: where the writing of a step is captured, so that it is replayed
+        pool: where the writing of a step is captured, so that it is replayed
         """
         if num_members < 1 or horizon < 1:
             raise ValueError(f"{num_members} members with {horizon} steps; both must be at least 1")
@@ -107,7 +107,7 @@ class TamiyoRolloutBuffer:
         self.returns = torch.zeros(num_members, horizon, device=self.device)
         self.initial_state = torch.zeros_like(initial_state[:1]).repeat(num_members, 1).to(self.device)
         self._fault = torch.zeros(num_members, dtype=torch.long, device=self.device)
-        self._scattered = Captured(self._scatter, studio)
+        self._scattered = Graphed(self._scatter, pool)
         self._columns = 0  # no row is longer than this
         self._even = True  # every row has exactly that many steps
 

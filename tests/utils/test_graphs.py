@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from esper.utils.replay import Captured, Copies, Studio, copy_all
+from esper.utils.graphs import CopyPlan, Graphed, GraphPool, copy_all
 
 
 def test_values_are_copied_however_they_lie_and_the_odd_ones_alone() -> None:
@@ -29,7 +29,7 @@ def test_values_are_copied_however_they_lie_and_the_odd_ones_alone() -> None:
 
 def test_values_that_lie_otherwise_than_the_first_are_copied_all_the_same() -> None:
     first = [torch.arange(6.0).view(2, 3), torch.arange(2)]
-    copies = Copies(places := [torch.zeros_like(value) for value in first], first)
+    copies = CopyPlan(places := [torch.zeros_like(value) for value in first], first)
     later = [torch.arange(6.0).view(3, 2).T, torch.tensor(5).expand(2)]
     copies(places, later)
     assert all(torch.equal(place, value) for place, value in zip(places, later, strict=True))
@@ -42,8 +42,8 @@ def test_what_fails_while_it_is_captured_leaves_the_device_as_it_was() -> None:
             return torch.rand(1 << 45, device="cuda")
         return x
 
-    studio, x = Studio(), torch.ones(2, device="cuda")
-    failing, sound = Captured(too_much, studio), Captured(lambda x: x + torch.rand_like(x), studio)
+    pool, x = GraphPool(), torch.ones(2, device="cuda")
+    failing, sound = Graphed(too_much, pool), Graphed(lambda x: x + torch.rand_like(x), pool)
     failing(x)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         failing(x)
