@@ -4,7 +4,7 @@ TORCH  ?= torch==2.13.0   # a GPU machine that brings its own torch: make setup 
 VENV   := .venv
 BIN    := $(VENV)/bin
 VISION ?= torchvision==0.28.0   # the one for that torch
-EXTRAS := dev,gym,data,fast,watch,docs,onnx,lightning,transformers,searches
+EXTRAS := dev,gym,data,fast,watch,plot,docs,onnx,lightning,transformers,searches
 
 # timm for the tests, without what it depends on: PyPI's torchvision is made for CUDA, and beside a torch for
 # the CPU it would break transformers. So it stands apart, where the tests of timm alone look for it.

@@ -19,7 +19,7 @@ from PIL.PngImagePlugin import PngInfo
 
 from benchmarks import population
 from benchmarks.common import read_results
-from docs import report_picture, watch_picture
+from docs import watch_picture
 from studies import resnet
 from studies.growth.report import PICTURES as STUDY_PICTURES
 from studies.growth.report import Study
@@ -62,9 +62,6 @@ def of_study(draw: Callable[[Study, Path], None]) -> Drawing:
 
 
 PICTURES: dict[str, Drawing] = {
-    "report.png": Drawing(
-        report_picture.draw, bytes_of(report_picture.DEMO / name for name in report_picture.FILES)
-    ),
     **{name: Drawing(watch_picture.draw, bytes_of(watch_picture.sources())) for name in watch_picture.SHOWN},
     "population.png": from_lines(population, MEASURED / "h200-population.jsonl"),
     **{name: of_study(draw) for name, draw in STUDY_PICTURES.items()},

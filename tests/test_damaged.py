@@ -19,7 +19,7 @@ from esper import cli
 from esper.builders import agent_schema
 from esper.config import RunConfig, load_config
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.live import QuietView
+from esper.runs.console import QuietView
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest
@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     told = say("train", "--quiet", "--out", path, *sets("task=spirals"))
     assert "the disk is full; free some space" in told
     monkeypatch.setattr(os, "fsync", sync)
-    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     assert cli.run(["resume", str(path), "--quiet"]) == 0
     assert len((path / "metrics.jsonl").read_text().splitlines()) == 2
 

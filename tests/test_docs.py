@@ -66,10 +66,9 @@ def readme_commands() -> list[str]:
     return list(dict.fromkeys((*blocks, *asides)))
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_every_command_in_the_readme_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     for command in readme_commands():
         words = shlex.split(command)
         more = sets() if words[0] in LONG else []
@@ -89,7 +88,6 @@ def snippets_of(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), re.S)
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_a_task_of_ones_own_is_named_by_module_and_function(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,6 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return reads
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_training_going_on_and_reporting_never_open_it(opened: list[int], tmp_path: Path) -> None:
     run = str(tmp_path / "run")
     for words in (["train", "--task", "spirals", "--out", run, *sets()], ["resume", run], ["report", run]):
@@ -33,7 +32,6 @@ def test_training_going_on_and_reporting_never_open_it(opened: list[int], tmp_pa
     assert opened == []
 
 
-@pytest.mark.usefixtures("blank_pictures")
 def test_a_comparison_opens_it_once_for_each_arm(opened: list[int], tmp_path: Path) -> None:
     arms = "static,random,heuristic"
     out = str(tmp_path / "compared")

@@ -13,7 +13,7 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.runs.live import QuietView
+from esper.runs.console import QuietView
 from esper.training import TrainingRun
 from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError
 from esper.utils.gather import Gather, all_or_none
@@ -235,7 +235,7 @@ def test_a_run_that_may_be_started_again_needs_a_folder_with_a_name(
 def test_one_command_begins_a_run_and_goes_on_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     command = ["train", "--quiet", "--resume", "--out", str(tmp_path / "run"), *sets("task=spirals")]
     assert cli.run(command) == 0
     begun = (tmp_path / "run" / "metrics.jsonl").read_text()

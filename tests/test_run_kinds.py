@@ -10,7 +10,7 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.runs.live import QuietView
+from esper.runs.console import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
@@ -26,14 +26,14 @@ REQUESTS: dict[Kind, dict[str, object]] = {
 
 
 @pytest.fixture(autouse=True)
-def no_pictures(monkeypatch: pytest.MonkeyPatch, blank_pictures: None) -> None:
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reports and archives take longer than the runs, and have tests of their own."""
 
     def write(folder: RunFolder) -> Path:
         folder.report_path.write_text("a report")
         return folder.report_path
 
-    monkeypatch.setattr("esper.runs.report.write_report", write)
+    monkeypatch.setattr("esper.watch.report.write_report", write)
     monkeypatch.setattr("esper.grown_network.save_archive", lambda model, sample, path: path.touch())
 
 
@@ -206,7 +206,7 @@ def test_a_run_that_was_killed_before_its_report_gets_it(
         raise RuntimeError("killed")
 
     with monkeypatch.context() as patch:
-        patch.setattr("esper.runs.report.write_report", killed)
+        patch.setattr("esper.watch.report.write_report", killed)
         with pytest.raises(RuntimeError, match="killed"):
             cli.run(["resume", str(path), "--quiet"])
     before = files(path)

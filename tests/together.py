@@ -21,15 +21,15 @@ import torch._dynamo  # every process would import it in the end, and it is slow
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper import cli
-from esper.runs import report
 from esper.runs.checkpoints import load_checkpoint
-from esper.runs.live import QuietView
+from esper.runs.console import QuietView
 from esper.runs.run_folder import RunFolder
 from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.training import TrainingRun
 from esper.utils.errors import LostProcessError
 from esper.utils.gather import processes
 from esper.utils.launch import Launch, StopRequest
+from esper.watch import report
 
 
 def in_processes(size: int, work: Callable[..., None], *arguments: object, restarts: int = 0) -> None:

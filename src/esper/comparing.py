@@ -32,9 +32,8 @@ from esper.controllers import Arm, Fixed, arms_that_may_grow
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.shapes import shapes_of
-from esper.runs.differences import paired_differences
 from esper.runs.lanes import Lanes
-from esper.runs.schema import Comparison, ControllerResult, CurvePoint
+from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.simic.costs import Prices
 from esper.simic.deciding import at_full_strength
 from esper.simic.ending import Ending

@@ -15,8 +15,8 @@ from esper.builders import LEARNER, agent_schema, make_agent, make_specs
 from esper.config import HostConfig, RunConfig, saved_config
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.differences import FINAL_OF
 from esper.runs.run_folder import RunFolder
+from esper.runs.schema import FINAL_OF
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.steps import EnvironmentSpec

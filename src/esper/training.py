@@ -20,7 +20,7 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.live import QuietView
+from esper.runs.console import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.sinks import Sink, open_sinks
 from esper.simic.events import episode_events

@@ -86,7 +86,7 @@ def without_report() -> Iterator[None]:
         return path
 
     with (
-        mock.patch("esper.runs.report.write_report", write_nothing),  # three paths inside the package
+        mock.patch("esper.watch.report.write_report", write_nothing),  # three paths inside the package
         mock.patch("esper.growing.folder.save_archive", return_value=None),
         mock.patch("esper.grown_network.save_archive", return_value=None),
     ):

@@ -24,4 +24,4 @@ def everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures and archives take longer than the growth."""
     monkeypatch.setattr("esper.growing.folder.save_archive", lambda *_: None)
-    monkeypatch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
+    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.runs.differences import paired_differences
 from esper.runs.run_folder import RunFolder
-from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary
+from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary, paired_differences
 
 OPS = ("WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "FOSSILIZE", "ADVANCE")
 HEADS = ("slot", "blueprint", "style", "tempo", "alpha_target", "alpha_speed", "alpha_curve", "op")

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.runs.differences import paired_differences
 from esper.runs.schema import (
     Comparison,
     ControllerResult,
@@ -18,6 +17,7 @@ from esper.runs.schema import (
     RoundSummary,
     from_json,
     json_values,
+    paired_differences,
     to_json,
 )
 from esper.utils.errors import UserError

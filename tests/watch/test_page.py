@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 import esper
-from esper.runs.report import render_report
 from esper.runs.run_folder import RunFolder
+from esper.watch.report import render_report
 from tests.growing import models
 from tests.runs.made_up_lanes import made_up_lanes
 from tests.runs.made_up_run import made_up_run
@@ -66,7 +66,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (grown.path / "network.md").write_text("# A network grown on digits\n")
     grown.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("esper.runs.report.write_report", lambda folder: folder.report_path)
+        patch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
         settings = {"epochs": 5, "progress": False}
         mine = {"controller": "habit", "baseline": True, "out": folder / "mine"}
         esper.grow(models.small_mlp(), models.table(), **mine, **settings)
@@ -130,15 +130,30 @@ def test_every_view_shows_without_an_error_and_fits(
     assert all(url.startswith(served.address) for url in visit.requests)
 
 
-@pytest.mark.parametrize("width", [360, 1200])
-def test_the_report_fits_and_no_table_is_cut(tab: Any, runs: Path, tmp_path: Path, width: int) -> None:
+@pytest.mark.parametrize(
+    ("run", "width", "theme"),
+    [("first", 1400, "light"), ("first", 360, "dark"), ("compared", 1400, "dark"), ("compared", 360, "light"),
+     ("mine", 1400, "light"), ("mine", 360, "dark"), ("contest", 1400, "light"), ("growth", 360, "light")],
+)  # fmt: skip
+def test_a_report_shows_every_view_from_disk(
+    tab: Any, runs: Path, tmp_path: Path, run: str, width: int, theme: str
+) -> None:
     report = tmp_path / "report.html"
-    report.write_text(render_report(RunFolder.read(runs / "compared")), encoding="utf-8")
-    tab.set_viewport_size({"width": width, "height": 900})
-    tab.goto(report.as_uri())
-    assert tab.evaluate("() => document.documentElement.scrollWidth") <= width
-    cut = "[...document.querySelectorAll('.wide')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
-    assert width < 1200 or tab.evaluate(f"() => {cut}") == 0  # on a telephone they scroll
+    report.write_text(render_report(runs / run), encoding="utf-8")
+    visit = Visit(tab, report.as_uri(), "", width, theme)
+    for view in VIEWS:
+        visit.go(f"view={view}")
+        assert visit.page.locator("main .panel:visible").count() >= 1, view
+        assert visit.ask(SPILLED) == [], view
+        assert visit.ask(UNLABELLED) == [], view
+    visit.go("view=members")
+    if run != "compared":  # it keeps no members
+        visit.wait("() => document.querySelector('.network .part')")
+    visit.go("view=events")
+    visit.wait("() => !['…', ''].includes(document.querySelector('.events .body').textContent)")
+    assert visit.page.locator("#notes").inner_text() == ""
+    assert visit.errors == []
+    assert all(url.startswith(("file:", "data:")) for url in visit.requests)
 
 
 @pytest.mark.parametrize("width", [360, 1280])

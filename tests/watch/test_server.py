@@ -45,7 +45,6 @@ def test_runs_and_facts_are_told(served: Served) -> None:
     assert facts["problems"] == []
     assert served.json("/api/finals?run=demo")["rows"][0]["round"] == 6
     assert served.json("/api/events?run=demo&round=3")["kinds"]["germinated"] == 6
-    assert served.json("/api/palette")["stages"]["FOSSILIZED"].startswith("#")
 
 
 def test_a_run_is_running_while_somebody_writes_there(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from esper.runs.numbers import duration
+from esper.runs.console import duration
 from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest, interruptible
 
@@ -202,8 +202,8 @@ def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """
-    from esper.runs.live import QuietView, open_view, stopping
-    from esper.runs.report import learning_in_words, write_report
+    from esper.runs.console import QuietView, learning_in_words, open_view, stopping
+    from esper.watch.report import write_report
 
     if not run.writes:
         with StopRequest() as asked:

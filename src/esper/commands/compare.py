@@ -128,9 +128,9 @@ def _run(
     """
     from esper.comparing import Experiment
     from esper.controllers import arms_of
-    from esper.runs.report import write_report
     from esper.runs.schema import json_values, to_json
     from esper.utils.gather import all_or_none
+    from esper.watch.report import write_report
 
     def prepare() -> Experiment:
         arms = arms_of(request["controllers"], settings)
@@ -169,7 +169,7 @@ def print_comparison(comparison: Comparison, potential: bool = True) -> None:
     """
     from rich.table import Table
 
-    from esper.runs.numbers import interval, three_digits
+    from esper.runs.console import interval, three_digits
     from esper.utils.statistics import mean_interval
 
     baseline = comparison.controllers[0].name

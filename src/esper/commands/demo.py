@@ -56,8 +56,8 @@ def complete(run: TrainingRun, members: int) -> None:
     from esper.commands.compare import print_comparison, run_experiment
     from esper.comparing import Experiment
     from esper.controllers import arms_of
-    from esper.runs.report import write_report
     from esper.simic.learner import LearnedController
+    from esper.watch.report import write_report
 
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
@@ -74,7 +74,7 @@ def complete(run: TrainingRun, members: int) -> None:
 
 def verdict(comparison: Comparison) -> str:
     """Say what one grown run reached beside the best and the worst of the fixed sizes."""
-    from esper.runs.numbers import interval
+    from esper.runs.console import interval
     from esper.utils.statistics import mean_interval
 
     reached = {result.name: mean_interval(result.test_accuracy) for result in comparison.controllers}

@@ -95,12 +95,12 @@ def _run(
     from esper.comparing import as_comparison, compare
     from esper.controllers import Fixed, check_schedule, load_controller, why_not_here
     from esper.grown_network import GrownMember
-    from esper.runs.report import write_report
     from esper.runs.schema import json_values, to_json
     from esper.simic.events import episode_events
     from esper.simic.lanes import host_parts, lanes_of
     from esper.tamiyo.scripted import Static
     from esper.utils.devices import choose_device, cpu_threads
+    from esper.watch.report import write_report
 
     loaded = load_controller(controller, choose_device(settings.device))
     check_schedule(loaded, settings)

@@ -168,8 +168,8 @@ def _is_finished(folder: RunFolder, as_json: bool) -> bool:
     if folder.results() is None:
         return False
     if not folder.report_path.exists():
-        from esper.runs.report import write_report
         from esper.runs.run_folder import RunFolder
+        from esper.watch.report import write_report
 
         with RunFolder.open(folder.path) as opened:
             print_line(f"wrote {write_report(opened)}", as_json)

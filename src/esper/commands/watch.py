@@ -50,7 +50,7 @@ def watch(
 
 def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -> None:
     """Write report.html of a run, finished or not, into its folder."""
-    from esper.runs.report import write_report
     from esper.runs.run_folder import RunFolder
+    from esper.watch.report import write_report
 
     print_line(f"wrote {write_report(RunFolder.read(run))}")

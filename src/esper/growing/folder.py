@@ -29,6 +29,7 @@ from esper.simic.events import episode_events
 from esper.simic.lanes import lanes_of
 from esper.utils.errors import UserError, one_line
 from esper.utils.settings import parse_yaml
+from esper.watch import report
 
 SCHEMA = "growth-1"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
@@ -118,9 +119,7 @@ class GrowFolder:
         reason = _exported(grown.model, prepared.example, self.folder.path / "network.pt2")
         network = _saved(grown, self.growth)
         save_network(self.folder.path, grown.model, network, _described(grown, reason))
-        from esper.runs.report import write_report  # its pictures need matplotlib
-
-        write_report(self.folder)
+        report.write_report(self.folder)
 
     def _checkpoint(self, arm: str) -> Path:
         return self.folder.checkpoints_path / f"{arm}.safetensors"

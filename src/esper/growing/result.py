@@ -15,6 +15,7 @@ from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
 from esper.runs.schema import Curve
 from esper.simic.episode_record import EpisodeRecord
+from esper.utils.errors import require
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,8 +235,20 @@ class Grown:
 
     def plot(self) -> Figure:
         """Draw validation score and parameters over the epochs; with a baseline both, over the compute."""
-        from esper.runs.charts import growth_curves
+        require("matplotlib", "plot", "Grown.plot")
+        from matplotlib.figure import Figure  # not pyplot, which would open windows
 
-        steps = range(self.record.num_steps)
-        planted = [(t + 1, words) for t in steps for words in self._planted(t)]
-        return growth_curves(self.curves(), self.score_name, planted)
+        figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained")
+        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        curves = self.curves()
+        for curve, line in zip(curves, ("-", "--"), strict=False):
+            x = curve.flops if len(curves) > 1 else range(len(curve.score))
+            above.plot(x, curve.score, line, label=curve.name)
+            below.step(x, curve.parameters, line, where="post")
+            for t in (t for t in range(self.record.num_steps) if curve is curves[0] and self._planted(t)):
+                above.axvline(x[t + 1], color="grey", linewidth=0.8)
+        above.set_ylabel(f"validation {self.score_name}")
+        below.set_ylabel("parameters")
+        below.set_xlabel("training FLOPs" if len(curves) > 1 else "epoch")
+        above.legend()
+        return figure

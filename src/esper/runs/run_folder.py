@@ -55,7 +55,7 @@ _FILES: dict[type, str] = {
     Growth: "growth.json",
     SavedNetwork: "network.json",
 }
-_PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn", "matplotlib")
+_PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn")
 
 
 def installed_versions() -> dict[str, str]:

@@ -24,6 +24,7 @@ from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import to_json as to_json_bytes
 
 from esper.utils.errors import UserError
+from esper.utils.statistics import paired_interval
 
 NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
@@ -160,8 +161,42 @@ class Comparison:
     task: str
     host: str
     controllers: Sequence[ControllerResult]
-    differences: Sequence[PairedDifference]  # `differences.paired_differences(controllers)`
+    differences: Sequence[PairedDifference]  # `paired_differences(controllers)`
     remarks: Sequence[str] = ()  # on arms that did not do what was asked for, one sentence each
+
+
+COMPARED = ("test_accuracy", "parameters", "potential", "flops")
+FINAL_OF = "static-final of "  # the name of an arm: the network that a controller ended with, from the start
+
+
+def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
+    """Compare every controller with the first one, member by member, in every quantity that both have.
+
+    Raises UserError where the members are not the same.
+    """
+    found = []
+    for other in controllers[1:]:
+        baseline = controllers[0]
+        if list(other.members) != list(baseline.members):
+            raise UserError(
+                f"{other.name} and {baseline.name} ran different members, so no differences can be paired; "
+                "compare controllers on the same member ids"
+            )
+        for quantity in COMPARED:
+            values, base = getattr(other, quantity), getattr(baseline, quantity)
+            if values and base:
+                mean, half = paired_interval(values, base)
+                found.append(
+                    PairedDifference(other.name, baseline.name, quantity, mean, half, len(other.members))
+                )
+    return found
+
+
+def differences_from_growers(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
+    """Compare every network that was trained from the start with the controller that grew it."""
+    by_name = {FINAL_OF + result.name: result for result in controllers}
+    pairs = [(by_name[result.name], result) for result in controllers if result.name in by_name]
+    return [gap for pair in pairs for gap in paired_differences(pair)]
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,17 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return float(finite.mean()), half
 
 
+def paired_interval(values: Sequence[float], baseline: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of `values - baseline`, pair by pair, and the half-width of its 95 % interval."""
+    return mean_interval(np.subtract(values, baseline).ravel().tolist())
+
+
+def clear_of_zero(mean: float, half: float, count: int, comparisons: int = 1) -> bool:
+    """Whether the 95 % interval of `count` values excludes 0, also if `comparisons` of them hold at once."""
+    wider = half * t_quantile(count - 1, comparisons) / t_quantile(count - 1)
+    return abs(mean) > wider
+
+
 def proportion_half(share: float, count: int) -> float:
     """The half-width of a 95 % interval of a share of `count` samples; NaN where there are none.
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from esper.runs.earnings import BlueprintEarnings, blueprint_ledger
 from esper.runs.schema import Event, from_json, json_values
 from esper.utils.errors import UserError
 from esper.utils.statistics import mean_interval
+from esper.watch.earnings import BlueprintEarnings, blueprint_ledger
 
 _MOST_READ = 100_000  # lines of one round that are looked at
 MOST_TOLD = 2_000  # events that are sent as they are; the others are counted only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from functools import lru_cache, partial
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 
 import yaml
 
-from esper.runs.differences import COMPARED
+from esper.runs.console import interval, learning_in_words, number
 from esper.runs.run_folder import RunFolder
-from esper.runs.schema import Comparison, Growth, json_values
+from esper.runs.run_list import TRAINING_KINDS
+from esper.runs.schema import (
+    COMPARED,
+    Comparison,
+    Growth,
+    SavedNetwork,
+    differences_from_growers,
+    json_values,
+)
 from esper.utils.errors import UserError
-from esper.utils.statistics import mean_interval
+from esper.utils.statistics import clear_of_zero, mean_interval
 from esper.watch.library import MARKER, file_of
 
 _SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")
@@ -70,9 +79,88 @@ def facts(run: Path) -> dict[str, Any]:
         "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
         "network": tried(lambda: _text(run, "network.md")),
         "growth": json_values(tried(lambda: growth_of(folder))),
+        "outcome": tried(lambda: outcome(folder)) or NO_OUTCOME,
         "lanes": tried(lambda: file_of(run, "lanes") and folder.lanes.rounds()) or [],
         "problems": list(dict.fromkeys(problems)),
     }
+
+
+NO_OUTCOME: dict[str, Any] = {"sentences": [], "grew": [], "story": None}
+
+
+def outcome(folder: RunFolder) -> dict[str, Any]:
+    """Return what came of a run: `sentences`, the verdict first; what `grew`; the `story` of a growth.
+
+    Nothing is said of a run that is still going on.
+    """
+    for name in ("growth.json", "network.json", "results.json", "metrics.jsonl"):
+        file_of(folder.path, name)
+    growth, network, results = folder.growth(), folder.network(), folder.results()
+    if growth is not None:
+        if not growth.finished or not growth.curves:
+            return NO_OUTCOME
+        sentences = [_growth_verdict(growth), *map(_sentence, growth.verdicts)]
+    else:
+        sentences = [] if network is None else [_network_verdict(network)]
+        if results is not None:
+            sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
+        last = last_line(folder.path)
+        if last is not None and folder.kind in TRAINING_KINDS and state(folder.path, last) == "finished":
+            sentences.append(learning_in_words(folder.metrics()))
+    score = "accuracy" if growth is None else growth.score_name
+    story = None if growth is None else (_text(folder.path, "network.md") or "").split("```")[0].strip()
+    return {"sentences": sentences, "grew": [] if network is None else _grew(network, score), "story": story}
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:].removesuffix(".") + "."
+
+
+def _growth_verdict(growth: Growth) -> str:
+    grown = growth.curves[0]
+    first, last = grown.parameters[0], grown.parameters[-1]
+    began = f"; it began with {first:,}" if first != last else ", as many as it began with"
+    score = f"{growth.score_name} of {number(grown.score[-1], '.3f')}"
+    return f"The grown model reached a validation {score} with {last:,} parameters{began}."
+
+
+def _network_verdict(network: SavedNetwork) -> str:
+    return (
+        f"The saved network has {number(network.test_accuracy, '.1%')} test accuracy with "
+        f"{network.parameters:,} parameters; the same member without growth has "
+        f"{number(network.ungrown_test_accuracy, '.1%')} with {network.host_parameters:,}."
+    )
+
+
+def comparison_verdicts(results: Comparison) -> list[str]:
+    """Return how each controller's test accuracy compares with that of the first, the most accurate first.
+
+    A difference counts as clear if all intervals hold at once.
+    """
+    gaps = sorted((d for d in results.differences if d.quantity == "test_accuracy"), key=lambda d: -d.mean)
+    sentences = []
+    for gap in gaps:
+        clear = clear_of_zero(gap.mean, gap.ci, gap.members, len(gaps))
+        word = "not clearly apart from" if not clear else "above" if gap.mean > 0 else "below"
+        points = interval(100 * gap.mean, 100 * gap.ci, "+.1f")
+        sentences.append(f"{gap.controller} is {word} {gap.baseline}: {points} points of test accuracy.")
+    return sentences
+
+
+def _grew(network: SavedNetwork, score: str) -> list[str]:
+    """Return what grew in a network, a line for each, or why there is nothing to tell."""
+    lines = list(network.changes)
+    for slot in network.slots:
+        if slot.blueprint is None:
+            continue
+        line = f"{slot.blueprint} at {slot.slot}"
+        if math.isfinite(slot.contribution):
+            way = "falls" if slot.contribution >= 0 else "rises"
+            line += f": the validation {score} {way} by {abs(slot.contribution):.1f} points if it is removed"
+        lines.append(line)
+    if not lines and network.parameters == network.host_parameters:
+        return ["nothing: the network has the size that it began with"]
+    return lines
 
 
 def _results(results: Comparison | None) -> dict[str, Any] | None:
@@ -80,6 +168,7 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
     if results is None:
         return None
     found: dict[str, Any] = json_values(results)
+    found["differences"] += json_values(differences_from_growers(results.controllers))
     for entry, controller in zip(found["controllers"], results.controllers, strict=True):
         pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
         entry["figures"] = json_values({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})

@@ -62,6 +62,14 @@ class Difference:
     basis: str  # of the interval, in words
 
 
+def final_figures(runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the final figures of some runs, and the differences of each from the first."""
+    finals = [final for name, run in runs.items() if (final := final_of(name, run)) is not None]
+    shown = ("name", "round", "score", "figures")
+    rows = [{name: getattr(final, name) for name in shown} for final in finals]
+    return {"rows": rows, "differences": differences(finals)}
+
+
 def final_of(name: str, run: Path) -> Final | None:
     """The final figures of a run, or None where no round was finished."""
     last = last_line(run)

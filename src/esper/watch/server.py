@@ -6,7 +6,6 @@
     /api/events      the events of one round
     /api/lanes       the slots of all members in one round, as the file has them
     /api/finals      final figures of several runs, with differences
-    /api/palette     colours and meanings of stages and ops
     /api/stream      the rounds as they are written, as server-sent events
 
 A run is asked for by its name in the library, never by a path.
@@ -35,13 +34,12 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from esper.runs import palette
 from esper.runs.schema import json_values
 from esper.utils.errors import UserError
 from esper.utils.launch import interruptible
 from esper.watch.events import round_events
 from esper.watch.facts import facts, last_line, signature, state
-from esper.watch.finals import differences, final_of
+from esper.watch.finals import final_figures
 from esper.watch.library import Library, file_of, lanes_of
 from esper.watch.tail import Position, read_on
 
@@ -71,7 +69,6 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
             Route("/api/events", _answer(routes.events)),
             Route("/api/lanes", _answer(routes.lanes)),
             Route("/api/finals", _answer(routes.finals)),
-            Route("/api/palette", _answer(routes.palette)),
             Route("/api/stream", routes.stream),
             Mount("/", StaticFiles(directory=page, html=True)),
         ],
@@ -104,23 +101,8 @@ class _Routes:
         return Response(data, media_type="application/octet-stream")
 
     def finals(self, request: Request) -> Any:
-        found = [final_of(name, self.library.find(name)) for name in request.query_params.getlist("run")]
-        finals = [final for final in found if final is not None]
-        shown = ("name", "round", "score", "figures")
-        rows = [{name: getattr(final, name) for name in shown} for final in finals]
-        return {"rows": rows, "differences": differences(finals)}
-
-    def palette(self, request: Request) -> Any:
-        return {
-            "stages": palette.STAGE_COLOURS,
-            "stages_dark": palette.STAGE_COLOURS_DARK,
-            "stage_letters": palette.STAGE_LETTERS,
-            "stage_meanings": palette.STAGE_MEANINGS,
-            "ops": palette.OP_COLOURS,
-            "op_glyphs": palette.OP_GLYPHS,
-            "op_meanings": palette.OP_MEANINGS,
-            "series": palette.SERIES,
-        }
+        runs = {name: self.library.find(name) for name in request.query_params.getlist("run")}
+        return final_figures(runs)
 
     async def stream(self, request: Request) -> Response:
         """The rounds of some runs, from the positions that the page has reached, and news about files.

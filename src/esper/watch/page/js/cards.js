@@ -40,7 +40,7 @@ function cardsOf({ focus, record, runs }) {
         "above ungrown twins",
         interval(twin, record.extra.above_twin_ci, (v) => fixed(v, 3, true)),
         (r) => r.extra.above_twin,
-        "what growing was worth",
+        "against no growth",
       ),
     card(
       growth?.score_name ?? "accuracy",

@@ -240,6 +240,18 @@ export function aligned(runs, pick) {
   return { x, columns };
 }
 
+// Lines with an x each on one axis; where a line has no such x there is a gap.
+export function onOneAxis(lines) {
+  const x = [...new Set(lines.flatMap((line) => line.x))].sort((a, b) => a - b);
+  const place = new Map(x.map((value, i) => [value, i]));
+  const found = lines.map((line) => {
+    const y = blank(x);
+    line.x.forEach((value, i) => (y[place.get(value)] = line.y[i]));
+    return { ...line, y };
+  });
+  return { x, lines: found };
+}
+
 const blank = (x) => new Array(x.length).fill(null);
 
 // Shares that add up, as areas upon each other.

@@ -1,19 +1,33 @@
-// One palette for everything, from the server; unknown names get a hue of the series.
+// One palette for everything that is drawn; unknown names get a hue of the series. The hues are those of Okabe
+// and Ito, which stay apart under the common kinds of colour blindness.
 
-let palette = {
-  stages: {},
-  stages_dark: {},
-  stage_letters: {},
-  stage_meanings: {},
-  ops: {},
-  op_glyphs: {},
-  op_meanings: {},
-  series: ["#009e73"],
+// Of each stage: its colour, the letter that stands for it where there is no colour, and what it means.
+const STAGES = {
+  UNKNOWN: ["#ffffff", "?", ""],
+  DORMANT: ["#e9ecef", "·", "the slot is empty"],
+  GERMINATED: ["#f0e442", "g", "a seed exists and rests"],
+  TRAINING: ["#e69f00", "t", "trained in isolation; the host does not use it"],
+  BLENDING: ["#56b4e9", "b", "the host uses it at strength alpha"],
+  HOLDING: ["#0072b2", "h", "used in full, on probation"],
+  FOSSILIZED: ["#009e73", "F", "part of the network for good"],
+  PRUNED: ["#d55e00", "x", "removed"],
+  EMBARGOED: ["#c3a3b5", "e", "the slot must rest"],
+  RESETTING: ["#6e5c69", "r", "the slot is being cleared"],
+};
+const DORMANT_ON_DARK = "#2b3643"; // pale grey shines on a dark page
+
+// Of each op: its colour, the letter that marks it on a time line, and what it does. WAIT leaves no mark.
+const OPS = {
+  WAIT: ["#cbd2d9", " ", ""],
+  GERMINATE: ["#b8a800", "G", "plant a seed"],
+  ADVANCE: ["#0072b2", "A", "on to the next stage"],
+  SET_ALPHA_TARGET: ["#56b4e9", "α", "change the strength of a seed"],
+  FOSSILIZE: ["#009e73", "F", "keep for good"],
+  PRUNE: ["#d55e00", "P", "take out"],
 };
 
-export function setPalette(given) {
-  palette = given;
-}
+// Anything else that needs telling apart (controllers, heads, blueprints): eight hues, then again dashed.
+const SERIES = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b4ea0", "#7b8794"];
 
 const isDark = () => document.documentElement.dataset.theme === "dark";
 export const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -45,18 +59,18 @@ const hashed = (name) =>
   [...String(name)].reduce((sum, letter) => (31 * sum + letter.charCodeAt(0)) >>> 0, 7);
 
 export function seriesColour(i) {
-  const colour = palette.series[Math.max(i, 0) % palette.series.length];
+  const colour = SERIES[Math.max(i, 0) % SERIES.length];
   return isDark() && brightness(colour) < 140 ? mix(colour, "#ffffff", 0.78) : colour;
 }
 
 export const stageColour = (name) =>
-  (isDark() ? palette.stages_dark : palette.stages)[name] ?? seriesColour(hashed(name));
-export const stageLetter = (name) => palette.stage_letters[name] ?? String(name)[0];
+  name === "DORMANT" && isDark() ? DORMANT_ON_DARK : (STAGES[name]?.[0] ?? seriesColour(hashed(name)));
+export const stageLetter = (name) => STAGES[name]?.[1] ?? String(name)[0];
+export const stageMeaning = (name) => STAGES[name]?.[2] ?? "";
 export const inkOn = (colour) => (brightness(colour) < 128 ? "#ffffff" : "#17202b");
-export const opColour = (name) => onPage(palette.ops[name] ?? seriesColour(hashed(name)));
-export const opGlyph = (name) => palette.op_glyphs[name] ?? String(name)[0];
-export const stageMeaning = (name) => palette.stage_meanings[name] ?? "";
-export const opMeaning = (name) => palette.op_meanings[name] ?? "";
+export const opColour = (name) => onPage(OPS[name]?.[0] ?? seriesColour(hashed(name)));
+export const opGlyph = (name) => OPS[name]?.[1] ?? String(name)[0];
+export const opMeaning = (name) => OPS[name]?.[2] ?? "";
 
 // A colour for each stage and each strength, as pixels: [stage * 256 + alpha].
 export function stagePixels(names) {

@@ -1,6 +1,7 @@
 // Runs and controllers beside each other: final figures, differences with intervals, accuracy against size.
 
 import { seriesColour } from "./colours.js";
+import { Chart, onOneAxis } from "./charts.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
 import { finite, fixed, interval, short } from "./format.js";
 import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
@@ -165,18 +166,46 @@ export function resultPictures(run) {
   const { controllers, differences } = run.facts.results;
   const frontier = panel("The frontier", "up is more accurate, left is smaller; faint points are members");
   frontier.body.append(drawFrontier(controllers));
-  const paired = panel("Differences, member by member", `against ${controllers[0].name}, 95 % intervals`);
-  const accuracy = differences.filter((gap) => gap.quantity === "test_accuracy");
+  const paired = panel("Differences, member by member", "the same members under both, 95 % intervals");
+  const accuracy = differences.filter(
+    (gap) => gap.quantity === "test_accuracy" && gap.baseline === controllers[0].name,
+  );
   if (accuracy.length) paired.body.append(drawDifferences(accuracy, controllers[0].name));
   paired.body.append(
     table(
-      ["controller", "quantity", "difference"],
+      ["controller", "against", "quantity", "difference"],
       differences.map((gap) => [
         gap.controller,
+        gap.baseline,
         QUANTITIES[gap.quantity]?.name ?? gap.quantity,
         verdict(gap),
       ]),
     ),
   );
-  return h("div", { class: "pair" }, frontier.root, differences.length ? paired.root : null);
+  return [
+    h("div", { class: "pair" }, frontier.root, differences.length ? paired.root : null),
+    computeCurves(run),
+  ];
+}
+
+// The means of every controller on the way, where they were kept.
+function computeCurves(run) {
+  const curves = run.facts.results.controllers.map(({ name, curve }, i) => ({
+    name,
+    colour: seriesColour(i),
+    dash: i > 7 ? [4, 3] : undefined,
+    x: curve.map(({ flops }) => flops),
+    y: curve.map(({ accuracy }) => 100 * accuracy),
+  }));
+  if (!curves.some(({ x }) => x.length > 1)) return null;
+  run.compute ??= new Chart("Accuracy against compute", {
+    hint: "validation, means over members",
+    yName: "accuracy, %",
+    xName: "FLOPs",
+    form: (v) => fixed(v, 1),
+    height: 240,
+  });
+  run.compute.xForm = short;
+  run.compute.update(onOneAxis(curves));
+  return run.compute.root;
 }

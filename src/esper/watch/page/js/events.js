@@ -59,13 +59,22 @@ export function makeEvents() {
         const words_ = { run: focus.name, round };
         if (state.member !== null) words_.member = state.member;
         getJson("api/events", words_)
-          .then((found) => held.key === key && Object.assign(held, { found, error: null }))
+          .then((all) => held.key === key && Object.assign(held, { found: only(all, state.member), error: null }))
           .catch((error) => held.key === key && Object.assign(held, { found: null, error: error.message }))
           .finally(() => held.key === key && draw());
       }
       draw();
     },
   };
+}
+
+// A server sends the events of the member alone, a report has those of all.
+function only(all, member) {
+  const events = all.events.filter((event) => member === null || event.member === member);
+  if (events.length === all.events.length) return all;
+  const kinds = {};
+  for (const { kind } of events) kinds[kind] = (kinds[kind] ?? 0) + 1;
+  return { ...all, events, kinds, total: events.length };
 }
 
 function chips(found, held, again) {

@@ -1,5 +1,7 @@
 // The slots of every member in one round, from the bytes of its file.
 
+import { ask } from "./stream.js";
+
 const KINDS = { U8: Uint8Array, I16: Int16Array, I32: Int32Array, F32: Float32Array };
 const MOST_BYTES = 96 * 1024 * 1024; // of rounds that stay in memory
 const NO_BLUEPRINT = 255;
@@ -20,8 +22,7 @@ export function lanesOf(run, round, arrived) {
   }
   const before = [...cache].findLast(([other, { lanes }]) => other.startsWith(stem) && lanes);
   cache.set(key, { waiting: true });
-  const words = new URLSearchParams({ run: run.name, round });
-  fetch(`api/lanes?${words}`)
+  ask("api/lanes", { run: run.name, round })
     .then(async (answer) => {
       if (!answer.ok) throw new Error((await answer.json()).error);
       const lanes = parse(await answer.arrayBuffer(), fileOf(round));

@@ -1,7 +1,7 @@
 // The page: what is shown follows the address and the stream, at most once per picture.
 
 import { repaintCharts } from "./charts.js";
-import { seriesColour, setPalette } from "./colours.js";
+import { seriesColour } from "./colours.js";
 import { makeCompare } from "./compare.js";
 import { makeConfig } from "./config.js";
 import { makeController } from "./controller.js";
@@ -158,9 +158,7 @@ function chooseRuns() {
 async function begin() {
   followAddress();
   setTheme();
-  const [palette, list] = await Promise.all([getJson("api/palette"), getJson("api/runs")]);
-  setPalette(palette);
-  setListed(list);
+  setListed(await getJson("api/runs"));
   chooseRuns();
   page.transport = new Transport(document.getElementById("transport"), (step) =>
     made[state.view]?.frame?.(step),
@@ -169,6 +167,10 @@ async function begin() {
     if (changed.includes("theme")) {
       setTheme();
       repaintCharts();
+    }
+    if (changed.includes("runs") && !state.runs.length && listed.length) {
+      chooseRuns(); // an address that names no run; this listener is called again
+      return;
     }
     if (changed.includes("runs")) {
       for (const name of runs.keys()) if (!state.runs.includes(name)) forgetRun(name);

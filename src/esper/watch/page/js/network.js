@@ -148,14 +148,17 @@ function drawSlot(lanes, n, t, s, x) {
     "stroke-dasharray": heard ? null : "3 4",
     opacity: heard ? 0.35 + 0.65 * cell.alpha : 0.7,
   };
-  const worth = finite(cell.contribution) ? `${fixed(cell.contribution, 2, true)} points` : "not measured";
+  const points = cell.contribution;
+  const removed = finite(points) ? `without it ${fixed(-points, 2, true)} points` : "not measured";
+  const effect = `the score ${points < 0 ? "rises" : "falls"} by ${fixed(Math.abs(points), 2)} points if it is removed`;
   return h(
     "g",
     { class: "seed" },
     h(
       "title",
       {},
-      `${lanes.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}, ${worth}`,
+      `${lanes.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}; ` +
+        (finite(points) ? effect : "its effect was not measured"),
     ),
     h("path", {
       ...branch,
@@ -192,7 +195,7 @@ function drawSlot(lanes, n, t, s, x) {
       { x, y: SEED.top + 35, class: "layer" },
       heard ? `${words(cell.stage)} · α ${fixed(cell.alpha, 2)}` : words(cell.stage),
     ),
-    h("text", { x, y: SEED.top + 51, class: "layer strong" }, heard ? worth : ""),
+    h("text", { x, y: SEED.top + 51, class: "layer strong" }, heard ? removed : ""),
     h("text", { x, y: SEED.top + 66, class: "layer" }, counted(cell.parameters)),
     name,
     tabs,

@@ -1,11 +1,12 @@
 // The first view: figures, curves with intervals, and all members at once.
 
 import { makeCards } from "./cards.js";
-import { aligned, Chart } from "./charts.js";
+import { aligned, Chart, onOneAxis } from "./charts.js";
 import { seriesColour } from "./colours.js";
 import { resultPictures } from "./compare.js";
 import { fill, h } from "./dom.js";
 import { finite, fixed } from "./format.js";
+import { makeOutcome } from "./outcome.js";
 import { plotWidth } from "./plots.js";
 import { update } from "./state.js";
 import { makeWallPanel } from "./wall_panel.js";
@@ -20,7 +21,7 @@ const CURVES = [
   },
   {
     title: "Above ungrown twins",
-    hint: "what growing was worth",
+    hint: "the same networks with and without growth",
     yName: "return above twins",
     form: (v) => fixed(v, 3),
     pick: (r) => [r.extra.above_twin, r.extra.above_twin_ci],
@@ -57,11 +58,13 @@ export function makeOverview() {
     filling: true,
   });
   const wall = makeWallPanel({ compact: true });
+  const outcome = makeOutcome();
   const results = makeResults();
   const root = h(
     "div",
     { class: "view overview" },
     cards.root,
+    outcome.root,
     h(
       "div",
       { class: "columns" },
@@ -81,6 +84,7 @@ export function makeOverview() {
     step: (moment) => (moment.focus?.growth ? view.update(moment) : wall.update(moment)),
     update(moment) {
       cards.update(moment);
+      outcome.update(moment.focus);
       const mark = moment.record && !moment.live ? moment.record.round : null;
       const runs = moment.runs.filter((run) => run.rounds.length);
       root.classList.toggle("quiet", !runs.length);
@@ -115,19 +119,16 @@ function drawScores(chart, growing, moment) {
   const several = all.length > 1;
   const whole = moment.focus.growth.curves[0]?.flops.at(-1) || 1;
   const placeOf = ({ flops }, i) => (several ? (100 * flops[i]) / whole : i);
-  const x = [...new Set(all.flatMap(({ curve }) => curve.score.map((_, i) => placeOf(curve, i))))];
-  x.sort((a, b) => a - b);
-  const index = new Map(x.map((place, i) => [place, i]));
-  const lines = all.map(({ curve, ...line }) => {
-    const y = new Array(x.length).fill(null);
-    curve.score.forEach((value, i) => (y[index.get(placeOf(curve, i))] = value));
-    return { ...line, y };
-  });
+  const own = all.map(({ curve, ...line }) => ({
+    ...line,
+    x: curve.score.map((_, i) => placeOf(curve, i)),
+    y: curve.score,
+  }));
   chart.xName = several ? "compute, %" : "epoch";
   chart.xForm = (value) => (several ? fixed(value, 0) : value.toLocaleString("en"));
   const first = moment.focus.growth.curves[0];
   const mark = moment.live || !first ? null : placeOf(first, moment.t + 1);
-  chart.update({ x, lines, mark });
+  chart.update({ ...onOneAxis(own), mark });
 }
 
 // A folder without rounds has results instead of curves.

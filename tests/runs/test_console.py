@@ -8,14 +8,14 @@ import json
 import pytest
 from rich.console import Console
 
-from esper.runs.live import (
+from esper.runs.console import (
     JsonView,
     PlainView,
     QuietView,
+    duration,
     open_view,
     plain_line,
 )
-from esper.runs.numbers import duration
 from esper.runs.schema import RoundSummary
 
 

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import itertools
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+import esper.watch
 from esper.lifecycle.actions import Op
 from esper.lifecycle.stages import Stage
-from esper.runs import palette
 
+SCRIPT = Path(esper.watch.__file__).parent / "page" / "js" / "colours.js"
 # Linear RGB as people with one kind of cone missing see it (Machado, Oliveira and Fernandes 2009).
 SIGHT = {
     "normal": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
@@ -29,12 +32,20 @@ def lab(colour: str, sight: str) -> NDArray[np.float64]:
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
 
 
+def entries(table: str) -> dict[str, tuple[str, str, str]]:
+    """Name → colour, letter and meaning, of a table of the script."""
+    lines = SCRIPT.read_text(encoding="utf-8").split(f"const {table} = {{")[1].split("};")[0]
+    found = re.findall(r'(\w+): \["(.*?)", "(.*?)", "(.*?)"\]', lines)
+    return {name: (colour, letter, meaning) for name, colour, letter, meaning in found}
+
+
 @pytest.mark.parametrize("sight", SIGHT)
-@pytest.mark.parametrize(
-    "colours", [palette.STAGE_COLOURS, palette.STAGE_COLOURS_DARK], ids=["light", "dark"]
-)
-def test_stages_can_be_told_apart(colours: dict[str, str], sight: str) -> None:
-    shown = {stage: lab(colour, sight) for stage, colour in colours.items() if stage != "UNKNOWN"}
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_stages_can_be_told_apart(theme: str, sight: str) -> None:
+    colours = {stage: colour for stage, (colour, _, _) in entries("STAGES").items() if stage != "UNKNOWN"}
+    if theme == "dark":
+        colours["DORMANT"] = re.findall(r'DORMANT_ON_DARK = "(.*?)"', SCRIPT.read_text(encoding="utf-8"))[0]
+    shown = {stage: lab(colour, sight) for stage, colour in colours.items()}
     gaps = {
         pair: float(np.linalg.norm(shown[pair[0]] - shown[pair[1]]))
         for pair in itertools.combinations(shown, 2)
@@ -43,10 +54,8 @@ def test_stages_can_be_told_apart(colours: dict[str, str], sight: str) -> None:
 
 
 def test_every_stage_and_op_has_its_place_in_the_palette() -> None:
-    stages = {stage.name for stage in Stage}
-    assert set(palette.STAGE_COLOURS) == set(palette.STAGE_LETTERS) == stages
-    assert set(palette.STAGE_MEANINGS) == stages - {"UNKNOWN"}
-    ops = {op.name for op in Op}
-    assert set(palette.OP_COLOURS) == set(palette.OP_GLYPHS) == ops
-    assert set(palette.OP_MEANINGS) == ops - {"WAIT"}
-    assert len(set(palette.STAGE_LETTERS.values())) == len(stages), "letters tell stages apart without colour"
+    stages, ops = entries("STAGES"), entries("OPS")
+    assert set(stages) == {stage.name for stage in Stage}
+    assert set(ops) == {op.name for op in Op}
+    assert {name for name, (*_, meaning) in {**stages, **ops}.items() if not meaning} == {"UNKNOWN", "WAIT"}
+    assert len({letter for _, letter, _ in stages.values()}) == len(stages), "letters are enough"

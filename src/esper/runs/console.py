@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a line for each round, JSON lines for machines, or nothing."""
+"""What a run prints: a line for each round, JSON lines for machines, or nothing; and numbers as text."""
 
 from __future__ import annotations
 
@@ -6,13 +6,49 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 from rich.console import Console
 
-from esper.runs.numbers import duration, interval, number
 from esper.runs.schema import RoundSummary, to_json
+from esper.utils.statistics import learning_verdict
 
 _ESTIMATE_AFTER = 2.0  # seconds of steps
+
+
+def number(value: float, form: str) -> str:
+    """Format a value; a dash stands for what is not finite."""
+    return format(value, form) if math.isfinite(value) else "–"
+
+
+def interval(mean: float, half: float, form: str) -> str:
+    """Return '0.13 ± 0.02', or the mean alone where there is no interval."""
+    if not math.isfinite(half):
+        return number(mean, form)
+    return f"{number(mean, form)} ± {number(half, form.lstrip('+'))}"
+
+
+def three_digits(*values: float) -> str:
+    """Return the format that shows the largest of the values with about three digits and no exponent."""
+    size = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    return ",.0f" if size >= 100 else ",.1f" if size >= 10 else ".2f" if size >= 1 else ".3f"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as 1:02:03 or 2:03."""
+    if not math.isfinite(seconds):
+        return "–"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def learning_in_words(rounds: Sequence[RoundSummary]) -> str:
+    """Say whether a run learned: by the return above ungrown twins where every round has it."""
+    gains = [r.extra["above_twin"] for r in rounds if "above_twin" in r.extra]
+    if len(gains) == len(rounds):
+        return learning_verdict(gains, "The return above that of ungrown twins")
+    return learning_verdict([r.return_mean for r in rounds])
 
 
 class QuietView:

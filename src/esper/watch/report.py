@@ -1,0 +1,143 @@
+"""The report of a run: the page as one file that holds the answers of the server.
+
+The file needs no server and no network. Scripts of the page are embedded by an import map, answers as JSON
+under the questions that the page asks (see stream.js); long ones are compressed. What does not fit into
+`MOST_BYTES` is left out, old rounds first, and the page says so.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from esper.runs.files import write_atomically
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import to_json
+from esper.utils.errors import UserError
+from esper.watch.events import round_events
+from esper.watch.facts import facts, last_line, state
+from esper.watch.finals import final_figures
+from esper.watch.library import file_of, lanes_of
+from esper.watch.tail import Position, read_on
+
+PAGE = Path(__file__).parent / "page"
+MOST_BYTES = 2_500_000  # of the answers; the page itself has about 300,000
+_PLAIN = 32_768  # bytes up to which an answer stays readable JSON
+_MOST_ROUNDS = 2_000  # of the curves; a longer run has every second one, or fourth, ...
+_BY_STEP = 100  # newest rounds whose ops are told step by step
+_MOST_EVENTS = 40_000  # of all rounds together: to read so many takes half a second
+# The browser itself refuses whatever would load something from elsewhere.
+_POLICY = "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data:"
+
+
+def write_report(folder: RunFolder) -> Path:
+    """Write report.html into a run folder and return its path. Works for unfinished runs too."""
+    write_atomically(folder.report_path, render_report(folder.path).encode())
+    return folder.report_path
+
+
+def render_report(run: Path) -> str:
+    """Return the page of a run as one HTML file."""
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    title = f"<title>{escape(run.resolve().name)} · Esper</title>"
+    policy = f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}" />'
+    scripts = {f"esper/{path.name}": _data_url("text/javascript", _script(path)) for path in _scripts()}
+    module = "\n".join(
+        (
+            f'<script type="importmap">{_json_in_html({"imports": scripts})}</script>',
+            f'<script type="application/json" id="answers">{_json_in_html(_answers(run))}</script>',
+            '<script type="module">import "esper/main.js";</script>',
+        )
+    )
+    icon = _data_url("image/svg+xml", (PAGE / "icon.svg").read_bytes())
+    page = re.sub(r' *<link rel="modulepreload".*\n', "", page)
+    page = re.sub(r'<link rel="stylesheet" href="(.*?)" />', _style, page)
+    page = re.sub(r'<script src="(.*?)" defer></script>', _inline_script, page)
+    page = page.replace('<link rel="icon" href="icon.svg" />', f'<link rel="icon" href="{icon}" />')
+    page = page.replace("<title>Esper</title>", policy + "\n    " + title)
+    return page.replace('<script type="module" src="js/main.js"></script>', module)
+
+
+def _answers(run: Path) -> dict[str, Any]:
+    """Return question → answer, as many as fit: JSON values, or text of base64 where they are compressed."""
+    found: dict[str, Any] = {}
+    room = MOST_BYTES
+    for question, answer in _questions(run):
+        data = answer if isinstance(answer, bytes) else to_json(answer).encode()
+        packed = data is answer or len(data) > _PLAIN
+        text = b64encode(gzip.compress(data, 6, mtime=0)) if packed else data
+        room -= len(text)
+        if room < 0:
+            break
+        found[question] = text.decode() if packed else json.loads(text)
+    return found
+
+
+def _questions(run: Path) -> Iterator[tuple[str, Any]]:
+    """Yield what the page may ask for, the most needed first, with the answer of the server: a record, or
+    the bytes of a file.
+    """
+    about, name = facts(run), run.resolve().name
+    how = state(run, last_line(run))
+    yield "api/runs", [{"name": name, "state": "stopped" if how == "running" else how}]
+    yield "api/facts", about
+    yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
+    yield "api/finals", final_figures({name: run})
+    rounds = about["lanes"] or ([last["round"]] if (last := last_line(run)) else [0])
+    events = 0
+    for number in reversed(rounds):
+        if events < _MOST_EVENTS:
+            told = round_events(file_of(run, "events.jsonl"), number)
+            events += told.total
+            yield f"api/events {number}", told
+        try:
+            yield f"api/lanes {number}", lanes_of(run, number).read_bytes(number)
+        except UserError:  # the page says that it is missing
+            continue
+
+
+def _rounds(run: Path) -> dict[str, Any]:
+    """Return the lines of metrics.jsonl, thinned out if they are many, and how many could not be read."""
+    position, lines, damaged = Position(), list[str](), 0
+    while piece := read_on(file_of(run, "metrics.jsonl"), position):
+        position, damaged = piece.position, damaged + piece.damaged
+        lines += piece.lines
+    stride = -(-len(lines) // _MOST_ROUNDS) or 1
+    records = [json.loads(line) for line in lines[::-1][::stride]]
+    for record in records[_BY_STEP:]:
+        record.pop("op_shares_by_step", None)
+    return {"lines": records[::-1], "damaged": damaged}
+
+
+def _json_in_html(value: Any) -> str:
+    """Return JSON for a script element: without "<" nothing in it can end the element or open a comment."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _scripts() -> list[Path]:
+    return sorted((PAGE / "js").glob("*.js"))
+
+
+def _script(path: Path) -> bytes:
+    """Return a module of the page that imports the others by the names of the import map."""
+    return path.read_text(encoding="utf-8").replace('from "./', 'from "esper/').encode()
+
+
+def _data_url(kind: str, data: bytes) -> str:
+    return f"data:{kind};base64,{b64encode(data).decode()}"
+
+
+def _style(link: re.Match[str]) -> str:
+    return f"<style>\n{(PAGE / link[1]).read_text(encoding='utf-8')}</style>"
+
+
+def _inline_script(link: re.Match[str]) -> str:
+    code = (PAGE / link[1]).read_text(encoding="utf-8")
+    assert "</script" not in code, "the script would end its own element"
+    return f"<script>\n{code}</script>"

@@ -1,0 +1,191 @@
+"""The report: the page of a run as one file. That it shows in a browser is tested in test_page.py."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import time
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from esper import cli
+from esper.runs.run_folder import RunFolder
+from esper.runs.schema import (
+    Comparison,
+    ControllerResult,
+    Curve,
+    Growth,
+    RoundSummary,
+    SavedNetwork,
+    SavedSlot,
+    differences_from_growers,
+    paired_differences,
+)
+from esper.utils.statistics import clear_of_zero, learning_verdict, t_quantile
+from esper.watch.report import render_report, write_report
+from tests.runs.made_up_lanes import made_up_lanes
+from tests.watch.made_up_runs import trained
+
+
+def answers(page: str) -> dict[str, Any]:
+    """What a page has embedded, by question."""
+    embedded = page.split('<script type="application/json" id="answers">')[1].split("</script>")[0]
+    found = json.loads(embedded)
+    for question, answer in found.items():
+        if isinstance(answer, str):
+            data = gzip.decompress(b64decode(answer))
+            found[question] = data if question.startswith("api/lanes") else json.loads(data)
+    return dict(found)
+
+
+class Elements(HTMLParser):
+    """Names of the elements of a page, and whether each is closed in its turn."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[str] = []
+        self.sources: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append(tag)
+        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in ("meta", "link"):
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_stands_alone_whatever_the_run_says(tmp_path: Path) -> None:
+    hostile = "</script><script>alert(1)</script><!--<script>"
+    path = tmp_path / "a <b> & </title><script>alert(2)<"
+    with RunFolder.create(path, config=f"note: {json.dumps(hostile)}\n", seed=1, command=[hostile]) as folder:
+        folder.append_metrics(replace(_round(1), anomalies=[hostile]))
+        page = render_report(folder.path)
+    elements = Elements(page)
+    assert elements.open == []
+    assert elements.found.count("script") == 4, "uPlot, the import map, the answers and the page's own"
+    assert all(source.startswith(("data:", "#")) for source in elements.sources)
+    assert "alert(2)<" not in re.sub(r"<title>.*</title>", "", page)
+    found = answers(page)
+    assert found["api/facts"]["config"]["note"] == hostile
+    assert found["api/rounds"]["lines"][0]["anomalies"] == [hostile]
+    assert found["api/runs"] == [{"name": path.name, "state": "finished"}]
+
+
+def _round(number: int, rounds: int = 1) -> RoundSummary:
+    return RoundSummary(number, rounds, members=1, member_epochs=5, seconds=1.0, return_mean=0.2)
+
+
+def test_every_question_of_the_page_has_its_answer(tmp_path: Path) -> None:
+    with trained(tmp_path / "run", rounds=5, members=4) as folder:
+        found = answers(render_report(folder.path))
+    kept = folder.lanes.rounds()
+    assert set(found) == {"api/runs", "api/facts", "api/rounds", "api/finals"} | {
+        f"api/{kind} {number}" for number in kept for kind in ("events", "lanes")
+    }
+    assert found["api/runs"][0]["state"] == "stopped", "a file runs no more, whoever still writes the folder"
+    assert [line["round"] for line in found["api/rounds"]["lines"]] == [1, 2, 3, 4, 5]
+    assert found[f"api/lanes {kept[-1]}"] == folder.lanes.read_bytes(kept[-1])
+    assert found[f"api/events {kept[-1]}"]["total"] > 0
+
+
+def test_a_large_run_is_thinned_to_three_megabytes_in_two_seconds(tmp_path: Path) -> None:
+    with trained(tmp_path / "run", rounds=2400, of=2400, members=2) as folder:
+        for number in range(2389, 2401):
+            folder.lanes.write(made_up_lanes(number, members=2048), 12)
+        begun = time.process_time()
+        page = write_report(folder)
+        assert time.process_time() - begun < 2
+    assert page.stat().st_size < 3_000_000
+    found = answers(page.read_text(encoding="utf-8"))
+    rounds = [line["round"] for line in found["api/rounds"]["lines"]]
+    assert len(rounds) == 1200
+    assert rounds[-1] == 2400
+    assert "api/lanes 2400" in found
+    assert "api/lanes 2389" not in found
+
+
+def test_what_came_of_a_comparison_is_said_first(tmp_path: Path) -> None:
+    def result(name: str, gain: float) -> ControllerResult:
+        accuracy = [0.5 + gain + 0.001 * i for i in range(4)]
+        return ControllerResult(name, [0, 1, 2, 3], accuracy, [9.0] * 4, [2.0] * 4, [1e9] * 4)
+
+    arms = [result("static", 0.0), result("habit", 0.1), result("static-final of habit", 0.3)]
+    (gap,) = [d for d in differences_from_growers(arms) if d.quantity == "test_accuracy"]
+    assert (gap.controller, gap.baseline) == ("static-final of habit", "habit")
+    assert gap.mean == pytest.approx(0.2)
+    with RunFolder.create(tmp_path / "run", config="", seed=1, kind="compare") as folder:
+        folder.write(Comparison("digits", "cnn", arms, paired_differences(arms), ["an arm did not grow"]))
+    facts = answers(render_report(folder.path))["api/facts"]
+    first, second, remark = facts["outcome"]["sentences"]
+    assert first.startswith("static-final of habit is above static: +30.0")
+    assert second.startswith("habit is above static: +10.0")
+    assert remark == "An arm did not grow."
+    assert gap.mean in [d["mean"] for d in facts["results"]["differences"] if d["baseline"] == "habit"]
+
+
+@pytest.mark.parametrize("grew", [True, False])
+def test_what_grew_is_told_beside_the_score_without_it(tmp_path: Path, grew: bool) -> None:
+    slot = SavedSlot("r0c0", "FOSSILIZED", "CONV_LIGHT", "LINEAR_ADD", 1.0, 2.5)
+    slots = [slot if grew else SavedSlot("r0c0", "DORMANT")]
+    sizes = (100, 250 if grew else 100)
+    network = SavedNetwork("digits", "cnn(width=4)", "habit", 3, 8, 24, *sizes, 0.9, 0.88, 0.8, slots)
+    with RunFolder.create(tmp_path / "run", config="task: digits", seed=1, kind="grow") as folder:
+        folder.write(network)
+        outcome = answers(render_report(folder.path))["api/facts"]["outcome"]
+        assert "88.0% test accuracy" in outcome["sentences"][0]
+        assert "without growth has 80.0% with 100" in outcome["sentences"][0]
+        removed = "CONV_LIGHT at r0c0: the validation accuracy falls by 2.5 points if it is removed"
+        assert outcome["grew"] == [
+            removed if grew else "nothing: the network has the size that it began with"
+        ]
+        curves = [Curve("grown", [0.5, 0.9], [100, sizes[1]], [0, 1e6])]
+        verdicts = ["nothing was planted, because the budget is too small"]
+        folder.write(Growth("Net", "habit", "accuracy", 1, True, curves, verdicts))
+        outcome = answers(render_report(folder.path))["api/facts"]["outcome"]
+    assert "reached a validation accuracy of 0.900" in outcome["sentences"][0]
+    assert outcome["sentences"][1] == "Nothing was planted, because the budget is too small."
+
+
+def test_an_empty_run_gets_a_page_by_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = RunFolder.create(tmp_path / "run", config="", seed=1)
+    assert cli.run(["report", str(folder.path)]) == 0
+    assert "report.html" in capsys.readouterr().out
+    page = folder.report_path.read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert answers(page)["api/facts"]["outcome"]["sentences"] == []
+
+
+def test_several_intervals_that_hold_at_once_are_wider() -> None:
+    assert clear_of_zero(1.0, 0.9, count=10)
+    assert not clear_of_zero(1.0, 0.9, count=10, comparisons=5)
+    assert t_quantile(9, 5) == pytest.approx(3.25, abs=0.005), "99.5 % of Student's t with 9 degrees"
+
+
+@pytest.mark.parametrize(
+    ("returns", "says"),
+    [
+        ([0.0, 0.1] * 2, "too few"),
+        ([0.0, 0.01] * 4 + [0.5, 0.51] * 4, "The return rose from +0.005"),
+        ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, "The return fell"),
+        ([0.0, 0.5] * 8, "did not clearly rise"),
+        ([float("nan")] * 20, "too few"),
+        ([0.1], "1 round is too few"),
+    ],
+)
+def test_the_verdict_is_honest(returns: list[float], says: str) -> None:
+    assert says in learning_verdict(returns)
