@@ -33,7 +33,7 @@ from benchmarks.common import (
     thread_ms,
 )
 from esper.lifecycle.actions import NUM_HEADS, Head, head_sizes, relevance
-from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotConfig
 from esper.simic.agent.gae import GaeInputs, compute_gae, loop_kernel, scan_kernel
 from esper.simic.agent.losses import approximate_kl
 from esper.simic.agent.ppo import PPOAgent, PPOConfig

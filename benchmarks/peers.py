@@ -29,10 +29,10 @@ from benchmarks.common import Case, one_thread, paired_ms
 from benchmarks.hot_paths import GAE_STEPS as STEPS
 from benchmarks.hot_paths import GAMMA, LAMBDA, make_rows
 from esper.lifecycle.actions import head_sizes
-from esper.simic.agent.config import PPOConfig
 from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.config import PPOConfig
 from esper.tamiyo.policy.distribution import MaskedHeads
 from tests.simic.flat_policy import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 

@@ -8,7 +8,7 @@ import torch
 
 from esper.lifecycle.actions import Actions, Op
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Gardener, Wish
 
 

@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Head
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
+from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation
 
 # Empty, BLENDING and HOLDING slots are common in a run, the others pass quickly.
 STAGES = np.array([1, 1, 2, 3, 4, 4, 6, 6, 7, 8, 9, 10])

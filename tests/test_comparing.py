@@ -43,7 +43,7 @@ from esper.runs.schema import json_values
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import play
-from esper.tamiyo.conditions import STUDY, differences
+from esper.tamiyo.config import STUDY, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static

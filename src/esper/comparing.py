@@ -35,14 +35,12 @@ from esper.population.shapes import shapes_of
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.simic.costs import Prices
-from esper.simic.deciding import at_full_strength
-from esper.simic.ending import Ending
+from esper.simic.ending import Ending, at_full_strength
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.episode_record import EpisodeRecord, Floats
-from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rewards import potential
-from esper.simic.rollout import TestResult, evaluate_test, play
+from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.simic.steps import StepResult
+from esper.simic.telemetry import host_parts, lanes_of
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task

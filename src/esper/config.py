@@ -12,9 +12,15 @@ from pydantic import Field, PositiveFloat, field_validator
 
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
-from esper.simic.agent.config import PPOConfig
-from esper.simic.config import EpisodeConfig, GovernorConfig, LearnerConfig, RewardConfig, lifecycle_for
-from esper.tamiyo.policy.config import TamiyoNetConfig
+from esper.simic.config import (
+    EpisodeConfig,
+    GovernorConfig,
+    LearnerConfig,
+    PPOConfig,
+    RewardConfig,
+    lifecycle_for,
+)
+from esper.tamiyo.config import TamiyoNetConfig
 from esper.utils.errors import UserError
 from esper.utils.settings import Config, build, merged, parse_override, parse_yaml, read_yaml
 

@@ -20,11 +20,10 @@ from esper.runs.schema import FINAL_OF
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.simic.steps import EnvironmentSpec
-from esper.tamiyo.conditions import STUDY, Conditions, differences
+from esper.tamiyo.config import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
-from esper.tamiyo.heuristic import Heuristic
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
-from esper.tamiyo.scripted import Habit, RandomLegal, Static
+from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.rows import under_prefix

@@ -23,9 +23,8 @@ from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkp
 from esper.runs.console import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.sinks import Sink, open_sinks
-from esper.simic.events import episode_events
-from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.steps import StepResult
+from esper.simic.telemetry import episode_events, host_parts, lanes_of
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError

@@ -29,14 +29,11 @@ from esper.lifecycle.actions import Head, Op
 from esper.population.hosts import Host
 from esper.population.shapes import shapes_of
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.episode_record import EpisodeRecord
-from esper.simic.rollout import evaluate_test, play
+from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.simic.steps import EnvironmentSpec
-from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.heuristic import Heuristic
+from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
-from esper.tamiyo.scripted import Habit, RandomLegal, Static
+from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
 from esper.tasks import load_task
 from esper.utils.errors import UserError
 from studies.growth import selection

@@ -18,7 +18,7 @@ import numpy as np
 from esper.runs.files import write_atomically
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
-from esper.tamiyo.blocks import Blocks
+from esper.tamiyo.controller import Blocks
 from studies.growth.evaluation import SCHEDULES, SCRIPTED
 from studies.growth.families import FAMILIES, make_tasks
 from studies.growth.world import BUDGETS, budget_of, judged, spec_of

@@ -24,7 +24,7 @@ from esper.runs.checkpoints import save_checkpoint
 from esper.runs.files import write_atomically
 from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
-from esper.tamiyo.conditions import STUDY
+from esper.tamiyo.config import STUDY
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather, from_first, processes
 from esper.utils.launch import Launch

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
-from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotConfig
 from tests.operations import count_operations
 from tests.scenes import random_observation
 from tests.tamiyo.features_by_element import features_one_by_one, to_reports

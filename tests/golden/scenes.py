@@ -409,7 +409,7 @@ def tamiyo() -> Series:
     from esper.controllers import load_controller
     from esper.tamiyo.controller import Scene  # three paths inside the package
     from esper.tamiyo.policy.action_masks import ActionMasks
-    from esper.tamiyo.policy.observation import Observation
+    from esper.tamiyo.policy.features import Observation
 
     recorded = np.load(OBSERVATIONS)
     given = {name: torch.from_numpy(recorded[name]) for name in recorded.files}

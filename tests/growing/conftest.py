@@ -6,7 +6,7 @@ import pytest
 from torch import Tensor
 
 from esper.simic import ending
-from esper.simic.deciding import Decision, Measure
+from esper.simic.ending import Decision, Measure
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from esper.growing.result import Grown
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled

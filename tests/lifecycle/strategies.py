@@ -11,8 +11,7 @@ import torch
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from tests.lifecycle import reference as ref
 from tests.scenes import SEED_STAGES, STAGES
 

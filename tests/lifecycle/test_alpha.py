@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import AlphaCurve
-from esper.lifecycle.alpha import advance_alpha, ease, retarget
+from esper.lifecycle.engine import advance_alpha, ease, retarget
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from tests.lifecycle import reference as ref
 

@@ -21,8 +21,7 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply, force_prune, joined_outcome, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.lifecycle.strategies import random_evidence
 from tests.operations import count_operations

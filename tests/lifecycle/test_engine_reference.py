@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import HEADS_READ, Actions, Head, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import apply
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import Gate
-from esper.lifecycle.legality import legal_slots_by_op
-from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.legality import Gate, legal_slots_by_op
+from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
 from esper.utils.rows import map_tensors
 from tests.lifecycle import reference as ref

@@ -8,9 +8,8 @@ import torch
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply as apply_actions
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import GATE_INTO, Gate, g0_valid_blueprint, open_gates
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.legality import GATE_INTO, Gate, g0_valid_blueprint, open_gates
+from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 
 NAN = float("nan")

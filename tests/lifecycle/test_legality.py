@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Tempo
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply
-from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import legal_slots_by_op
-from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.scenes import random_states
 

@@ -8,9 +8,8 @@ import torch
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import Gate
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.legality import Gate
+from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features

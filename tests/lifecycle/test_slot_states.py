@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.scenes import random_states
 

@@ -22,8 +22,7 @@ from esper.lifecycle.actions import (
     selectable_blueprints,
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotConfig, SlotRecord, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
     COOLDOWN_STAGES,

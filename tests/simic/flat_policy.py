@@ -11,8 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
-from esper.tamiyo.policy.protocol import HasFeatures, Policy, PolicyOutput, linear
-from esper.tamiyo.policy.recurrent import RecurrentCore
+from esper.tamiyo.policy.network import HasFeatures, Policy, PolicyOutput, RecurrentCore, linear
 from esper.utils.settings import Config
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
-from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.tamiyo.policy.network import PolicyOutput
 from tests.simic.flat_policy import FlatMasks, FlatObservation, FlatPolicy, FlatPolicyConfig, padded_choices
 
 FEATURES = 5

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.simic.rollout import play
-from esper.simic.summaries import explained_by_baseline, returns_to_go
+from esper.simic.telemetry import explained_by_baseline, returns_to_go
 from esper.tamiyo.scripted import Static
 from tests.simic.worlds import make_environment, make_trainer
 

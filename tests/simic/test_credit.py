@@ -13,16 +13,13 @@ from torch import Tensor
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.agent.losses import LossWeights, ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.features import batch_obs_to_features
-from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
-from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
-from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation, batch_obs_to_features
+from esper.tamiyo.policy.network import PolicyOutput, TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.utils.rows import map_tensors
 
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))

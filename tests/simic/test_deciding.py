@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import esper
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
-from esper.simic.deciding import LEVEL, BlockScores, Measure, decide_seeds, lower_bounds
+from esper.simic.ending import LEVEL, BlockScores, Measure, decide_seeds, lower_bounds
 from esper.tamiyo.scripted import RandomLegal
 from tests.controllers import Scheduled
 from tests.growing import models

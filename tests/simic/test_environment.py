@@ -17,9 +17,8 @@ from esper.population.forms import NO_FORM
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import RandomLegal, Static

@@ -18,7 +18,7 @@ from tests.operations import count_operations
 GOLDEN = Path(__file__).parents[1] / "data" / "gae.npz"
 KERNELS: dict[str, Kernel] = {"loop": loop_kernel, "scan": scan_kernel}
 if importlib.util.find_spec("numba"):
-    from esper.simic.agent.gae_numba import numba_kernel
+    from esper.simic.agent.gae_kernels import numba_kernel
 
     KERNELS["numba"] = numba_kernel
 

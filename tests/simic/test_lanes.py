@@ -8,8 +8,8 @@ from esper.builders import make_environment
 from esper.config import load_config
 from esper.lifecycle.actions import Blueprint, Head
 from esper.runs.lanes import NO_BLUEPRINT, UNMEASURED, LanesFolder
-from esper.simic.lanes import host_parts, lanes_of
 from esper.simic.rollout import play
+from esper.simic.telemetry import host_parts, lanes_of
 from tests.controllers import Scheduled
 from tests.tiny import TINY
 

@@ -15,7 +15,7 @@ from esper.simic.config import LearnerConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.rollout import play
-from esper.simic.summaries import returns_to_go
+from esper.simic.telemetry import returns_to_go
 from esper.simic.trainer import TWINS, Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig

@@ -18,7 +18,7 @@ from esper.simic.agent.losses import (
 )
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import Sequences
-from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.tamiyo.policy.network import PolicyOutput
 from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared
 
 WEIGHTS = LossWeights(clip=0.2, value_clip=None, value=0.5, entropy=0.01)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.simic.agent.metrics import UpdateMetrics
+from esper.simic.agent.ppo import UpdateMetrics
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
 from esper.utils.gather import Gather
 from tests.shards import on_processes

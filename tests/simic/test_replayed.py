@@ -14,9 +14,8 @@ from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import lifecycle_for
-from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import LearnedController
-from esper.simic.rollout import play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.simic.steps import StepResult
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.utils.graphs import MAX_GRAPHS, Graphed, GraphPool

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from esper.simic.config import EpisodeConfig, RewardConfig
-from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.simic.trainer import Trainer
-from esper.tamiyo.blocks import Blocks
+from esper.tamiyo.controller import Blocks
 from esper.tamiyo.scripted import RandomLegal, Static
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather

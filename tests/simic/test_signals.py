@@ -9,8 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.gradients import SeedGradients
 from esper.population.metrics import TrainMetrics, ValidationMetrics

@@ -13,10 +13,9 @@ from esper.runs.schema import Event, from_json, json_values
 from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.config import GovernorConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.events import episode_events
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.summaries import planted
+from esper.simic.telemetry import episode_events, planted
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle.slot_config import SlotConfig
+from esper.lifecycle.slot_states import SlotConfig
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.tamiyo.policy.features import (
     BASE_FEATURE_SIZE,
     COLUMNS,
     SLOT_FEATURE_SIZE,
+    Observation,
     column_slice,
 )
-from esper.tamiyo.policy.observation import Observation
 
 STAGE_ORDER = [int(s) for s in Stage]
 SEEDS = frozenset(int(s) for s in SEED_STAGES)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Op
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotConfig, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import SlotMaskState
 

@@ -13,9 +13,7 @@ from torch.nn.functional import pad
 
 from esper.lifecycle.actions import Blueprint, Op
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.action_masks import (
     ActionMasks,

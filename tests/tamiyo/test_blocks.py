@@ -11,11 +11,9 @@ import torch
 from esper.lifecycle.actions import Head, Op
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import Episode, play
-from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controller import Controller
-from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
+from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.schedule import PacedSchedule, Schedule
-from esper.tamiyo.scripted import RandomLegal, Static
+from esper.tamiyo.scripted import Heuristic, HeuristicConfig, RandomLegal, Static
 from tests.controllers import Scheduled
 from tests.simic.worlds import make_agent, make_environment
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from esper.tamiyo.conditions import STUDY, Conditions, differences
+from esper.tamiyo.config import STUDY, Conditions, differences
 
 TRAINED = STUDY.model_copy(update={"blueprints": ("clone", "widen_full")})
 INSIDE = TRAINED.model_copy(

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.policy.features import (
     BASE_COLUMNS,
@@ -22,12 +20,12 @@ from esper.tamiyo.policy.features import (
     SLOT_COLUMNS,
     SLOT_FEATURE_SIZE,
     Column,
+    Observation,
     batch_obs_to_features,
     column_slice,
     schema_hash,
     schema_rows,
 )
-from esper.tamiyo.policy.observation import Observation
 from tests.operations import count_operations
 from tests.scenes import random_observation, random_states
 from tests.tamiyo.features_by_element import features_one_by_one, to_reports

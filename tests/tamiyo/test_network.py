@@ -15,8 +15,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.distribution import Fault
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, batch_obs_to_features
-from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
-from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.tamiyo.policy.network import PolicyOutput, TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.utils.rows import map_tensors
 from tests.scenes import random_observation
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from esper.tamiyo.policy.recurrent import RecurrentCore
+from esper.tamiyo.policy.network import RecurrentCore
 
 ROWS, STEPS, INPUTS, WIDTH = 5, 9, 6, 8
 

@@ -12,11 +12,10 @@ import torch
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.stages import Stage
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.episode_record import EpisodeRecord
-from esper.simic.rollout import play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError

@@ -25,14 +25,12 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, apply, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Controller, Scene
-from esper.tamiyo.heuristic import Heuristic, HeuristicConfig
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
-from esper.tamiyo.scripted import Habit, RandomLegal, Static, any_legal, kth_legal
+from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation
+from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
 from tests.lifecycle.strategies import random_evidence
 

@@ -96,8 +96,7 @@ def _run(
     from esper.controllers import Fixed, check_schedule, load_controller, why_not_here
     from esper.grown_network import GrownMember
     from esper.runs.schema import json_values, to_json
-    from esper.simic.events import episode_events
-    from esper.simic.lanes import host_parts, lanes_of
+    from esper.simic.telemetry import episode_events, host_parts, lanes_of
     from esper.tamiyo.scripted import Static
     from esper.utils.devices import choose_device, cpu_threads
     from esper.watch.report import write_report

@@ -21,7 +21,7 @@ from esper.growing.result import GROWN, STATIC, Grown
 from esper.lifecycle.legality import holds_seed
 from esper.runs.schema import Growth
 from esper.simic.costs import TRAINING_PASSES
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 
 
 class Arms:

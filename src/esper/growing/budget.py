@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
-from esper.lifecycle.gates import grows_block
+from esper.lifecycle.legality import grows_block
 from esper.lifecycle.slot_states import SlotStates
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
 from esper.utils.errors import UserError
 

@@ -134,7 +134,7 @@ class Grower:
         """The grown model, plain, on the CPU: the user's class and names, and the seeds that earned a place.
 
         The weights are those of the best epoch, and every seed that lived then is decided by the test of
-        `esper.simic.deciding`. The given model is left with those weights and without hooks.
+        `esper.simic.ending`. The given model is left with those weights and without hooks.
         """
         with own_randomness(self._seed, self._device):
             self._ending.finish()

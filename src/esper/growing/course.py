@@ -16,8 +16,7 @@ from esper.growing.result import Grown
 from esper.runs.lanes import HostPart
 from esper.simic.ending import Ending
 from esper.simic.environment import Environment
-from esper.simic.episode_record import EpisodeRecord
-from esper.simic.rollout import Episode
+from esper.simic.rollout import Episode, EpisodeRecord
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Controller
 from esper.utils.errors import UserError

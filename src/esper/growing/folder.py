@@ -24,9 +24,8 @@ from esper.lifecycle.actions import Op
 from esper.runs.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from esper.runs.run_folder import CALL, RunFolder
 from esper.runs.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
-from esper.simic.episode_record import EpisodeRecord
-from esper.simic.events import episode_events
-from esper.simic.lanes import lanes_of
+from esper.simic.rollout import EpisodeRecord
+from esper.simic.telemetry import episode_events, lanes_of
 from esper.utils.errors import UserError, one_line
 from esper.utils.settings import parse_yaml
 from esper.watch import report

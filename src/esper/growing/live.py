@@ -26,7 +26,7 @@ from esper.growing.tally import Evaluation, Tally
 from esper.growing.undoing import at_rest, in_eval_mode
 from esper.growing.widening import Widening
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style, has_gate
-from esper.lifecycle.gates import blueprint_table
+from esper.lifecycle.legality import blueprint_table
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.config import PopulationConfig

@@ -21,7 +21,7 @@ from esper.growing.randomness import Randomness
 from esper.growing.request import Request
 from esper.growing.settings import GrowSettings
 from esper.runs.lanes import HostPart
-from esper.simic.lanes import layers_of
+from esper.simic.telemetry import layers_of
 from esper.tamiyo.scripted import Static
 
 _SAMPLES = 4  # of an example

@@ -10,11 +10,11 @@ import numpy as np
 from torch import nn
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Head, Op, Style
-from esper.lifecycle.gates import Gate
+from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
 from esper.runs.schema import Curve
-from esper.simic.episode_record import EpisodeRecord
+from esper.simic.rollout import EpisodeRecord
 from esper.utils.errors import require
 
 if TYPE_CHECKING:

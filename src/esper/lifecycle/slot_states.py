@@ -1,8 +1,9 @@
-"""Slot state as a struct of arrays: everything that a slot is, for all members at once."""
+"""Slots as structs of arrays: their ids, their states, and what was measured of their seeds."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -12,7 +13,39 @@ from torch import Tensor
 
 from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage, stage_names
-from esper.utils.rows import RowRecord
+from esper.utils.rows import RowRecord, map_tensors
+
+_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
+
+
+@dataclass(frozen=True)
+class SlotConfig:
+    """Ordered slot ids of the form `r{row}c{col}`."""
+
+    slot_ids: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if not self.slot_ids:
+            raise ValueError("slot_ids is empty; give at least one id such as 'r0c0'")
+        for slot_id in self.slot_ids:
+            if not _SLOT_ID.fullmatch(slot_id):
+                raise ValueError(f"slot id is {slot_id!r}; expected r<row>c<col>, for example 'r0c1'")
+        doubles = sorted({s for s in self.slot_ids if self.slot_ids.count(s) > 1})
+        if doubles:
+            raise ValueError(f"slot ids must differ; given more than once: {', '.join(doubles)}")
+
+    @classmethod
+    def grid(cls, rows: int, cols: int) -> SlotConfig:
+        """A full grid, row by row."""
+        if rows < 1 or cols < 1:
+            raise ValueError(f"a grid of {rows} x {cols} has no slots; rows and cols must be at least 1")
+        return cls(tuple(f"r{r}c{c}" for r in range(rows) for c in range(cols)))
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots the host has."""
+        return len(self.slot_ids)
+
 
 NO_BLUEPRINT = -1
 
@@ -192,3 +225,34 @@ def check_stages(stage: Tensor) -> None:
     bad = stage[~torch.isin(stage, known)]
     if bad.numel():
         raise ValueError(f"stage is {int(bad[0])}; allowed are {stage_names()} (5 is retired)")
+
+
+@dataclass(frozen=True)
+class SlotEvidence(RowRecord):
+    """Measurements of every slot, each [N, S] float32, NaN where there is none."""
+
+    contribution: Tensor  # validation accuracy lost without the seed, in percentage points
+    contribution_velocity: Tensor  # moving average of its change per tick, points
+    contribution_age: Tensor  # ticks since it was measured
+    interaction: Tensor  # never measured; a column of the features that stored controllers were trained with
+    shadow_gain: Tensor  # validation accuracy gained if an isolated seed were adopted now, points
+    gradient_norm: Tensor
+    gradient_health: Tensor  # 0..1
+    previous_health: Tensor  # the health before the latest one
+    vanishing: Tensor  # share of the seed's tensors whose gradient vanishes
+    exploding: Tensor  # share whose gradient explodes or is not finite
+    gradient_ratio: Tensor  # (|g_seed| / |g_host|) · sqrt(P_host / P_seed)
+
+    @staticmethod
+    def unmeasured(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotEvidence:
+        """Nothing is known of any slot."""
+        return SlotEvidence(
+            **{
+                f.name: torch.full((num_members, num_slots), float("nan"), device=device)
+                for f in fields(SlotEvidence)
+            }
+        )
+
+    def forget(self, where: Tensor) -> SlotEvidence:
+        """Unmeasured again where True: a new seed inherits nothing.  # where [N, S]"""
+        return map_tensors(lambda value: value.masked_fill(where, float("nan")), self)

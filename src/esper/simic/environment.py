@@ -42,10 +42,8 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.engine import ActionOutcome, TickOutcome
-from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
 from esper.population.data import Clock
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.bodies import Bodies, TaskPopulation
@@ -66,7 +64,7 @@ from esper.simic.ruling import (
 from esper.simic.signals import Signals
 from esper.simic.steps import Begun, EnvironmentSpec, RuleSpec, StepResult
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import check_like, refill, tensors_of, under_prefix, with_prefix
 

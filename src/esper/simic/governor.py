@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.engine import force_prune
-from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.simic.bodies import Bodies
 from esper.simic.config import GovernorConfig
 from esper.simic.signals import Signals

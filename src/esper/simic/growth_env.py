@@ -33,8 +33,7 @@ from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, batch_obs_to_features
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, Observation, batch_obs_to_features
 from esper.tasks import Task, load_task
 
 Floats = NDArray[np.float32]

@@ -14,13 +14,11 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
-from esper.tamiyo.conditions import Conditions
+from esper.tamiyo.config import Conditions, TamiyoNetConfig
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.config import TamiyoNetConfig
-from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.features import Observation, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
-from esper.tamiyo.policy.observation import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.streams import Stream, random_uniform

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, joined_outcome, tick
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.bodies import Bodies
 from esper.simic.costs import Work

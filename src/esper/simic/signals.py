@@ -8,11 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.metrics import TrainMetrics, ValidationMetrics
-from esper.tamiyo.policy.observation import HISTORY_LENGTH
+from esper.tamiyo.policy.features import HISTORY_LENGTH
 
 VELOCITY_KEPT = 0.7  # of the moving average of a contribution's change; the rest is the latest change
 

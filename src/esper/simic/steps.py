@@ -10,13 +10,12 @@ from torch import Tensor
 
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.slot_states import SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tasks.task import Task
 
 

@@ -27,15 +27,13 @@ import torch
 from torch import Tensor
 
 from esper.runs.schema import RoundSummary
-from esper.simic.agent.metrics import UpdateMetrics
+from esper.simic.agent.ppo import UpdateMetrics
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.episode_record import EpisodeRecord
 from esper.simic.learner import Learner
-from esper.simic.rollout import play
+from esper.simic.rollout import EpisodeRecord, play
 from esper.simic.steps import EnvironmentSpec, StepResult
-from esper.simic.summaries import summarise
-from esper.tamiyo.blocks import Blocks
-from esper.tamiyo.controller import Controller
+from esper.simic.telemetry import summarise
+from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
 from esper.utils.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards

@@ -1,9 +1,9 @@
-"""Whoever decides, as a small protocol: it sees an observation and masks, and answers with legal actions."""
+"""Controllers: the Protocol that decides for all members at once, and several controllers side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Actions
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
+from esper.utils.rows import under_prefix
 from esper.utils.streams import Stream, random_uniform
 
 EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
@@ -66,3 +67,75 @@ class Controller(Protocol):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Continue the episode of a saved state; `begin` was called before with the same scene."""
         return None
+
+
+class Blocks(Controller):
+    """Block k of the members is decided for by controller k.
+
+    Give every block the same member ids (`Blocks.members`) and its members are the same networks on the same
+    data: the blocks then differ by what their controllers did, and run as one program.
+    """
+
+    def __init__(self, controllers: Mapping[str, Controller]):
+        if not controllers:
+            raise ValueError("there are no controllers; name at least one")
+        self.controllers = dict(controllers)
+
+    def members(self, ids: Tensor) -> Tensor:
+        """The ids of all blocks, the same in each.  # [n] → [blocks · n]"""
+        return ids.repeat(len(self.controllers))
+
+    def spans(self, num_members: int) -> dict[str, slice]:
+        """Which members each controller decides for."""
+        size, rest = divmod(num_members, len(self.controllers))
+        if rest:
+            raise ValueError(
+                f"{num_members} members do not divide into {len(self.controllers)} equal blocks; "
+                "give the environment Blocks.members(ids)"
+            )
+        return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
+
+    @property
+    def looks(self) -> bool:
+        """Whether any of them reads what is measured; `looking` says who."""
+        return any(controller.looks for controller in self.controllers.values())
+
+    def looking(self, num_members: int) -> Tensor:
+        """Whose controller reads what is measured.  # [N] bool"""
+        each = torch.tensor([controller.looks for controller in self.controllers.values()])
+        return each.repeat_interleave(num_members // len(self.controllers))
+
+    def begin(self, scene: Scene) -> None:
+        """Begin the episode of every controller with its own members; ValueError if they do not divide."""
+        self._spans = self.spans(scene.num_members)
+        for name, controller in self.controllers.items():
+            controller.begin(replace(scene, members=scene.members[self._spans[name]]))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            f"{name}.{key}": value
+            for name, controller in self.controllers.items()
+            for key, value in controller.state_dict().items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        for name, controller in self.controllers.items():
+            controller.load_state_dict(under_prefix(name, state))
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
+        """As many actions as the longest list of any block; the others wait after theirs."""
+        if len(self.controllers) == 1:  # it is shown all that there is
+            (controller,) = self.controllers.values()
+            one = controller.decide(observation, masks, step)
+            return [one] if isinstance(one, Actions) else list(one)
+        decided = [
+            controller.decide(observation[span], masks[span], step)
+            for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)
+        ]
+        lists = [[one] if isinstance(one, Actions) else one for one in decided]
+        longest = max(len(actions) for actions in lists)
+        waits = [Actions.wait(len(actions[0]), observation.slots.device) for actions in lists]
+        padded = [
+            [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)
+        ]
+        return [Actions(torch.cat([one.choices for one in step])) for step in zip(*padded, strict=True)]

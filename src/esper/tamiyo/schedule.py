@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo
-from esper.lifecycle.gates import grows_block
+from esper.lifecycle.legality import grows_block
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.conditions import Conditions
+from esper.tamiyo.config import Conditions
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.observation import Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Wish, as_actions, first_legal
 from esper.utils.errors import UserError
 from esper.utils.settings import parse_yaml

@@ -46,11 +46,11 @@ def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 def fastest_kernel(device_type: str) -> Kernel:
     """Return the fastest kernel that is installed (docs/findings.md has the figures)."""
     if device_type == "cuda" and importlib.util.find_spec("triton"):
-        from esper.simic.agent.gae_triton import triton_kernel
+        from esper.simic.agent.gae_kernels import triton_kernel
 
         return triton_kernel
     if device_type == "cpu" and importlib.util.find_spec("numba"):
-        from esper.simic.agent.gae_numba import numba_kernel
+        from esper.simic.agent.gae_kernels import numba_kernel
 
         return numba_kernel
     return loop_kernel if device_type == "cpu" else scan_kernel

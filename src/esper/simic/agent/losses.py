@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.rollout_buffer import Sequences
-from esper.tamiyo.policy.protocol import PolicyOutput
+from esper.tamiyo.policy.network import PolicyOutput
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,15 @@ from torch import Tensor
 
 from esper.lifecycle.actions import AlphaCurve, AlphaSpeed, AlphaTarget, Blueprint, Head, Op, Style, Tempo
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.evidence import SlotEvidence
-from esper.lifecycle.gates import blueprint_table
-from esper.lifecycle.legality import fitting_in_time, legal_slots_by_op
-from esper.lifecycle.slot_config import SlotConfig
-from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates, check_widths
+from esper.lifecycle.legality import blueprint_table, fitting_in_time, legal_slots_by_op
+from esper.lifecycle.slot_states import (
+    NO_BLUEPRINT,
+    AlphaMode,
+    SlotConfig,
+    SlotEvidence,
+    SlotStates,
+    check_widths,
+)
 from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
 from esper.utils.devices import device_table
 from esper.utils.rows import RowRecord

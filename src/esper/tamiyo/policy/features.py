@@ -1,4 +1,4 @@
-"""What Tamiyo sees, as numbers: one named table of columns, one pass over all members and slots.
+"""What Tamiyo observes, and its features: one named table of columns, one pass over all members and slots.
 
 `COLUMNS` is the single source of the layout, the ranges, the sentinels, the docs and the checkpoint
 contract. A column's value is `extract(...) / divisor`, clamped to [low, high]; what was never measured is
@@ -19,12 +19,55 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import SPEED_TICKS, TEMPO_TICKS, Op, Style, tempo_ticks
-from esper.lifecycle.evidence import SlotEvidence
 from esper.lifecycle.legality import holds_seed
-from esper.lifecycle.slot_states import AlphaMode, SlotStates
+from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import STAGE_TABLE_SIZE, Stage
-from esper.tamiyo.policy.observation import HISTORY_LENGTH, Observation
 from esper.utils.devices import device_table, lookup
+from esper.utils.rows import RowRecord
+
+HISTORY_LENGTH = 5
+
+
+@dataclass(frozen=True)
+class Observation(RowRecord):
+    """One decision step of N members. NaN stands for what has not been measured."""
+
+    progress: Tensor  # [N] float: share of the budget that is spent, 0..1
+    step_cost: Tensor  # [N] float: training FLOPs of a step now over those of the bare host, at least 1
+    steps_left: Tensor  # [N] float: how many steps the rest of the budget pays for at this cost
+    val_loss: Tensor  # [N] float
+    val_accuracy: Tensor  # [N] float: a fraction, 0..1
+    loss_history: Tensor  # [N, 5] float: the last losses, oldest first
+    accuracy_history: Tensor  # [N, 5] float: the last accuracies, oldest first
+    parameter_ratio: Tensor  # [N] float: all parameters over the host's own, at least 1
+    last_succeeded: Tensor  # [N] bool
+    last_op: Tensor  # [N] int64: -1 before the first action
+    slots: SlotStates
+    evidence: SlotEvidence
+
+    def __post_init__(self) -> None:
+        members, slots = self.slots.stage.shape
+        for name, value in vars(self).items():
+            shape = (members, HISTORY_LENGTH) if name.endswith("_history") else (members,)
+            if isinstance(value, Tensor) and value.shape != shape:
+                given = tuple(value.shape)
+                raise ValueError(f"{name} has shape {given}; expected {shape} for {members} members")
+        if self.evidence.contribution.shape != (members, slots):
+            raise ValueError(
+                f"evidence has shape {tuple(self.evidence.contribution.shape)}; expected {(members, slots)}, "
+                "one value per slot of the states"
+            )
+
+    @property
+    def num_members(self) -> int:
+        """N."""
+        return self.slots.num_members
+
+    @property
+    def num_slots(self) -> int:
+        """S."""
+        return self.slots.num_slots
+
 
 LOSS_SCALE = 7.0  # symlog of a loss of about 1,100
 GRADIENT_SCALE = 7.0

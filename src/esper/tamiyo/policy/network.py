@@ -1,29 +1,203 @@
-"""Tamiyo's network: slots are a set, so that weights trained with 3 slots run with 9 or 25.
+"""The interface of a recurrent policy, its LSTM, and Tamiyo's network.
 
-One encoder reads every slot; the pooled set and the base features feed the recurrent core. The action is
-drawn op first, then the slot under that op by a pointer over the slot encodings, then the other heads
-given op and slot. V(s) is read from the core alone.
+Observations and masks are frozen dataclasses of tensors that share their leading axes: [N, ...] for one
+step, [N, T, ...] for a sequence. A step is a sequence of length 1, so that acting and learning run the
+same code. In Tamiyo's network the slots are a set, so that weights trained with 3 slots run with 9 or 25.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance
+from esper.tamiyo.config import MOST_CHOICES
+from esper.tamiyo.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
-from esper.tamiyo.policy.config import MOST_CHOICES
-from esper.tamiyo.policy.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE
-from esper.tamiyo.policy.protocol import Policy, PolicyOutput, linear
-from esper.tamiyo.policy.recurrent import RecurrentCore
 from esper.utils.devices import device_table
+
+
+class RecurrentCore(nn.Module):
+    """An LSTM over [N, T] that forgets before every step that is marked as a reset.
+
+    The inputs of all steps are projected by one product; a step is left with one product and the gates.
+    """
+
+    def __init__(self, input_size: int, width: int) -> None:
+        super().__init__()
+        self.width = width
+        self.from_input = nn.Linear(input_size, 4 * width)  # let in, keep, let out, candidate
+        self.from_hidden = nn.Linear(width, 4 * width, bias=False)
+        nn.init.orthogonal_(self.from_input.weight)
+        nn.init.zeros_(self.from_input.bias)
+        for gate in self.from_hidden.weight.data.chunk(4):
+            nn.init.orthogonal_(gate)
+        self.from_input.bias.data[width : 2 * width] = 1.0  # the memory is kept to begin with
+
+    @property
+    def state_size(self) -> int:
+        """Numbers of memory per row: what is put out, and the cell."""
+        return 2 * self.width
+
+    def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
+        """inputs [N, T, I], state [N, 2W], resets [N, T] bool → outputs [N, T, W], state [N, 2W]"""
+        projected = self.from_input(inputs).transpose(0, 1)  # [T, N, 4W]
+        weight = self.from_hidden.weight.to(projected.dtype)
+        resets = resets.T.unsqueeze(-1)  # [T, N, 1]
+        if torch.is_grad_enabled():
+            outputs, state = _Unrolled.apply(projected, weight, state, resets)  # type: ignore[no-untyped-call]
+        else:
+            outputs, state, _ = unroll(projected, weight, state, resets)
+        return outputs.transpose(0, 1), state
+
+
+class Tape(NamedTuple):
+    """What the backward pass needs to know of every step."""
+
+    hidden: list[Tensor]  # [N, W] before the step
+    cell: list[Tensor]  # [N, W] before the step
+    gates: list[Tensor]  # [N, 4W] squashed: let in, keep, let out, candidate
+    squashed: list[Tensor]  # [N, W] tanh of the cell after the step
+
+
+def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor, Tape]:
+    """Step after step; gates and memory are FP32, whatever precision multiplies.
+
+    projected [T, N, 4W], weight [4W, W], state [N, 2W], resets [T, N, 1] → outputs [T, N, W], state [N, 2W]
+    """
+    width = weight.shape[1]
+    hidden, cell = state.split(width, dim=-1)
+    tape, outputs = Tape([], [], [], []), []
+    for projection, reset in zip(projected.unbind(0), resets.unbind(0), strict=True):
+        hidden, start = hidden.masked_fill(reset, 0.0), cell.masked_fill(reset, 0.0)
+        gates = torch.addmm(projection, hidden.to(weight.dtype), weight.T).float()
+        doors, candidate = gates.split((3 * width, width), dim=-1)
+        let_in, keep, let_out = doors.sigmoid_().split(width, dim=-1)
+        cell = torch.addcmul(keep * start, let_in, candidate.tanh_())
+        squashed = cell.tanh()
+        for kept, value in zip(tape, (hidden, start, gates, squashed), strict=True):
+            kept.append(value)
+        hidden = let_out * squashed
+        outputs.append(hidden)
+    return torch.stack(outputs), torch.cat((hidden, cell), dim=-1), tape
+
+
+class _Unrolled(Function):
+    """`unroll` with its backward pass written out.
+
+    Whatever does not wait for a later step is done for all steps at once: only two gradients are carried
+    from step to step, and the weight's gradient is one product.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        outputs, state, tape = unroll(projected, weight, state, resets)
+        ctx.save_for_backward(weight, resets, *(torch.stack(kept) for kept in tape))
+        return outputs, state
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
+        weight, resets, hidden, cell, gates, squashed = ctx.saved_tensors
+        width = weight.shape[1]
+        let_in, keep, let_out, candidate = gates.split(width, dim=-1)  # [T, N, W] each
+        slopes = torch.stack(  # of each gate before its squashing, per unit of what it moves: [T, N, 4, W]
+            (
+                candidate * let_in * (1 - let_in),
+                cell * keep * (1 - keep),
+                squashed * let_out * (1 - let_out),
+                let_in * (1 - candidate.square()),
+            ),
+            dim=2,
+        ).unbind(0)
+        through = (let_out * (1 - squashed.square())).unbind(0)  # how an output moves with its cell
+        carried = keep.masked_fill(resets, 0.0).unbind(0)  # how a cell moves with the one before
+        grads, forget = grad_outputs.unbind(0), resets.unbind(0)
+        grad_hidden, grad_cell = grad_state.split(width, dim=-1)
+        grad_gates = []
+        for t in range(len(gates) - 1, -1, -1):
+            grad_hidden = grads[t] + grad_hidden
+            grad_cell = torch.addcmul(grad_cell, grad_hidden, through[t])
+            moved = torch.stack((grad_cell, grad_cell, grad_hidden, grad_cell), dim=1)
+            grad_gates.append((slopes[t] * moved).flatten(1).to(weight.dtype))
+            grad_hidden = (grad_gates[-1] @ weight).float().masked_fill_(forget[t], 0.0)
+            grad_cell = grad_cell * carried[t]
+        grad_projected = torch.stack(grad_gates[::-1])
+        grad_weight = grad_projected.flatten(0, 1).T @ hidden.flatten(0, 1).to(weight.dtype)
+        return grad_projected, grad_weight, torch.cat((grad_hidden, grad_cell), dim=-1), None
+
+
+class HasFeatures(Protocol):
+    """An observation: a frozen dataclass of tensors of which one is `features`."""
+
+    @property
+    def features(self) -> Tensor: ...  # [..., F] float32
+
+
+@dataclass(frozen=True)
+class PolicyOutput:
+    """What a policy says about N rows of T steps with H heads."""
+
+    actions: Tensor  # [N, T, H] int64; 0 where the head is not read
+    log_prob: Tensor  # [N, T, H] float32; 0 where the head is not read
+    entropy: Tensor  # [N, T, H] in 0..1; 0 where the head is not read
+    relevant: Tensor  # [N, T, H] bool: the sampled action reads this head
+    forced: Tensor  # [N, T] bool: there was nothing to choose
+    fault: Tensor  # [N, T, H] int8: 0 fine, see distribution.Fault
+    value: Tensor  # [N, T] float32, in the units that the value head was trained in
+    state: Tensor  # [N, state] the memory after the last step
+
+
+class Policy(nn.Module, ABC):
+    """A stochastic policy over H heads with a memory of `state` numbers per row."""
+
+    head_names: tuple[str, ...]
+    value_head: nn.Linear  # the last layer of V(s), so that a change of units can be undone in it
+    core: RecurrentCore | None  # the memory, if there is one
+
+    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
+        """The memory of a fresh episode: zeros, of width 0 where there is no memory.  # [N, state]"""
+        return torch.zeros(num_rows, self.core.state_size if self.core is not None else 0, device=on)
+
+    @abstractmethod
+    def sequence(
+        self,
+        observation: Any,
+        masks: Any,
+        state: Tensor,
+        resets: Tensor,
+        actions: Tensor | None = None,
+        uniforms: Tensor | None = None,
+    ) -> PolicyOutput:
+        """Judge the given actions, or sample by the uniforms, or take the likeliest if neither is given.
+
+        resets [N, T]: the memory is cleared before that step. actions, uniforms [N, T, H].
+        """
+
+    @abstractmethod
+    def relevant(self, actions: Tensor) -> Tensor:
+        """The heads that each action reads, as `sequence` tells it.  # [N, T, H] → [N, T, H] bool"""
+
+
+def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
+    """A linear layer with orthogonal weights and no bias to begin with."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
 
 # The heads between slot and op, in head order: those that are drawn last.
 DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))

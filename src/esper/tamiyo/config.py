@@ -1,6 +1,7 @@
-"""The conditions that a controller was trained or found under, and how a run differs from them.
+"""The shape of Tamiyo's network, and the conditions that a controller was trained under.
 
-Outside of them controllers lost up to 23 points of accuracy to not growing, so there they do not grow.
+Outside of these conditions controllers lost up to 23 points of accuracy to not growing, so there they do not
+grow. This module does not import torch, so that reading a configuration is quick.
 """
 
 from __future__ import annotations
@@ -10,6 +11,22 @@ from collections.abc import Mapping
 from pydantic import Field
 
 from esper.utils.settings import Config
+
+MOST_CHOICES = 16  # of the widest head but slot and op; the network checks it
+
+
+class TamiyoNetConfig(Config):
+    """The shape of Tamiyo's network."""
+
+    width: int = Field(default=128, ge=8, description="width of the encoders and of the memory")
+    embedding: int = Field(default=16, ge=1, description="width of the blueprint and op embeddings")
+    floor: float = Field(
+        default=0.0, ge=0, lt=1 / MOST_CHOICES, description="least probability of a legal choice; 0 is off"
+    )
+    bf16: bool = Field(
+        default=False, description="whether encoders and memory multiply in bfloat16; heads never do"
+    )
+
 
 Range = tuple[float, float]  # the least and the largest, both included
 ROUNDING = 1e-6  # relative, of a quotient of FLOPs

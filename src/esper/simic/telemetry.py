@@ -1,0 +1,331 @@
+"""What a run folder keeps of a round: its events, its summary, and the lanes of all members.
+
+An event's numbers are those that were known when the decision was made: the seed's `contribution`,
+`shadow_gain` (points), `health`, `age` and `parameters`, the member's `loss` and `accuracy`. What was never
+measured is left out. Slots that cool down after a prune do so by the clock alone and make no events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from esper.lifecycle.actions import Blueprint, Head, Op, Style, has_gate
+from esper.lifecycle.legality import Gate
+from esper.lifecycle.stages import SEED_STAGES, Stage
+from esper.population.population import Population
+from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
+from esper.runs.schema import Event, EventKind, RoundSummary
+from esper.simic.agent.ppo import UpdateMetrics
+from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
+from esper.simic.learner import Learner
+from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Floats, Ints
+from esper.utils.statistics import mean_interval
+
+_SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
+_GATED = has_gate(torch.arange(len(Style))).numpy()
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Where one kind of event happened, and what to say about each place."""
+
+    kind: EventKind
+    where: Bools  # [T, N, S]
+    stage_from: Ints  # [T, N, S]
+    stage_to: Ints  # [T, N, S]
+    seeds_before: bool = False  # speak of the seed that was there before the action, not after it
+
+
+def episode_events(record: EpisodeRecord, round: int) -> list[Event]:
+    """Every event of an episode, in the order of steps, then members."""
+    seen, applied = record.seen_stage[:-1], record.stage
+    fossilised = (applied == Stage.FOSSILIZED) & (seen != Stage.FOSSILIZED)
+    advanced = (applied != seen) & _SEED[applied] & ~record.germinated & ~fossilised
+    cut = np.full_like(applied, Stage.PRUNED)
+    # A seed that ends with its ramp does so in the tick: its stage is that after the action.
+    last_stage = np.where(_SEED[applied], applied, seen)
+    found = [
+        _Found("germinated", record.germinated, seen, applied),
+        _Found("stage_changed", advanced, seen, applied),
+        _Found("fossilised", fossilised, seen, applied),
+        _Found("pruned", record.pruned, last_stage, cut, seeds_before=True),
+        _Found("pruned", record.rolled_back, record.ticked_stage, cut),
+    ]
+    events = [event for f in found for event in _slot_events(record, round, f)]
+    events += _refusals(record, round) + _rollbacks(record, round)
+    return sorted(events, key=lambda event: (event.step, event.member))
+
+
+def _slot_events(record: EpisodeRecord, round: int, found: _Found) -> list[Event]:
+    blueprints = record.seen_blueprint[:-1] if found.seeds_before else record.blueprint
+    sizes = _seed_sizes(record, found.seeds_before)
+    return [
+        Event(
+            round=round,
+            step=t,
+            member=int(record.members[n]),
+            kind=found.kind,
+            slot=record.slot_ids[s],
+            blueprint=Blueprint(int(blueprints[t, n, s])).name,
+            stage_from=Stage(int(found.stage_from[t, n, s])).name,
+            stage_to=Stage(int(found.stage_to[t, n, s])).name,
+            numbers=_numbers(record, t, n, s) | {"parameters": float(sizes[t, n, s])},
+        )
+        for t, n, s in np.argwhere(found.where).tolist()
+    ]
+
+
+def _seed_sizes(record: EpisodeRecord, before: bool) -> Ints:
+    """Parameters of the seed in each slot, its gate included.  # [T, N, S]"""
+    blueprint = record.seen_blueprint[:-1] if before else record.blueprint
+    style = record.seen_style[:-1] if before else record.style
+    slots = np.arange(len(record.slot_ids))
+    bodies = record.seed_parameters[slots, np.maximum(blueprint, 0)]
+    return np.asarray(bodies + _GATED[style] * record.gate_parameters, dtype=np.int64)
+
+
+def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
+    """Actions that a gate refused."""
+    events = []
+    for t, n in np.argwhere(record.refused_by != int(Gate.NONE)).tolist():
+        s = int(record.choices[t, n, Head.SLOT])
+        blueprint = int(record.seen_blueprint[t, n, s])
+        events.append(
+            Event(
+                round=round,
+                step=t,
+                member=int(record.members[n]),
+                kind="gate_refused",
+                slot=record.slot_ids[s],
+                blueprint=Blueprint(blueprint).name if blueprint >= 0 else None,
+                stage_from=Stage(int(record.seen_stage[t, n, s])).name,
+                gate=Gate(int(record.refused_by[t, n])).name,
+                numbers=_numbers(record, t, n, s),
+            )
+        )
+    return events
+
+
+def _rollbacks(record: EpisodeRecord, round: int) -> list[Event]:
+    """Members that the governor took back; each seed that this ended has an event of its own."""
+    return [
+        Event(
+            round=round,
+            step=t,
+            member=int(record.members[n]),
+            kind="rolled_back",
+            numbers=_finite(
+                loss=record.measured_loss[t, n],
+                training_loss=record.training_loss[t, n],
+                loss_before=record.loss[t, n],
+                restored_loss=record.loss[t + 1, n],
+                seeds_ended=record.rolled_back[t, n].sum(),
+                reward=record.reward[t, n],
+            ),
+        )
+        for t, n in np.argwhere(record.panicked).tolist()
+    ]
+
+
+def _numbers(record: EpisodeRecord, t: int, n: int, s: int) -> dict[str, float]:
+    return _finite(
+        contribution=record.contribution[t, n, s],
+        shadow_gain=record.shadow_gain[t, n, s],
+        health=record.health[t, n, s],
+        age=record.seen_age[t, n, s],
+        loss=record.loss[t, n],
+        accuracy=record.accuracy[t, n],
+    )
+
+
+def _finite(**numbers: float) -> dict[str, float]:
+    return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
+
+
+def summarise(
+    learner: Learner,
+    record: EpisodeRecord,
+    update: UpdateMetrics,
+    twins: EpisodeRecord | None,
+    **progress: Any,
+) -> RoundSummary:
+    """What is told of one learner's round; `record` and `twins` are of its own members.
+
+    progress: how far the run is, by the names of `RoundSummary`.
+    """
+    returns, return_ci = mean_interval(record.returns.tolist())
+    accuracy, accuracy_ci = mean_interval(record.accuracy[-1].tolist())
+    ratio, ratio_ci = mean_interval(record.parameter_ratio[-1].tolist())
+    by_step = op_shares(record)  # [T, ops]
+    return RoundSummary(
+        **progress,
+        members=record.num_members,
+        return_mean=returns,
+        return_ci=return_ci,
+        accuracy_mean=accuracy,
+        accuracy_ci=accuracy_ci,
+        parameter_ratio_mean=ratio,
+        parameter_ratio_ci=ratio_ci,
+        op_shares={op.name: float(share) for op, share in zip(Op, by_step.mean(axis=0), strict=True)},
+        op_shares_by_step=by_step.tolist(),
+        head_entropy=dict(update.head_entropy),
+        policy_loss=update.policy_loss,
+        value_loss=update.value_loss,
+        entropy=update.entropy,
+        kl=update.kl,
+        clip_fraction=update.clip_fraction,
+        explained_variance=update.explained_variance,
+        gradient_norm=update.grad_norm,
+        learning_rate=learner.agent.config.learning_rate,
+        extra=_extra(record, update) | _beside_twins(learner, record, twins),
+        anomalies=_anomalies(record, update),
+    )
+
+
+def op_shares(record: EpisodeRecord) -> Doubles:
+    """The share of members whose executed op was each, step by step.  # [T, ops]"""
+    shares: Doubles = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
+    return shares
+
+
+def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
+    return {
+        "potential": float(np.nanmean(record.potential[-1])),
+        "succeeded": float(record.succeeded.mean()),
+        **{f"refused_{op.lower()}": rate for op, rate in record.refusal_rates().items()},
+        "germinated": float(record.germinated.sum() / record.num_members),
+        "pruned": float(record.pruned.sum() / record.num_members),
+        "rollbacks": float(record.panicked.sum() / record.num_members),
+        "flops": float(record.flops.mean()),
+        "epochs_done": update.epochs_done,
+        "entropy_coefficient": update.entropy_coefficient,
+    } | planted(record)
+
+
+def planted(record: EpisodeRecord) -> dict[str, float]:
+    """Seeds per member by blueprint, as `planted/NAME`; a blueprint that nobody planted is left out."""
+    counts = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
+    return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
+
+
+def _beside_twins(learner: Learner, record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
+    """How far returns lie above those of the ungrown twins, and what the baseline explains of them."""
+    expected = twins.reward if twins is not None and learner.reward.control_variate else None
+    values = {"explained_by_baseline": explained_by_baseline(learner.buffer, record, expected)}
+    if twins is not None:
+        mean, half = mean_interval((record.returns - twins.returns).tolist())
+        values |= {"above_twin": mean, "above_twin_ci": half}
+    return values
+
+
+def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
+    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
+    togo = np.zeros_like(rewards, dtype=np.float64)
+    after = np.zeros(rewards.shape[1])
+    for t in range(len(rewards) - 1, -1, -1):
+        after = rewards[t] + gamma * after
+        togo[t] = after
+    return togo
+
+
+def explained_by_baseline(
+    buffer: TamiyoRolloutBuffer, record: EpisodeRecord, expected: Floats | None
+) -> float:
+    """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
+
+    The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
+    cannot. `buffer` and `record` are of the same episode; steps after a member's last do not count.
+    # expected [T, N]: rewards of the twins
+    """
+    plain = returns_to_go(record.reward, record.gamma)
+    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T[: len(plain)]  # [T, N]
+    if expected is not None:
+        baseline = baseline + returns_to_go(expected, record.gamma)
+    lived = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
+    return float(1 - (plain - baseline)[lived].var() / max(plain[lived].var(), 1e-12))
+
+
+def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:
+    """One sentence for each thing that should not happen."""
+    found = []
+    rollbacks = int(record.panicked.sum())
+    if rollbacks:
+        who = int(record.panicked.any(axis=0).sum())
+        found.append(f"the governor rolled {who} of {record.num_members} members back, {rollbacks} times")
+    if update.steps_dropped:
+        found.append(f"{update.steps_dropped} transitions had a return that was not finite and were dropped")
+    if update.steps_vetoed:
+        found.append(f"{update.steps_vetoed} updates had a gradient that was not finite and were refused")
+    return found
+
+
+# What the numbers in lanes mean.
+NAMES: dict[str, Any] = {
+    "stage_names": {int(s): s.name for s in Stage},
+    "op_names": {int(op): op.name for op in Op},
+    "blueprint_names": {int(b): b.name for b in Blueprint},
+}
+_SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
+
+
+def lanes_of(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
+    """The whole episode of every member, in few bytes, with the names of its numbers.
+
+    parts: what the network is drawn from, one behind each slot and the rest, as from `host_parts`.
+    """
+    columns: dict[str, NDArray[Any]] = {
+        "members": record.members,
+        "returns": record.returns,
+        "stage": record.stage,
+        "alpha": (255 * record.alpha).round(),
+        "blueprint": np.where(record.blueprint < 0, NO_BLUEPRINT, record.blueprint),
+        "contribution": _hundredths(record.contribution[:-1]),
+        "op": record.choices[:, :, Head.OP],
+        "op_slot": record.choices[:, :, Head.SLOT],
+        "succeeded": record.succeeded,
+        "rolled_back": record.panicked,
+        "accuracy": record.accuracy,
+        "parameters": record.parameters,
+        "spent": record.spent,
+        "seed_parameters": record.seed_parameters,
+    }
+    return Lanes(
+        round=round,
+        slots=record.slot_ids,
+        parts=parts,
+        columns={name: column.astype(COLUMNS[name][0]) for name, column in columns.items()},
+        title=title,
+        **NAMES,
+    )
+
+
+def host_parts(population: Population) -> list[HostPart]:
+    """Describe the segments of a population's host and its head."""
+    bodies, host = population.bodies, population.bodies.host
+    shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
+    names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
+    modules = [*host.segments, host.head]
+    units = [0 if slot.branch is None else slot.branch.units for slot in bodies.slots]
+    return [
+        HostPart(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
+        for name, module, shape, hidden in zip(names, modules, shapes, [*units, 0], strict=True)
+    ]
+
+
+def layers_of(module: nn.Module) -> list[str]:
+    """The layers of a module, a short line each; of a deep one the first and how many more."""
+    leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
+    rest = len(leaves) - _SHOWN
+    return leaves[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])
+
+
+def _hundredths(points: NDArray[np.float32]) -> NDArray[np.float32]:
+    clipped = np.clip(100 * points, UNMEASURED + 1, -UNMEASURED - 1).round()
+    return np.asarray(np.where(np.isfinite(points), clipped, UNMEASURED))
