@@ -276,6 +276,20 @@ class Population:
 
     # ---- counting, saving ------------------------------------------------------------------------------
 
+    @property
+    def topology(self) -> str:
+        return self.bodies.host.topology
+
+    @property
+    def host_parameters(self) -> int:
+        return self.bodies.host_parameters
+
+    def seed_parameters(self) -> Tensor:
+        return self.bodies.seed_parameters()
+
+    def gate_parameters(self) -> Tensor:
+        return self.bodies.gate_parameters()
+
     def parameter_counts(self, states: SlotStates) -> Tensor:
         """Parameters of each member: its host, what was folded in and every seed that it holds.  # [N]"""
         slot = torch.arange(self.num_slots, device=self.device).unsqueeze(1)

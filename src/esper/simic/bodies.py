@@ -173,10 +173,6 @@ class TaskPopulation(Population):
         self._allowed = allowed.to(self.device)  # [S, blueprints]
 
     @property
-    def topology(self) -> str:
-        return self.bodies.host.topology
-
-    @property
     def batches(self) -> int:
         return self.config.batches_per_epoch
 
@@ -184,10 +180,6 @@ class TaskPopulation(Population):
     def samples(self) -> tuple[int, int]:
         validated = min(self.validation_data.num_samples, self.config.validation_samples)
         return self.config.batch_size * self.config.batches_per_epoch, validated
-
-    @property
-    def host_parameters(self) -> int:
-        return self.bodies.host_parameters
 
     @property
     def host_flops(self) -> float:
@@ -223,12 +215,6 @@ class TaskPopulation(Population):
             whole=100.0 * torch.stack([measured.accuracy for measured in found]),
             worth=torch.stack([measured.contribution for measured in found]),
         )
-
-    def seed_parameters(self) -> Tensor:
-        return self.bodies.seed_parameters()
-
-    def gate_parameters(self) -> Tensor:
-        return self.bodies.gate_parameters()
 
     def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
         return self.costs.epoch(states, self, work, looks)
