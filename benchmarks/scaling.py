@@ -37,7 +37,7 @@ from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import Scene
 from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.devices import cpu_threads
-from esper.utils.gather import Gather, exchange_values, processes
+from esper.utils.gather import Gather, all_gather_values, processes
 from esper.utils.launch import Launch
 from tests import rollouts
 
@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, gather: Gather) -> Result:
                 if gather.rank == 0:
                     tell(f"  round {done} of {args.rounds} is done, about {left:.0f} s left")
         wall, busy = time.perf_counter() - wall, time.process_time() - busy
-    everyone = exchange_values(gather, [busy, sum(updates), wall, counted.seconds, counted.sent, start])
+    everyone = all_gather_values(gather, [busy, sum(updates), wall, counted.seconds, counted.sent, start])
     busiest = max(everyone)
     return Result(
         preset=args.preset,
@@ -226,7 +226,7 @@ def measure_update(args: argparse.Namespace, gather: Gather) -> Iterator[UpdateR
             walls.append(time.perf_counter() - wall)
             busy.append(time.process_time() - own)
         mine = [statistics.median(walls[2:]), statistics.median(busy[2:])]
-        everyone = [mine] if args.pretend else exchange_values(gather, mine)
+        everyone = [mine] if args.pretend else all_gather_values(gather, mine)
         yield UpdateResult(
             members=args.members,
             steps=args.steps,

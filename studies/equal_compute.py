@@ -31,7 +31,7 @@ from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static
 from esper.tasks.task import HostSpec, Split, Task
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, exchange_values
+from esper.utils.gather import Gather, all_gather_values
 from esper.utils.statistics import mean_interval
 
 WORLD_SEED = 11
@@ -157,7 +157,7 @@ def run_arms(
     for begin in range(0, len(queue), gather.size):
         mine = queue[begin : begin + gather.size][gather.rank : gather.rank + 1]
         reached = [asdict(run_arm(arm, setting, members, rate_of(arm))) for arm in mine]
-        for told in (told for each in exchange_values(gather, reached) for told in each):
+        for told in (told for each in all_gather_values(gather, reached) for told in each):
             results.insert(0, Result(**told))
             if gather.rank == 0:
                 print(_line(results[0]), flush=True)
@@ -170,7 +170,7 @@ def _check_same_data(split: Split, gather: Gather) -> None:
     """Raise UserError where processes have other data: some are made of what is installed on a machine."""
     if gather.size > 1:
         mine = crc32(split.inputs.numpy().tobytes(), crc32(split.targets.numpy().tobytes()))
-        others = [rank for rank, sum in enumerate(exchange_values(gather, mine)) if sum != mine]
+        others = [rank for rank, sum in enumerate(all_gather_values(gather, mine)) if sum != mine]
         if others:
             raise UserError(
                 f"processes {gather.rank} and {others[0]} have made different data of what is installed on "

@@ -27,7 +27,7 @@ import torch
 
 from esper.population.config import PopulationConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
-from esper.utils.gather import Gather, from_first
+from esper.utils.gather import Gather, broadcast
 from studies import command_line
 from studies.equal_compute import Arm, Result, Setting, choose_rate, picture, read, run_arms, table
 
@@ -134,7 +134,7 @@ def study(
     rates = {arm.name: rate for arm in arms(size)} if rate else {}
     if min(budgets) > 0 and not rate:
         first = out / f"gpt-{peta(size.budgets[0])}.jsonl"
-        rates = from_first(gather, {} if gather.rank else {result.arm: result.rate for result in read(first)})
+        rates = broadcast(gather, {} if gather.rank else {result.arm: result.rate for result in read(first)})
     for budget in sorted(budgets):
         flops, batch = size.budgets[budget], size.batches[budget]
         config = PopulationConfig(

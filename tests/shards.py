@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from esper.utils.gather import Gather, exchange_values
+from esper.utils.gather import Gather, all_gather_values
 
 Result = TypeVar("Result")
 
@@ -44,7 +44,7 @@ class PlayedProcess:
         return meeting.rounds[self._round - 1]
 
     def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return exchange_values(self, tensor)
+        return all_gather_values(self, tensor)
 
 
 def on_processes(size: int, work: Callable[[Gather], Result]) -> list[Result]:

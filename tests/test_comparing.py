@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,7 +29,6 @@ from esper.controllers import (
     Arm,
     Fixed,
     arms_of,
-    conditions_in,
     conditions_of,
     describe,
     find_checkpoint,
@@ -38,7 +36,6 @@ from esper.controllers import (
     load_learned,
 )
 from esper.lifecycle.stages import Stage
-from esper.runs.checkpoints import Checkpoint
 from esper.runs.schema import json_values
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
@@ -47,7 +44,6 @@ from esper.tamiyo.config import STUDY, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static
-from esper.tasks import load_task
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather
 from tests.controllers import Scheduled
@@ -319,17 +315,6 @@ def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:
         asked = replace(spec, episode=spec.episode.model_copy(update={"flops": steps * bare}))
         assert conditions_of([asked]).minibatches[0] == pytest.approx(48 * steps)
         assert (differences(STUDY, conditions_of([asked])) == []) == (steps == 4.0)
-
-
-def test_an_older_checkpoint_is_judged_by_its_settings() -> None:
-    config = load_config(overrides=[*TINY, "budgets=[1, 4]", "episode.clock=compute"])
-    record = {"config": config.model_dump(mode="json")}
-    found = conditions_in(Checkpoint({}, record, ""), Path("old"))
-    steps = config.episode.steps * config.population.batches_per_epoch
-    assert found.minibatches == (steps, 4 * steps)
-    assert list(found.hosts) == [load_task(config.task).host.preset]
-    record["config"]["task"] = "nowhere:nothing"
-    assert conditions_in(Checkpoint({}, record, ""), Path("old")).hosts == {}
 
 
 def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> None:

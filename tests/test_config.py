@@ -102,7 +102,7 @@ def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
         ("=3", "expected key=value"),
         ("a..b=3", "expected key=value"),
         ("members=[1", "not valid YAML"),
-        ("members=2020-01-01", "is a date"),
+        ("members=2020-01-01", "type date"),
         ("ppo.gamma=.nan", "only finite numbers"),
         ("ppo.gamma=.inf", "only finite numbers"),
         ("members.deep=3", "members is {'deep': 3}; allowed is a whole number at least 1"),
@@ -124,7 +124,7 @@ def test_bad_overrides_are_one_sentence(text: str, says: str) -> None:
         (b"a: 1\na: 2\n", "line 1: the key 'a' is written twice"),
         (b"a: [1,\n", "not valid YAML in line"),
         (b"a: !!python/object:os.system x\n", "not valid YAML in line 1"),
-        (b"3: 4\n", "keys are texts"),
+        (b"3: 4\n", "3 is not a setting"),
         (b"? [1]\n: 2\n", "not valid YAML"),
     ],
 )

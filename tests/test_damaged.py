@@ -230,11 +230,6 @@ def test_a_run_without_a_finished_round_has_no_controller(run: Path, tmp_path: P
     assert "the run has finished no round yet" in say("grow", "-C", copy)
 
 
-def test_no_pretrained_controller_is_told(tmp_path: Path, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.controllers.SHIPPED", tmp_path)
-    assert "ships no pretrained controller" in say("grow", "-C", "tamiyo")
-
-
 @pytest.mark.parametrize(
     "error",
     [

@@ -15,7 +15,7 @@ from esper import cli
 from esper.config import load_config
 from esper.runs.console import QuietView
 from esper.training import TrainingRun
-from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError
+from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError
 from esper.utils.gather import Gather, all_or_none
 from esper.utils.launch import Launch
 from tests.shards import on_processes
@@ -124,7 +124,7 @@ def test_what_fails_in_one_process_fails_in_all_and_the_first_tells() -> None:
             all_or_none(gather, fail)
         return type(told.value).__name__
 
-    assert on_processes(3, work) == ["UserError", "ToldElsewhereError", "ToldElsewhereError"]
+    assert on_processes(3, work) == ["UserError", "ReportedElsewhereError", "ReportedElsewhereError"]
 
 
 def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_settings_are_those_of_the_first_process(tmp_path: Path) -> None:
     [
         (UserError("bad"), [], 0, 2, "esper: bad"),
         (UserError("bad"), [], 1, 2, ""),
-        (ToldElsewhereError("bad"), [], 0, 2, ""),
+        (ReportedElsewhereError("bad"), [], 0, 2, ""),
         (
             TypeError("odd\nthing"),
             ["members 2 to 3, round 1, step 4"],
@@ -203,7 +203,7 @@ def test_a_process_that_fails_says_where_in_one_line(
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     assert cli.run(["train"]) == code
-    assert waited == ([] if told else [cli.MANNERS]), "who is silent must not end before another has told"
+    assert waited == ([] if told else [cli.REPORT_SECONDS]), "wait until another has reported"
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == (told != "")

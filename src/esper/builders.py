@@ -1,4 +1,4 @@
-"""From a configuration to the things that run: tasks, environments, agents, a trainer.
+"""Build what runs from a configuration: tasks, environments, agents, a trainer.
 
 config = load_config(preset="digits")
 for rounds in make_trainer(config).run():
@@ -36,7 +36,7 @@ from esper.utils.gather import Gather
 from esper.utils.launch import Launch
 
 LEARNER = "agent"  # the one learner of a run
-AND = "+"  # between tasks that take turns
+AND = "+"  # separates tasks that take turns
 ONE_BUDGET = (1.0,)  # of the episode
 LEAST_BYTES = 3 * 4  # of a parameter: its weight, its gradient and a moment, in float32
 
@@ -44,10 +44,10 @@ LEAST_BYTES = 3 * 4  # of a parameter: its weight, its gradient and a moment, in
 def make_specs(
     config: RunConfig, device: torch.device | None = None, members: Tensor | None = None
 ) -> list[EnvironmentSpec]:
-    """One environment's settings for each task of a run, with other members where they are given.
+    """Build the settings of one environment for each task of a run; `members` [N] replace those of the run.
 
     Raises UserError where a task is unknown or has fewer samples than a minibatch, where its host cannot be
-    built, and where budgets are asked for that nothing would spend.  # members [N]
+    built, and where budgets are asked for that nothing would spend.
     """
     unspent = {"budgets": config.budgets != ONE_BUDGET, "episode.flops": config.episode.flops is not None}
     if config.episode.clock == "steps" and any(unspent.values()):
@@ -87,7 +87,7 @@ def make_specs(
 
 
 def check_host(task: Task, members: int, device: torch.device) -> None:
-    """Raise ValueError for a host that cannot be built, or of which so many cannot fit into the memory.
+    """Raise ValueError for a host that cannot be built, or of which so many do not fit into memory.
 
     On the meta device shapes are computed and nothing is allocated, however large the host is.
     """
@@ -103,10 +103,10 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
 
 
 def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
-    """A task by its name; or what a function of the user's returns, by MODULE:FUNCTION.
+    """Load a task by its name, or by MODULE:FUNCTION of the user.
 
-    The function is given the seed and returns a Task, or several of one shape that are dealt to the members.
-    Raises UserError for an unknown name, and for a function that is not there or returns something else.
+    The function takes the seed and returns a Task, or several of one shape that are dealt to the members.
+    Raises UserError for an unknown name, and for a function that does not exist or returns something else.
     """
     if name in task_names():
         return [load_task(name, seed)]
@@ -132,7 +132,7 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
 
 
 def _with_host(task: Task, config: RunConfig) -> Task:
-    """The task with the host that the configuration asks for."""
+    """Return the task with the host that the configuration asks for."""
     preset = config.host.preset or task.host.preset
     inherited = dict(task.host.options) if preset == task.host.preset else {}
     return replace(task, host=HostSpec(preset, inherited | config.host.options()))
@@ -144,7 +144,7 @@ def make_environment(
     members: Tensor | None = None,
     best_epoch: bool = False,
 ) -> GrowthEnvironment:
-    """The environment of a run with one task, with other members where they are given.  # members [N]
+    """Build the environment of a run with one task; `members` [N] replace those of the run.
 
     best_epoch: networks end with the weights of their best epoch, and pay for the validations that find it.
     Raises UserError where there are several tasks or budgets, or one that pays for no step.
@@ -172,7 +172,7 @@ def check_budgets(environment: GrowthEnvironment) -> GrowthEnvironment:
 
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:
-    """An agent that knows nothing yet; its first weights follow from the seed alone."""
+    """Build an untrained agent; its first weights follow from the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         policy = make_policy(config.policy, config.learner)
@@ -180,7 +180,7 @@ def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgen
 
 
 def make_learner(config: RunConfig, device: torch.device | None = None, name: str = LEARNER) -> Learner:
-    """A learner that knows nothing yet."""
+    """Build an untrained learner."""
     steps = math.ceil(config.episode.steps * max(config.budgets))
     return Learner(name, make_agent(config, device), steps, config.learner, config.reward)
 
@@ -188,22 +188,22 @@ def make_learner(config: RunConfig, device: torch.device | None = None, name: st
 def make_trainer(
     config: RunConfig, device: torch.device | None = None, gather: Gather | None = None
 ) -> Trainer:
-    """All that `esper train` runs: the tasks of a configuration and one learner; `gather` shares them."""
-    worlds, learners = make_specs(config, device), [make_learner(config, device)]
+    """Build what `esper train` runs: the tasks of a configuration and one learner; `gather` shares them."""
+    specs, learners = make_specs(config, device), [make_learner(config, device)]
     with cpu_threads(config.threads):
-        trainer = Trainer(worlds, learners, config.rounds, shards=config.shards or 1, gather=gather)
+        trainer = Trainer(specs, learners, config.rounds, shards=config.shards or 1, gather=gather)
     for environment in chain.from_iterable(trainer.environments):
         check_budgets(environment)
     return trainer
 
 
 def agent_schema() -> str:
-    """A fingerprint of what an agent sees and of what it may choose: part of every checkpoint."""
+    """Hash what an agent sees and what it may choose: part of every checkpoint."""
     choices = [(head.name, [choice.name for choice in names]) for head, names in HEAD_CHOICES.items()]
     return hashlib.sha256(f"{schema_hash()} {choices}".encode()).hexdigest()[:16]
 
 
 def shaped_host(task: Task, shape: str) -> Host:
-    """A fresh host of a task, grown to a shape as `population.shapes.shapes_of` names it."""
+    """Build a fresh host of a task, grown to a shape as `population.shapes.shapes_of` names it."""
     host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)

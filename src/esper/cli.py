@@ -16,10 +16,10 @@ from typer.main import get_command
 
 from esper import __version__
 from esper.commands import compare, config, demo, grow, tables, train, watch
-from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError, with_place
+from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError, with_place
 from esper.utils.launch import Launch
 
-_MENDABLE = (ValueError, OSError, ImportError)
+_USER_ERRORS = (ValueError, OSError, ImportError)
 _NO_MEMORY = ("MemoryError", "OutOfMemoryError")  # by name: the second is torch's, which need not be loaded
 _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an example of it
     (train.train, "esper train --task digits --out runs/first"),
@@ -37,13 +37,13 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (tables.doctor, "esper doctor"),
 )
 
-# Seconds in which another process tells what is wrong: torchrun ends all of them when the first one ends.
-MANNERS = 20.0
+# Seconds in which another process reports an error: torchrun ends all of them when the first one ends.
+REPORT_SECONDS = 20.0
 _SHARED = ("train", "resume", "compare")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",
-    help="Neural networks that grow while they train, raised by a learned controller.",
+    help="Train neural networks that grow, by a schedule or by a learned controller.",
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -52,7 +52,7 @@ for _function, _example in _COMMANDS:
     _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)
     app.command(_function.__name__, help=_help, epilog=f"Example: {_example}")(_function)
 app.add_typer(config.app, name="config")
-_command = cache(get_command)  # to make it takes longer than many a command
+_command = cache(get_command)  # building it takes longer than many commands
 
 
 @app.callback(invoke_without_command=True)
@@ -61,9 +61,9 @@ def root(
     debug: Annotated[
         bool, typer.Option("--debug", help="show the traceback of an error (or set ESPER_DEBUG)")
     ] = False,
-    version: Annotated[bool, typer.Option("--version", help="print the version and leave")] = False,
+    version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
 ) -> None:
-    """Options that stand before any command; alone, the help."""
+    """Handle the options before a command; without a command, print the help."""
     if version:
         print(f"esper {__version__}")
         raise typer.Exit
@@ -81,27 +81,27 @@ def root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code.
 
-    0: all is well; 2: bad input, told in one sentence; 130: ended with Ctrl-C. Anything else that goes wrong
-    is a bug and shows its traceback. Of several processes one tells what is wrong with the input; a process
-    that fails says in one line which it is and where, and returns 1.
+    0: all is well; 2: bad input, reported in one sentence; 130: ended with Ctrl-C. Anything else that goes
+    wrong is a bug and shows its traceback. Of several processes one reports bad input; a process that fails
+    prints in one line which it is and where, and returns 1.
     """
     try:
         code = _command(app).main(args=list(arguments), prog_name="esper", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except Exception as error:
-        if os.environ.get("ESPER_DEBUG") and isinstance(error, _MENDABLE):
+        if os.environ.get("ESPER_DEBUG") and isinstance(error, _USER_ERRORS):
             raise
         sentence, launch = _sentence(error, arguments), Launch.of()
         if launch.size > 1:
-            return _tell_of(launch, error, sentence)
+            return _report(launch, error, sentence)
         if sentence is None:
             raise
-        return _complain(sentence)
+        return _print_error(sentence)
 
 
 def _sentence(error: Exception, arguments: Sequence[str]) -> str | None:
-    """What a person can do about an error of a command line; None where it is a bug."""
-    if isinstance(error, _MENDABLE):
+    """Return the sentence for the user about an error; None where it is a bug."""
+    if isinstance(error, _USER_ERRORS):
         # a UserError says all that there is to say; any other may come from the user's own code
         return " ".join(str(error).split()) if isinstance(error, UserError) else with_place(error)
     if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
@@ -132,23 +132,23 @@ def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     return f"there is no option {option}, but a setting: use {given}" if paths else None
 
 
-def _tell_of(launch: Launch, error: Exception, sentence: str | None) -> int:
-    """Tell of an error in one of several processes, in one line; its exit code.
+def _report(launch: Launch, error: Exception, sentence: str | None) -> int:
+    """Print the error of one of several processes in one line, and return the exit code.
 
-    Bad input, which all were given, is told once on each machine. Notes of an error say where it happened.
+    Bad input, which all were given, is printed once on each machine. Notes of an error say where it happened.
     """
     places = getattr(error, "__notes__", [])
     if sentence is not None and not places:
-        if launch.speaks and not isinstance(error, ToldElsewhereError):
-            return _complain(sentence)
-        time.sleep(MANNERS)
+        if launch.reports and not isinstance(error, ReportedElsewhereError):
+            return _print_error(sentence)
+        time.sleep(REPORT_SECONDS)
         return 2
-    mine = isinstance(error, LostProcessError)
-    said = sentence or (str(error) if mine else f"{type(error).__name__}: {error}")
-    return _complain(", ".join([str(launch), *places]) + f": {' '.join(said.split())}", 1)
+    ours = isinstance(error, LostProcessError)
+    said = sentence or (str(error) if ours else f"{type(error).__name__}: {error}")
+    return _print_error(", ".join([str(launch), *places]) + f": {' '.join(said.split())}", 1)
 
 
-def _complain(sentence: str, code: int = 2) -> int:
+def _print_error(sentence: str, code: int = 2) -> int:
     print(f"esper: {sentence}", file=sys.stderr)
     return code
 

@@ -1,4 +1,4 @@
-"""The configuration of a run, composed of the rooms' own config classes."""
+"""The configuration of a run, composed of the config classes of the packages."""
 
 from __future__ import annotations
 

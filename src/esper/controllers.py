@@ -1,4 +1,4 @@
-"""Controllers by name, trained ones by the run or the checkpoint that holds them, and who is compared."""
+"""Controllers by name, run folder or checkpoint, their conditions, and the arms of a comparison."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
-from esper.builders import LEARNER, agent_schema, make_agent, make_specs
+from esper.builders import LEARNER, agent_schema, make_agent
 from esper.config import HostConfig, RunConfig, saved_config
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
@@ -39,14 +40,13 @@ BEST_OF = "best-of"  # in a comparison: the best of several networks that never 
 FIXED = "fixed:"  # in a comparison: a host of another size that never grows
 
 
-@dataclass(frozen=True)
-class Script:
-    """How to make a scripted controller, plain or from the text after its colon."""
+class Script(NamedTuple):
+    """A scripted controller: how to make it, plain or from the text after a colon, and its description."""
 
     plain: Callable[[], Controller]
     meaning: str
-    from_text: Callable[[str], Controller] | None = None
-    takes: str = ""  # what comes after the colon
+    parse: Callable[[str], Controller] | None = None
+    argument: str = ""  # what comes after the colon
 
 
 SCRIPTED: dict[str, Script] = {
@@ -57,13 +57,9 @@ SCRIPTED: dict[str, Script] = {
         lambda text: RandomLegal(float(text)),
         "a germination rate, as in random:0.1",
     ),
-    "heuristic": Script(
-        Heuristic,
-        "germinates on a plateau, keeps what helps and prunes what hurts",
-    ),
+    "heuristic": Script(Heuristic, "germinates on a plateau, keeps what helps and prunes what hurts"),
     "habit": Script(
-        Habit,
-        "plants the strongest seed of the host's kind in every slot as soon as it may, and looks at nothing",
+        Habit, "plants the strongest seed of the host's kind in every slot as soon as it may, without looking"
     ),
     "schedule": Script(
         lambda: Schedule(BY_BUDGET, STUDY),
@@ -78,13 +74,13 @@ CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)
 
 
 def describe() -> list[tuple[str, str]]:
-    """Everything that a controller can be called on the command line, and what each is."""
+    """List everything that can be given as a controller on the command line, and what each is."""
     scripted = {
-        name: f"{script.meaning}; after a colon: {script.takes}" if script.takes else script.meaning
+        name: f"{script.meaning}; after a colon: {script.argument}" if script.argument else script.meaning
         for name, script in SCRIPTED.items()
     }
     return [
-        (PRETRAINED, "the trained controller that ships with esper; it draws its choices"),
+        (PRETRAINED, "the trained controller that ships with esper; it samples its choices"),
         (f"{PRETRAINED}{GREEDY}", "the same, taking its likeliest choices; works for any trained one"),
         *scripted.items(),
         ("a run folder", "the controller that the run trained, as its last checkpoint has it"),
@@ -107,25 +103,35 @@ def describe() -> list[tuple[str, str]]:
 
 
 def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Controller:
-    """A controller by its name, by the folder of the run that trained it, or by a checkpoint.
+    """Load a controller by its name, by the folder of the run that trained it, or from a checkpoint.
 
-    'tamiyo' is the pretrained one that ships with esper. A trained controller draws its choices as it did
-    when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for a
-    name that nothing has.
+    'tamiyo' is the pretrained one that ships with esper. A trained controller samples its choices as it did
+    when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for an
+    unknown name.
     """
     if name_or_path.startswith((FINAL, BEST_OF, FIXED)):
         raise UserError(
             f"controller is {name_or_path!r}; that is an arm of 'esper compare' and decides nothing"
         )
     name, _, text = name_or_path.partition(":")
-    if name in SCRIPTED:
-        return _scripted(name, text)
-    plain = name_or_path.removesuffix(GREEDY)
-    return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
+    if name not in SCRIPTED:
+        plain = name_or_path.removesuffix(GREEDY)
+        return load_learned(find_checkpoint(plain), device, deterministic=plain != name_or_path)
+    script = SCRIPTED[name]
+    if not text:
+        return script.plain()
+    if script.parse is None:
+        raise UserError(f"controller is {name_or_path!r}; {name} takes nothing after a colon")
+    try:
+        return script.parse(text)
+    except (ValueError, OverflowError) as error:
+        raise UserError(
+            f"controller is {name_or_path!r}; after the colon: {script.argument} ({error})"
+        ) from None
 
 
 def make_controller(given: str | Controller, device: torch.device) -> Controller:
-    """A controller by name, by the run or checkpoint that holds it, or the given object itself."""
+    """Load a controller by name, run folder or checkpoint, or check and return a given object."""
     if isinstance(given, str):
         return load_controller(given, device)
     missing = [name for name in ("begin", "decide") if not callable(getattr(given, name, None))]
@@ -139,16 +145,10 @@ def make_controller(given: str | Controller, device: torch.device) -> Controller
 
 
 def find_checkpoint(name_or_path: str) -> Path:
-    """Where a trained controller lies: in the package, in a run folder, or in the file itself."""
+    """Return the file of a trained controller: in the package, in a run folder, or the file itself."""
     path = Path(name_or_path)
     if name_or_path == PRETRAINED:
-        shipped = SHIPPED / f"{PRETRAINED}.safetensors"
-        if not shipped.is_file():
-            raise UserError(
-                f"this installation of esper ships no pretrained controller (looked for {shipped}); "
-                "train one with 'esper train' and give the folder of that run instead of 'tamiyo'"
-            )
-        return shipped
+        return SHIPPED / f"{PRETRAINED}.safetensors"
     if path.is_dir():
         return CheckpointStore(RunFolder.read(path).checkpoints_path).last
     if path.is_file():
@@ -164,7 +164,7 @@ def find_checkpoint(name_or_path: str) -> Path:
 def load_learned(
     path: Path, device: torch.device | str = "cpu", deterministic: bool = False
 ) -> LearnedController:
-    """The controller of a checkpoint, which sees and remembers as it did when it was trained.
+    """Load the controller of a checkpoint, with the settings that it was trained with.
 
     Raises UserError where there is no file, CheckpointError where it is damaged or of another version.
     """
@@ -175,48 +175,53 @@ def load_learned(
     agent = make_agent(config, torch.device(device))
     try:
         agent.load_state_dict(under_prefix(LEARNER, checkpoint.tensors))
-    except (ValueError, RuntimeError, AttributeError) as error:
+        conditions = Conditions.model_validate(checkpoint.record["conditions"])
+    except (KeyError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None
-    return LearnedController(agent, deterministic, conditions_in(checkpoint, path))
+    return LearnedController(agent, deterministic, conditions)
 
 
-def conditions_in(checkpoint: Checkpoint, path: Path) -> Conditions:
-    """The conditions that the controller of a checkpoint was trained under; by its settings in older ones."""
-    if "conditions" in checkpoint.record:
-        return Conditions.model_validate(checkpoint.record["conditions"])
-    config = checkpoint_config(checkpoint, path)
+def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:
+    """Return the settings of the run that wrote a checkpoint: all, or `only` some and defaults otherwise."""
+    config = checkpoint.record.get("config")
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
+        )
     try:
-        return conditions_of(make_specs(config, torch.device("cpu")))
-    except UserError:  # a task of somebody's own that cannot be loaded here
-        return conditions_of([config])
+        return saved_config({key: config[key] for key in only or config if key in config})
+    except UserError as error:
+        raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
 
 
-def conditions_of(settings: Sequence[EnvironmentSpec | RunConfig]) -> Conditions:
-    """The conditions that these environments have together; the settings of a run alone name no host."""
+# ---- the conditions that a controller was trained in -----------------------------------------------------
+
+
+def conditions_of(specs: Sequence[EnvironmentSpec]) -> Conditions:
+    """Return the conditions that these environments have together."""
     hosts: dict[str, dict[str, tuple[float, float]]] = {}
     minibatches: list[float] = []
-    for one in settings:
-        budget: float = one.episode.steps * one.population.batches_per_epoch
-        if isinstance(one, EnvironmentSpec):
-            kind, sizes = _host_of(one)
-            known = hosts.setdefault(kind, {})
-            known |= {n: _range([size, *known.get(n, ())]) for n, size in sizes.items()}
-            if one.episode.flops is not None:
-                budget = one.episode.flops / _minibatch_flops(one)
-        minibatches += [share * budget for share in one.budgets]
+    for spec in specs:
+        kind, sizes = _host_of(spec)
+        known = hosts.setdefault(kind, {})
+        known |= {name: _range([size, *known.get(name, ())]) for name, size in sizes.items()}
+        budget: float = spec.episode.steps * spec.population.batches_per_epoch
+        if spec.episode.flops is not None:
+            budget = spec.episode.flops / _minibatch_flops(spec)
+        minibatches += [share * budget for share in spec.budgets]
     return Conditions(
-        clock=settings[0].episode.clock,
+        clock=specs[0].episode.clock,
         minibatches=_range(minibatches),
-        batch_size=_range([one.population.batch_size for one in settings]),
-        learning_rate=_range([one.population.host_lr for one in settings]),
-        schedules=tuple(sorted({one.population.schedule for one in settings})),
+        batch_size=_range([spec.population.batch_size for spec in specs]),
+        learning_rate=_range([spec.population.host_lr for spec in specs]),
+        schedules=tuple(sorted({spec.population.schedule for spec in specs})),
         hosts=hosts,
-        blueprints=tuple(sorted(settings[0].lifecycle.block_blueprints)),
+        blueprints=tuple(sorted(specs[0].lifecycle.block_blueprints)),
     )
 
 
 def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
-    """The kind of a host and the options that decide its size; a model of the user's is of no known kind."""
+    """Return the kind of a host and the options that decide its size; a user's own model has no kind."""
     host = spec.task.host
     if spec.make_host is not None or host.preset not in HOST_PRESETS:
         return "a model of your own", {}
@@ -230,7 +235,7 @@ def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
 
 
 def _minibatch_flops(spec: EnvironmentSpec) -> float:
-    """Training FLOPs of one minibatch of the bare host."""
+    """Count the training FLOPs of one minibatch of the bare host."""
     alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
     return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
 
@@ -240,7 +245,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, override: str) -> str | None:
-    """Why a controller does not grow in an environment, in one sentence; None where it may.
+    """Say in one sentence why a controller does not grow in an environment; None where it may.
 
     override: what lets it act all the same, as the caller would write it.
     """
@@ -254,29 +259,18 @@ def why_not_here(name: str, controller: Controller, spec: EnvironmentSpec, overr
     )
 
 
-def checkpoint_config(checkpoint: Checkpoint, path: Path, only: Sequence[str] = ()) -> RunConfig:
-    """The settings of the run that wrote a checkpoint: all, or `only` some and defaults for the others."""
-    config = checkpoint.record.get("config")
-    if not isinstance(config, dict):
-        raise CheckpointError(
-            f"{path} holds no settings of a run; give a checkpoint that 'esper train' wrote"
+def check_schedule(controller: Controller, config: RunConfig) -> None:
+    """Raise UserError for a schedule that asks for more seeds in a slot than a slot can ever take.
+
+    A slot takes `population.folds` seeds that become part of the host, and one more that stays in it.
+    """
+    most = config.population.folds + 1
+    times = max((event.times for event in getattr(controller, "events", ())), default=0)
+    if isinstance(controller, Schedule) and times > most:
+        raise UserError(
+            f"the schedule asks for {times:,} seeds in a slot, and one takes at most {most} while "
+            f"population.folds is {most - 1}; ask for fewer, or set population.folds={times - 1}"
         )
-    try:
-        return saved_config({key: config[key] for key in only or config if key in config})
-    except UserError as error:
-        raise CheckpointError(f"{path} was written by another version of esper: {error}") from None
-
-
-def _scripted(name: str, text: str) -> Controller:
-    script = SCRIPTED[name]
-    if not text:
-        return script.plain()
-    if script.from_text is None:
-        raise UserError(f"controller is '{name}:{text}'; {name} takes nothing after a colon")
-    try:
-        return script.from_text(text)
-    except (ValueError, OverflowError) as error:
-        raise UserError(f"controller is '{name}:{text}'; after the colon: {script.takes} ({error})") from None
 
 
 # ---- the arms of a comparison, from their names ----------------------------------------------------------
@@ -295,28 +289,28 @@ Arm = Controller | Fixed
 
 
 def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[dict[str, Arm], list[str]]:
-    """Put networks that never grow in place of controllers outside the conditions that they were trained in.
+    """Replace controllers outside the conditions that they were trained in by networks that never grow.
 
     Returns the arms, and one sentence for each controller that does not act.
     """
-    told = {
+    refused = {
         name: why
         for name, arm in arms.items()
         if not isinstance(arm, Fixed) and (why := why_not_here(name, arm, spec, "--force"))
     }
-    changed = {
-        name: Fixed() if name in told or (isinstance(arm, Fixed) and arm.of in told) else arm
+    allowed = {
+        name: Fixed() if name in refused or (isinstance(arm, Fixed) and arm.of in refused) else arm
         for name, arm in arms.items()
     }
-    return changed, list(told.values())
+    return allowed, list(refused.values())
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
-    """'static,habit,heuristic,final:heuristic,best-of:8,runs/mine' as arms by the names that they are shown
-    under, in the order of the table; the first one is the baseline.
+    """Parse 'static,habit,heuristic,final:heuristic,best-of:8,runs/mine'; the first arm is the baseline.
 
-    A controller whose final networks are asked for takes part too. Raises UserError where nothing is named,
-    something is named twice, or a controller cannot be loaded.
+    Returns the arms by the names that they are shown under. A controller whose final networks are asked for
+    takes part too. Raises UserError where nothing is named, something is named twice, or a controller cannot
+    be loaded.
     """
     asked = [part.strip() for part in text.split(",")]
     if not all(asked):
@@ -343,10 +337,8 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
         if name.startswith(FINAL):
             of = shown[name.removeprefix(FINAL)]
             arms[f"{FINAL_OF}{of}"] = Fixed(of=of)
-        elif name.startswith(BEST_OF):
-            arms[name] = Fixed(restarts=restarts_of(name))
-        elif name.startswith(FIXED):
-            arms[name] = Fixed(host=host_options(name))
+        elif name.startswith((BEST_OF, FIXED)):
+            arms[name] = _parse_fixed(name)
         else:
             loaded = load_controller(name, own_device(config.device))
             check_schedule(loaded, config)
@@ -355,16 +347,23 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
 
 
 def _shown(name: str) -> str:
-    """A path is shown by its last part; a checkpoint inside a run by the run's."""
+    """Shorten a path to its last part, and a checkpoint inside a run to the name of the run."""
     if name.partition(":")[0] in CONTROLLER_NAMES:
         return name
     parts = Path(name).parts
     return parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else Path(name).name
 
 
-def host_options(name: str) -> dict[str, int]:
-    """The options in 'fixed:hidden=16+depth=2'; raises UserError where they cannot be those of a host."""
-    pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
+def _parse_fixed(name: str) -> Fixed:
+    """Parse 'best-of', 'best-of:8' or 'fixed:hidden=16+depth=2'; raise UserError for anything else."""
+    _, colon, text = name.partition(":")
+    if name.startswith(BEST_OF):
+        if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
+            raise UserError(
+                f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
+            )
+        return Fixed(restarts=int(text or 0))
+    pairs = [part.partition("=") for part in text.split("+")]
     options = {option: int(value) for option, _, value in pairs if option and value.isdecimal()}
     if len(options) < len(pairs):
         raise UserError(
@@ -372,30 +371,6 @@ def host_options(name: str) -> dict[str, int]:
             f"{FIXED}hidden=16+depth=2"
         )
     try:
-        return build(HostConfig, options).options()
+        return Fixed(host=build(HostConfig, options).options())
     except UserError as error:
         raise UserError(f"controller is {name!r}, and {error}") from None
-
-
-def check_schedule(controller: Controller, config: RunConfig) -> None:
-    """Raise UserError for a schedule that asks for more seeds in a slot than a slot can ever take.
-
-    A slot takes `population.folds` seeds that become part of the host, and one more that stays in it.
-    """
-    most = config.population.folds + 1
-    times = max((event.times for event in getattr(controller, "events", ())), default=0)
-    if isinstance(controller, Schedule) and times > most:
-        raise UserError(
-            f"the schedule asks for {times:,} seeds in a slot, and one takes at most {most} while "
-            f"population.folds is {most - 1}; ask for fewer, or set population.folds={times - 1}"
-        )
-
-
-def restarts_of(name: str) -> int:
-    """The number in 'best-of:8', 0 in 'best-of'; raises UserError where it is none of 1 to 1000."""
-    _, colon, text = name.partition(":")
-    if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
-        raise UserError(
-            f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
-        )
-    return int(text or 0)

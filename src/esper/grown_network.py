@@ -1,9 +1,9 @@
-"""The network that a member became, on disk: for torch, for people, and for programs.
+"""Write the network that a member grew into to disk.
 
-network.pt2           a torch.export archive, its standardisation of the inputs included: torch alone runs it
+network.pt2           a torch.export archive, which standardizes its inputs: torch alone runs it
 network.safetensors   its tensors, for a model of one's own
-network.json          what grew where and what it reached, for the report (`SavedNetwork`)
-network.md            the same for people, and how to load it
+network.json          what grew where and what it reached (`SavedNetwork`)
+network.md            a description, and how to load it
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from esper.runs.files import disk_errors
 from esper.runs.schema import SavedNetwork, SavedSlot
 from esper.simic.environment import GrowthEnvironment
 
-_LOADING = (
-    "    import torch",
-    '    model = torch.export.load("network.pt2").module()   # needs torch alone',
-    "    logits = model(inputs)                              # [batch, ...]",
-)
+_LOADING = """\
+    import torch
+    model = torch.export.load("network.pt2").module()   # needs torch alone
+    logits = model(inputs)                              # [batch, ...]
+"""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class GrownMember:
     """One member at the end of an episode."""
 
     row: int  # in its population
-    network: nn.Sequential  # of inputs that are standardised already
+    network: nn.Sequential  # of inputs that are standardized already
     environment: GrowthEnvironment
     run: ControllerRun
     ungrown: ControllerRun | None = None  # the same members without growth
@@ -45,18 +45,18 @@ class GrownMember:
     def best(
         environment: GrowthEnvironment, run: ControllerRun, ungrown: ControllerRun | None = None
     ) -> GrownMember:
-        """The member with the best validation accuracy; the environment still holds the episode's end."""
+        """Take the member with the best validation accuracy; the environment must hold the episode's end."""
         row = int(np.argmax(np.nan_to_num(run.record.accuracy[-1], nan=-1.0)))
         network = extract(environment.population, environment.slots, row)
         return GrownMember(row, network, environment, run, ungrown)
 
     @property
     def parameters(self) -> int:
-        """How many the network has."""
+        """Count the parameters of the network."""
         return sum(p.numel() for p in self.network.parameters())
 
     def record(self) -> SavedNetwork:
-        """The network in numbers."""
+        """Return what network.json holds."""
         record, task = self.run.record, self.environment.spec.task
         return SavedNetwork(
             task=task.name,
@@ -89,14 +89,31 @@ class GrownMember:
         )
 
     def describe(self) -> str:
-        """The network in words, as Markdown."""
-        task = self.environment.spec.task
-        about = (
-            f"Input: {list(task.input_shape)} per sample, as the data set has it: network.pt2 standardises "
-            f"it, the tensors alone do not. Output: {task.num_classes} logits."
+        """Describe the network and how to load it, as Markdown."""
+        task, network = self.environment.spec.task, self.record()
+        rows = {
+            "host": f"{network.host}, {network.host_parameters:,} parameters",
+            "grown": f"{network.parameters:,} parameters",
+            "validation accuracy": f"{network.validation_accuracy:.2%}",
+            "test accuracy": f"{network.test_accuracy:.2%}",
+            "test accuracy without growth": f"{network.ungrown_test_accuracy:.2%}",
+        }
+        table = [f"| {name} | {value} |" for name, value in rows.items() if "nan" not in value]
+        return "\n".join(
+            [
+                f"# A network grown on {network.task}\n",
+                f"Member {network.member} of {network.members}, the best on the validation split, grown by "
+                f"the controller {network.controller} in {network.steps} decision steps.\n",
+                "| | |\n|---|---|",
+                *table,
+                f"\nWhat grew: {'; '.join(network.changes) or 'nothing'}.\n",
+                f"Input: {list(task.input_shape)} per sample, as the data set has it: network.pt2 "
+                "standardizes it, the tensors alone do not. "
+                f"Output: {task.num_classes} logits.\n",
+                _LOADING,
+                f"```\n{self.network}\n```\n",
+            ]
         )
-        network = f"```\n{self.network}\n```\n"
-        return "\n".join([*_summary(self.record()), "", about, "", *_LOADING, "", network])
 
     def save(self, path: Path) -> None:
         """Write the four files into a folder."""
@@ -109,37 +126,3 @@ class GrownMember:
         with disk_errors("write", path / "network.pt2"):
             save_archive(whole, raw, path / "network.pt2")
         save_network(path, self.network, self.record(), self.describe())
-
-
-def _summary(network: SavedNetwork) -> list[str]:
-    rows = {
-        "host": f"{network.host}, {network.host_parameters:,} parameters",
-        "grown": f"{network.parameters:,} parameters",
-        "validation accuracy": f"{network.validation_accuracy:.2%}",
-        "test accuracy": f"{network.test_accuracy:.2%}",
-        "test accuracy without growth": f"{network.ungrown_test_accuracy:.2%}",
-    }
-    return [
-        f"# A network grown on {network.task}",
-        "",
-        f"Member {network.member} of {network.members}, the best on the validation split, grown by the "
-        f"controller {network.controller} in {network.steps} decision steps.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in rows.items() if "nan" not in value),
-        "",
-        "| slot | holds | stage | alpha | style | contribution, points |",
-        "|---|---|---|---|---|---|",
-        *(_slot_row(slot) for slot in network.slots),
-        "",
-        f"What grew: {'; '.join(network.changes) or 'nothing'}. A slot is empty again once its seed is part "
-        "of the host.",
-    ]
-
-
-def _slot_row(slot: SavedSlot) -> str:
-    if slot.blueprint is None:
-        return f"| {slot.slot} | nothing | {slot.stage} | | | |"
-    worth = f"{slot.contribution:+.2f}" if np.isfinite(slot.contribution) else "not measured"
-    return f"| {slot.slot} | {slot.blueprint} | {slot.stage} | {slot.alpha:.2f} | {slot.style} | {worth} |"

@@ -1,9 +1,9 @@
-"""A training run: rounds, and everything that they leave in the run folder.
+"""A training run: rounds of the trainer, and what each of them writes to the run folder.
 
 After every round, in this order: events, metrics, lanes, checkpoint. The checkpoint is the truth: a run that
 is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
 
-Of several processes the first one has the folder: it alone reads and writes, and tells the others the
+Of several processes the first one has the folder: it alone reads and writes, and sends the others the
 settings and the state that they begin with.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from esper.simic.telemetry import episode_events, host_parts, lanes_of
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Alone, Gather, all_or_none, any_process, from_first
+from esper.utils.gather import Alone, Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
 from esper.utils.settings import Config, dump, parse_yaml
 
@@ -49,19 +48,19 @@ class TrainingRun:
 
     @property
     def folder(self) -> RunFolder:
-        """Where the run is written; raises RuntimeError in a process that writes nothing."""
+        """Return the run folder; raise RuntimeError in a process that writes nothing."""
         if self._folder is None:
             raise RuntimeError("only the first process of a run has its folder")
         return self._folder
 
     @property
     def writes(self) -> bool:
-        """Whether this process has the folder."""
+        """Return whether this process has the folder."""
         return self._folder is not None
 
     @property
     def store(self) -> CheckpointStore:
-        """The checkpoints of the run."""
+        """Return the checkpoints of the run."""
         telemetry = self.config.telemetry
         return CheckpointStore(
             self.folder.checkpoints_path, telemetry.checkpoint_every, telemetry.checkpoints_kept
@@ -76,7 +75,7 @@ class TrainingRun:
         request: Mapping[str, Any] | None = None,
         gather: Gather | None = None,
     ) -> TrainingRun:
-        """A new run in a new folder, which is made once everything else is known to work.
+        """Start a run in a new folder, which is created once everything else is known to work.
 
         `gather`: the processes that share it, each of which calls this; settings are those of the first.
         Without a number of shards there is one for each process.
@@ -103,32 +102,46 @@ class TrainingRun:
         change: Change | None = None,
         gather: Gather | None = None,
     ) -> TrainingRun:
-        """A run that was stopped, from its last checkpoint or from the one that is given.
+        """Resume a run that was stopped, from its last checkpoint or from the one that is given.
 
-        `change` gives the settings to go on with from those of the folder; those of MAY_CHANGE may differ,
-        and are then kept: more rounds extend the run. `gather`: the processes that share it now, as many as
-        there are shards or fewer. Raises UserError for a folder of another kind, for any other setting that
+        `change` maps the settings of the folder to those to go on with; those of MAY_CHANGE may differ, and
+        are then kept: more rounds extend the run. `gather`: the processes that share it now, as many as there
+        are shards or fewer. Raises UserError for a folder of another kind, for any other setting that
         differs, and where rounds would be lost.
         """
         gather = gather or Alone()
         with ExitStack() as undo:
-            opened = all_or_none(gather, lambda: None if gather.rank else _Opened.of(path, change, undo))
-            config = shared_config(opened.config if opened else RunConfig(), gather)
+
+            def open_folder() -> tuple[RunFolder | None, RunConfig]:
+                if gather.rank > 0:
+                    return None, RunConfig()
+                folder = undo.enter_context(RunFolder.open(path))
+                if folder.kind not in ("train", "demo"):
+                    raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
+                before = read_config(folder)
+                changed = change(before) if change else before
+                _check_kept(before, changed)
+                return folder, changed
+
+            folder, config = all_or_none(gather, open_folder)
+            config = shared_config(config, gather)
 
             def prepare() -> TrainingRun:
                 trainer = make_trainer(config, own_device(device or config.device), gather)
-                run = cls(config, opened.folder if opened else None, trainer)
-                return run._begun(opened, checkpoint) if opened else run
+                run = cls(config, folder, trainer)
+                if folder is not None:
+                    run._rewind(checkpoint)
+                return run
 
             run = all_or_none(gather, prepare)
             if gather.size > 1:
                 state = {name: value.cpu() for name, value in run.trainer.state_dict().items()}
-                run.trainer.load_state_dict(from_first(gather, state))
+                run.trainer.load_state_dict(broadcast(gather, state))
             undo.pop_all()  # all is well: the folder stays open
         return run
 
-    def _begun(self, opened: _Opened, checkpoint: Path | None) -> TrainingRun:
-        """This run at a checkpoint, with nothing in its folder that came after it."""
+    def _rewind(self, checkpoint: Path | None) -> None:
+        """Load a checkpoint, by default the last, and remove from the folder what came after it."""
         if checkpoint is not None or self.store.last.exists():
             self.load(checkpoint or self.store.last)
         else:
@@ -136,13 +149,11 @@ class TrainingRun:
         done = self.trainer.rounds_done
         if self.config.rounds < done:
             raise UserError(f"rounds is {self.config.rounds}, and {done} are done; give at least that")
-        if self.config != opened.before:
-            self.folder.write_config(dump(self.config))
+        self.folder.write_config(dump(self.config))
         self.folder.truncate_after(done)
-        return self
 
     def load(self, path: Path) -> None:
-        """Take the state of the run from a checkpoint of it."""
+        """Load the state of the run from one of its checkpoints."""
         checkpoint = load_checkpoint(path, agent_schema(), self.trainer.environment.device)
         if _fixed(checkpoint_config(checkpoint, path)) != _fixed(self.config):
             raise CheckpointError(
@@ -155,9 +166,9 @@ class TrainingRun:
             raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
     def run(self, view: QuietView, stop: StopRequest) -> None:
-        """Play the rounds that are left, or those until a stop is asked for, and keep what each leaves.
+        """Train for the rounds that are left, or until a stop is asked for, and write each to the folder.
 
-        A stop that any process was asked for is one of all.
+        A stop that is asked of any process stops all of them.
         """
         gather, begun = self.trainer.gather, self.trainer.rounds_done
 
@@ -190,10 +201,10 @@ class TrainingRun:
         if telemetry.lanes:
             parts = host_parts(self.trainer.environment.population)
             self.folder.lanes.write(lanes_of(round.record, parts, number), telemetry.lanes)
-        worlds = [shards[0].spec for shards in self.trainer.environments]
+        specs = [shards[0].spec for shards in self.trainer.environments]
         record = {
             "config": self.config.model_dump(mode="json"),
-            "conditions": conditions_of(worlds).model_dump(mode="json"),
+            "conditions": conditions_of(specs).model_dump(mode="json"),
         }
         self.store.save(
             number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
@@ -202,39 +213,19 @@ class TrainingRun:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done."""
+        """Return whether all rounds are done."""
         return self.trainer.rounds_done >= self.trainer.rounds
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """A run folder that the first process opened, to go on with."""
-
-    folder: RunFolder
-    before: RunConfig  # as the folder has it
-    config: RunConfig  # with what is to change
-
-    @staticmethod
-    def of(path: Path, change: Change | None, undo: ExitStack) -> _Opened:
-        """`undo` closes the folder again."""
-        folder = undo.enter_context(RunFolder.open(path))
-        if folder.kind not in ("train", "demo"):
-            raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
-        before = read_config(folder)
-        config = change(before) if change else before
-        _check_kept(before, config)
-        return _Opened(folder, before, config)
-
-
 def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
-    """The settings of the first process, in all of them, and the patience that they ask for."""
-    settings = from_first(gather, config.model_dump(mode="json"))
+    """Return the settings of the first process in all of them, and set the patience that they ask for."""
+    settings = broadcast(gather, config.model_dump(mode="json"))
     gather.patience = float(settings["patience"])
     return config if gather.size == 1 else saved_config(settings)
 
 
 def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
-    """The settings with one shard for each process, unless they say how many; alone they stay as they are."""
+    """Set one shard for each process, unless the settings say how many or there is one process."""
     if config.shards is not None or gather.size == 1:
         return config
     return config.model_copy(update={"shards": gather.size})
@@ -260,7 +251,7 @@ def _fixed(config: RunConfig) -> dict[str, Any]:
 
 
 def read_config(folder: RunFolder) -> RunConfig:
-    """The settings of a run, or a sentence about why they cannot be used."""
+    """Read the settings of a run; raise UserError where they are damaged or of another version."""
     where = str(folder.path / "config.yaml")
     data = parse_yaml(folder.config_text(), where)
     if not isinstance(data, dict):

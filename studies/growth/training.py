@@ -26,7 +26,7 @@ from esper.simic.learner import LearnedController
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.config import STUDY
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, from_first, processes
+from esper.utils.gather import Gather, broadcast, processes
 from esper.utils.launch import Launch
 from studies.growth.families import FAMILIES, make_tasks
 from studies.growth.world import CONFIG, spec_of, tidy
@@ -89,7 +89,7 @@ def _play(trainer: Trainer, args: argparse.Namespace, log: TextIO) -> None:
             print(f"round {number:3d} {family:8s} {summary(rounds)}  {spent:.0f} s", flush=True)
         if writes and (number + 1) % SAVE_EVERY == 0:
             save(trainer, args.out)
-        if from_first(trainer.gather, spent + 1.5 * slowest > args.seconds):
+        if broadcast(trainer.gather, spent + 1.5 * slowest > args.seconds):
             break
 
 

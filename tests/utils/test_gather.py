@@ -12,8 +12,8 @@ from esper.utils.gather import (
     Alone,
     Gather,
     any_process,
+    broadcast,
     even_ranges,
-    from_first,
     gather_pieces,
     held_shards,
 )
@@ -60,4 +60,4 @@ def test_pieces_come_back_in_the_order_of_the_shards_with_every_bit(size: int) -
 def test_all_processes_decide_alike() -> None:
     assert on_processes(3, lambda g: any_process(g, g.rank == 2)) == [True] * 3
     assert on_processes(3, lambda g: any_process(g, False)) == [False] * 3
-    assert on_processes(3, lambda g: from_first(g, f"of {g.rank}")) == ["of 0"] * 3
+    assert on_processes(3, lambda g: broadcast(g, f"of {g.rank}")) == ["of 0"] * 3

@@ -11,13 +11,13 @@ import torch.distributed as dist
 
 from esper.utils.devices import own_device
 from esper.utils.errors import LostProcessError
-from esper.utils.gather import Alone, Gather, Processes, agree_on_name, backend_between
+from esper.utils.gather import Alone, Gather, Processes, agree_on_prefix, choose_backend
 from esper.utils.launch import Launch
 
 
 def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
     with ThreadPoolExecutor(size) as pool:
-        return set(pool.map(lambda rank: agree_on_name(store, rank, size, patience), range(size)))
+        return set(pool.map(lambda rank: agree_on_prefix(store, rank, size, patience), range(size)))
 
 
 def test_every_start_has_a_name_of_its_own_whatever_is_left_of_earlier_ones() -> None:
@@ -31,19 +31,19 @@ def test_who_does_not_come_is_named() -> None:
     store = dist.HashStore()
     meet(store, 2)  # leaves the word of a process 1 that is gone
     with pytest.raises(LostProcessError, match=r"process 1 did not come within 0\.1 s"):
-        agree_on_name(store, 0, 2, 0.1)
+        agree_on_prefix(store, 0, 2, 0.1)
     with pytest.raises(LostProcessError, match="process 0 did not come in time"):
-        agree_on_name(store, 1, 2, 0.1)
+        agree_on_prefix(store, 1, 2, 0.1)
 
 
 def test_tensors_travel_by_nccl_where_each_process_has_a_gpu_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    ways = [backend_between(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
+    ways = [choose_backend(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
     assert ways == ["nccl", "nccl", "gloo", "gloo", "gloo"]
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
-    assert backend_between(["a", "b"]) == "gloo"
+    assert choose_backend(["a", "b"]) == "gloo"
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

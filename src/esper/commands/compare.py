@@ -97,7 +97,7 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
     from esper.config import RunConfig
     from esper.runs.run_folder import RunFolder
     from esper.training import read_config, shared_config
-    from esper.utils.gather import all_or_none, from_first
+    from esper.utils.gather import all_or_none, broadcast
 
     def read() -> tuple[RunConfig, dict[str, Any]]:
         if folder is None:
@@ -110,7 +110,7 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
         return RunFolder.open(folder.path)
 
     settings, request = all_or_none(gather, read)
-    shared, request = shared_config(settings, gather), from_first(gather, request)
+    shared, request = shared_config(settings, gather), broadcast(gather, request)
     _run(shared, request, gather, reopen, quiet, as_json)
 
 

@@ -68,11 +68,11 @@ def train(
             "and torchrun --max-restarts"
         )
     from esper.training import TrainingRun
-    from esper.utils.gather import from_first, processes
+    from esper.utils.gather import broadcast, processes
 
     with processes(launch) as gather:
         folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0
-        if from_first(gather, again and (folder / "config.yaml").is_file()):
+        if broadcast(gather, again and (folder / "config.yaml").is_file()):
             run = TrainingRun.resume(
                 folder,
                 device,
@@ -102,11 +102,11 @@ def resume(
     until it is done, and begins again as it was asked for.
     """
     from esper.runs.run_folder import RunFolder
-    from esper.utils.gather import all_or_none, from_first, processes
+    from esper.utils.gather import all_or_none, broadcast, processes
 
     with processes(Launch.of()) as gather:
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
-        kind = from_first(gather, folder.kind if folder else None)
+        kind = broadcast(gather, folder.kind if folder else None)
         if gather.size > 1 and kind not in SHARED:
             raise UserError(
                 f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
@@ -119,7 +119,7 @@ def resume(
         if kind in FROM_THE_START:
             options: dict[str, object] = {"--checkpoint": checkpoint, "--set": overrides, "--device": device}
             all_or_none(gather, lambda: _refuse_options(folder, options) if folder else None)
-            if not from_first(gather, folder is not None and _is_finished(folder, json_lines)):
+            if not broadcast(gather, folder is not None and _is_finished(folder, json_lines)):
                 from esper.commands.compare import compare_again
                 from esper.commands.grow import grow_again
 

@@ -1,1 +1,1 @@
-"""What every room stands on: settings, errors, devices, random streams, tables, records of rows."""
+"""What every package uses: settings, errors, devices, processes, random streams, records of tensors."""

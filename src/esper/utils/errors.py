@@ -1,4 +1,4 @@
-"""The errors that are addressed to the person at the keyboard."""
+"""Errors with a sentence for the user, and the place in the user's code that raised one."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from types import ModuleType
 
 
 class UserError(ValueError):
-    """Bad input or a bad place, told in one sentence: what was given, what is allowed, how to mend it."""
+    """Bad input, in one sentence: what was given, what is allowed, what to do."""
 
 
 def one_line(error: Exception) -> str:
-    """The first line of what an error of somebody else's code says, or its type where it says nothing."""
+    """Return the first line of an error message, or the type of the error where it has none."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -49,16 +49,16 @@ class MissingPackageError(UserError, ImportError):
     """A package of an optional extra that is not installed."""
 
 
-class ToldElsewhereError(UserError):
-    """Bad input that another process tells the person about."""
+class ReportedElsewhereError(UserError):
+    """Bad input that another process reports."""
 
 
 class LostProcessError(RuntimeError):
-    """Another process ended, or was waited for in vain."""
+    """Another process ended, or did not answer in time."""
 
 
 def require(module: str, extra: str, what: str) -> ModuleType:
-    """A module that `what` needs and that comes with an optional extra; raises MissingPackageError."""
+    """Import a module that `what` needs from an optional extra; raise MissingPackageError without it."""
     try:
         return import_module(module)
     except ImportError as error:

@@ -29,66 +29,66 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from esper.utils.errors import LostProcessError, ToldElsewhereError, UserError
+from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError
 from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-Piece = Mapping[str, Tensor]  # what one shard has to tell, by name
+Piece = Mapping[str, Tensor]  # the tensors of one shard by name
 Result = TypeVar("Result")
 
 
 class Gather(Protocol):
-    """How the processes of a run talk. All of them call these in the same order."""
+    """The collectives of a run. All processes call them in the same order."""
 
     patience: float  # seconds that the slowest is waited for
 
     @property
     def rank(self) -> int:
-        """The number of this process, from 0; the first one writes, shows and serves."""
+        """The number of this process, from 0; the first one reads, writes and prints."""
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of processes."""
 
     def exchange(self, message: bytes) -> list[bytes]:
-        """The messages of all processes in the order of their ranks, once each has given its own."""
+        """Return the messages of all processes in the order of their ranks."""
 
     def share(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes in the order of their ranks, each on the device that this one is on.
+        """Return the tensors of all processes in the order of their ranks, on the device of this one.
 
-        All have the same shape and type.
+        All have the same shape and dtype.
         """
 
 
 @dataclass
 class Alone:
-    """One process that has nobody to talk to."""
+    """The collectives of a single process."""
 
     rank: int = 0
     size: int = 1
     patience: float = 0.0
 
     def exchange(self, message: bytes) -> list[bytes]:
-        """The message itself."""
+        """Return the message."""
         return [message]
 
     def share(self, tensor: Tensor) -> list[Tensor]:
-        """The tensor itself."""
+        """Return the tensor."""
         return [tensor]
 
 
 def even_ranges(count: int, parts: int) -> list[range]:
-    """`count` things in `parts` ranges of nearly equal length, the longer ones first."""
+    """Cut range(count) into `parts` ranges of nearly equal length, the longer ones first."""
     each, rest = divmod(count, parts)
     starts = [k * each + min(k, rest) for k in range(parts + 1)]
     return [range(starts[k], starts[k + 1]) for k in range(parts)]
 
 
 def held_shards(members: int, shards: int, gather: Gather) -> list[range]:
-    """The members, as positions, of each shard that this process holds.
+    """Return the positions of the members of each shard that this process holds.
 
     Raises UserError where a shard would have no member, or a process no shard.
     """
@@ -108,18 +108,18 @@ def held_shards(members: int, shards: int, gather: Gather) -> list[range]:
 
 
 def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
-    """What every shard has to tell, in the order of the shards, from what those of this process have.
+    """Gather the tensors of every shard, in the order of the shards, from those of this process.
 
     With several processes everything comes back on the CPU.
     """
     if gather.size == 1:
         return list(mine)
     copies = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]
-    return [piece for pieces in exchange_values(gather, copies) for piece in pieces]
+    return [piece for pieces in all_gather_values(gather, copies) for piece in pieces]
 
 
 def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
-    """`count` rows of one length, that each process has some of, by `even_ranges`.  # [n, K] → [count, K]"""
+    """Gather `count` rows, dealt to the processes by `even_ranges`.  # [n, K] → [count, K]"""
     if gather.size == 1:
         return mine
     held = even_ranges(count, gather.size)
@@ -128,8 +128,8 @@ def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
     return torch.cat([rows[: len(h)] for rows, h in zip(gather.share(padded), held, strict=True)])
 
 
-def exchange_values(gather: Gather, value: Any) -> list[Any]:
-    """One value of every process, in the order of ranks: tensors, numbers, text, and lists of these."""
+def all_gather_values(gather: Gather, value: Any) -> list[Any]:
+    """Gather one value of every process: tensors, numbers, text, and lists or dictionaries of these."""
     if gather.size == 1:
         return [value]
     packed = io.BytesIO()
@@ -139,21 +139,21 @@ def exchange_values(gather: Gather, value: Any) -> list[Any]:
     ]
 
 
-def from_first(gather: Gather, value: Any) -> Any:
-    """The value of the first process, in all of them; what the others give is not looked at."""
-    return exchange_values(gather, value if gather.rank == 0 else None)[0]
+def broadcast(gather: Gather, value: Any) -> Any:
+    """Return the value of the first process in all of them; what the others give is ignored."""
+    return all_gather_values(gather, value if gather.rank == 0 else None)[0]
 
 
 def any_process(gather: Gather, flag: bool) -> bool:
-    """Whether the flag is up in any process; all get the same answer."""
-    return any(exchange_values(gather, flag))
+    """Return, in all processes, whether the flag is set in any."""
+    return any(all_gather_values(gather, flag))
 
 
 def all_or_none(gather: Gather, work: Callable[[], Result]) -> Result:
-    """What `work` gives here, once it has succeeded in every process.
+    """Return the result of `work`, once it has succeeded in every process.
 
-    Where it raises a ValueError or an OSError in some, all of them end alike: the first process raises
-    UserError with what the first of them said, the others raise ToldElsewhereError.
+    Where it raises a ValueError or an OSError in some, all processes raise: the first one UserError with the
+    message of the first of them, the others ReportedElsewhereError.
     """
     if gather.size == 1:
         return work()
@@ -163,66 +163,64 @@ def all_or_none(gather: Gather, work: Callable[[], Result]) -> Result:
     except (ValueError, OSError) as error:
         where = f"process {gather.rank} on {socket.gethostname()}: " if gather.rank else ""
         problem = f"{where}{error}"
-    problems = [text for text in exchange_values(gather, problem) if text]
+    problems = [text for text in all_gather_values(gather, problem) if text]
     if problems:
-        raise UserError(problems[0]) if gather.rank == 0 else ToldElsewhereError(problems[0])
+        raise UserError(problems[0]) if gather.rank == 0 else ReportedElsewhereError(problems[0])
     return result[0]
 
 
-BETWEEN_CPUS, BETWEEN_GPUS = "gloo", "nccl"
+CPU_BACKEND, GPU_BACKEND = "gloo", "nccl"
 PATIENCE = 1800.0  # seconds, until a run says otherwise
-GLANCE = 0.02  # seconds between two looks at the store
+POLL_SECONDS = 0.02  # seconds between two reads of the store
 
 
 class Processes:
-    """All processes that torchrun started, seen from one of them."""
+    """The collectives of the processes that torchrun started."""
 
     def __init__(self, launch: Launch, patience: float = PATIENCE) -> None:
-        """Meet the others; patience: seconds that each is waited for, in every exchange."""
+        """Meet the other processes; patience: seconds that each is waited for, in every collective."""
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
-        self._between_gpus: dist.ProcessGroup | None = None
+        self._gpu_group: dist.ProcessGroup | None = None
         self.backend = ""  # of tensors between GPUs, once it is known
         wait = timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
-            meeting = dist.PrefixStore(agree_on_name(store, rank, size, patience), store)  # type: ignore[attr-defined]
-            dist.init_process_group(BETWEEN_CPUS, store=meeting, rank=rank, world_size=size, timeout=wait)
+            meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, patience), store)  # type: ignore[attr-defined]
+            dist.init_process_group(CPU_BACKEND, store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
 
     def close(self) -> None:
-        """Part from the others."""
+        """Leave the process group."""
         dist.destroy_process_group()
 
     def exchange(self, message: bytes) -> list[bytes]:
-        """The messages of all processes, in the order of ranks; raises LostProcessError where one is gone."""
+        """Return the messages of all processes; raise LostProcessError where one is gone."""
         received = [b""] * self.size
-        with self._everyone():
+        with self._barrier():
             dist.all_gather_object(received, message)
         return received
 
     def share(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, in the order of ranks; raises LostProcessError where one is gone."""
+        """Return the tensors of all processes; raise LostProcessError where one is gone."""
         if tensor.is_cuda and not self.backend:
-            self._find_way(tensor.device)
-        with self._everyone():
-            given = tensor.contiguous() if self._between_gpus else tensor.detach().cpu().contiguous()
+            self._join_gpu_group(tensor.device)
+        with self._barrier():
+            given = tensor.contiguous() if self._gpu_group else tensor.detach().cpu().contiguous()
             received = [torch.empty_like(given) for _ in range(self.size)]
-            dist.all_gather(received, given, group=self._between_gpus)
+            dist.all_gather(received, given, group=self._gpu_group)
             return [each.to(tensor.device) for each in received]
 
-    def _find_way(self, device: torch.device) -> None:
-        """Agree on how tensors of GPUs travel."""
-        self.backend = backend_between(exchange_values(self, gpu_of(device)))
-        if self.backend == BETWEEN_GPUS:
-            self._between_gpus = dist.new_group(
-                backend=BETWEEN_GPUS, timeout=timedelta(seconds=self.patience)
-            )
+    def _join_gpu_group(self, device: torch.device) -> None:
+        """Agree on the backend for tensors of GPUs, and make its group."""
+        self.backend = choose_backend(all_gather_values(self, gpu_of(device)))
+        if self.backend == GPU_BACKEND:
+            self._gpu_group = dist.new_group(backend=GPU_BACKEND, timeout=timedelta(seconds=self.patience))
 
     @contextmanager
-    def _everyone(self) -> Iterator[None]:
-        """Wait for all processes; whatever then fails between them is LostProcessError."""
+    def _barrier(self) -> Iterator[None]:
+        """Wait for all processes, and turn whatever then fails between them into LostProcessError."""
         begun = time.monotonic()
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
@@ -239,28 +237,28 @@ class Processes:
 
 
 def gpu_of(device: torch.device) -> str:
-    """A name that no other GPU has, on any machine; empty for a CPU."""
+    """Return the UUID of a GPU; "" for a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def backend_between(gpus: Sequence[str]) -> str:
-    """How tensors travel between processes on these GPUs: NCCL needs one of its own for each of them."""
+def choose_backend(gpus: Sequence[str]) -> str:
+    """Choose NCCL where every process has a GPU of its own, which NCCL needs, and gloo elsewhere."""
     apart = all(gpus) and len(set(gpus)) == len(gpus)
-    return BETWEEN_GPUS if apart and dist.is_nccl_available() else BETWEEN_CPUS
+    return GPU_BACKEND if apart and dist.is_nccl_available() else CPU_BACKEND
 
 
-def agree_on_name(store: Store, rank: int, size: int, patience: float) -> str:
-    """A name that all processes of this start have and no earlier one had; LostProcessError without it.
+def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
+    """Return a key prefix that all processes of this start share and no earlier start used.
 
-    The store of torchrun outlives a restart, and in it the addresses of processes that are gone, so that a
-    start needs a place of its own there. Nothing counts starts alike on all machines. So each process leaves
-    a word that was never used; the first one answers the newest word of each process with the name, until
-    all have confirmed it.
+    The store of torchrun outlives a restart, and with it the addresses of processes that are gone, so that
+    every start needs a prefix of its own. No counter of starts is equal on all machines. So each process
+    writes a fresh random word; the first one answers the newest word of each process with its own, which is
+    the prefix, until all have confirmed it. Raises LostProcessError where one does not come in time.
     """
     word, until = uuid4().hex, time.monotonic() + patience
     if rank > 0:
         store.set(f"word/{rank}", word)
-        name = _told(store, f"answer/{word}", until)
+        name = _wait_for(store, f"answer/{word}", until)
         store.set(f"confirmed/{name}/{rank}", "")
         return name
     unmet, heard = set(range(1, size)), dict[int, str]()
@@ -275,28 +273,28 @@ def agree_on_name(store: Store, rank: int, size: int, patience: float) -> str:
                 if heard.get(other) != said:
                     store.set(f"answer/{said}", word)
                     heard[other] = said
-        time.sleep(GLANCE)
+        time.sleep(POLL_SECONDS)
     return word
 
 
-def _told(store: Store, key: str, until: float) -> str:
-    """The value of a key, once there is one."""
+def _wait_for(store: Store, key: str, until: float) -> str:
+    """Wait for a key of the store and return its value."""
     while not store.check([key]):
         if time.monotonic() > until:
             raise LostProcessError("process 0 did not come in time")
-        time.sleep(GLANCE)
+        time.sleep(POLL_SECONDS)
     return store.get(key).decode()
 
 
 def _first_line(error: Exception) -> str:
-    """What torch says first, without where in its own sources, and how long it would have waited."""
+    """Return the first line of an error of torch, without the place in its sources and its own timeout."""
     line = str(error).strip().splitlines()[0].partition(". ")[0]
     return re.sub(r"^\[[^\]]*\.\w+:\d+\] *| in \d+ ms$", "", line)
 
 
 @contextmanager
 def processes(launch: Launch) -> Iterator[Gather]:
-    """The processes of this launch, for as long as they work together."""
+    """Open the collectives of this launch, and close them at the end."""
     if launch.size == 1:
         yield Alone()
         return

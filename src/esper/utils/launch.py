@@ -17,7 +17,7 @@ from esper.utils.errors import UserError
 
 @dataclass(frozen=True)
 class Launch:
-    """What torchrun tells each of its processes; the defaults are those of a process that stands alone."""
+    """The environment variables of torchrun; the defaults are those of a single process."""
 
     rank: int = 0  # among all processes
     size: int = 1
@@ -27,7 +27,7 @@ class Launch:
 
     @staticmethod
     def of(environment: Mapping[str, str] = os.environ) -> Launch:
-        """As the environment variables say; raises UserError where one is not a number."""
+        """Read the environment variables; raise UserError where one is not a number."""
         names = {
             "rank": "RANK",
             "size": "WORLD_SIZE",
@@ -45,8 +45,8 @@ class Launch:
         return Launch(**{field: int(value) for field, value in values.items()})
 
     @property
-    def speaks(self) -> bool:
-        """Whether this process tells what is wrong with an input that all of its machine were given."""
+    def reports(self) -> bool:
+        """Return whether this process reports bad input that all processes of its machine were given."""
         return self.local_rank == 0
 
     def __str__(self) -> str:
@@ -84,12 +84,12 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal came."""
+        """Return whether a signal came."""
         return self.signal is not None
 
     @property
     def exit_code(self) -> int:
-        """By convention 128 and the number of the signal; 0 where none came."""
+        """Return 128 plus the number of the signal, by convention; 0 where none came."""
         return 0 if self.signal is None else 128 + int(self.signal)
 
     def __enter__(self) -> Self:

@@ -5,10 +5,8 @@ Every mistake is reported in one sentence with the key, the value and what is al
 
 from __future__ import annotations
 
-import datetime
 import difflib
 import json
-import math
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,7 +42,7 @@ _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 @dataclass(frozen=True)
 class Key:
-    """One leaf of a configuration, for people."""
+    """One leaf of a configuration, as `esper config show --explain` lists it."""
 
     path: str
     default: Any
@@ -81,7 +79,7 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text, or one sentence about what is wrong with it."""
+    """Parse a YAML text; raise UserError with one sentence about what is wrong with it."""
     try:
         value = yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
@@ -91,12 +89,18 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(
             f"{where} is not valid YAML: {' '.join(str(error).split()) or 'nested too deep'}"
         ) from None
-    _check_plain(value, where, ())
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:  # dates, bytes, sets, NaN
+        raise UserError(
+            f"{where} holds a value that is not allowed ({error}); only finite numbers, texts in quotes, "
+            "true, false, null, lists, and keys with values are"
+        ) from None
     return value
 
 
 def read_yaml(path: Path | str) -> dict[str, Any]:
-    """A file of keys and values; an empty file has none."""
+    """Read a file of keys and values; an empty file has none."""
     path = Path(path)
     try:
         text = path.read_bytes().decode()
@@ -113,7 +117,7 @@ def read_yaml(path: Path | str) -> dict[str, Any]:
 
 
 def parse_override(text: str) -> dict[str, Any]:
-    """`a.b=c` as {a: {b: c}}, with c read as YAML."""
+    """Parse `a.b=c` to {a: {b: c}}, with c read as YAML."""
     key, equals, value = text.partition("=")
     names = [name.strip() for name in key.split(".")]
     if not equals or not all(names):
@@ -125,7 +129,7 @@ def parse_override(text: str) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`, key by key; lists are replaced whole."""
+    """Merge `over` into `base`, key by key; lists are replaced whole."""
     result = dict(base)
     for key, value in over.items():
         below = result.get(key)
@@ -164,12 +168,12 @@ def build(kind: type[AnyConfig], data: Mapping[str, Any]) -> AnyConfig:
 
 
 def dump(config: Config) -> str:
-    """The configuration as YAML that `build` reads back to an equal one."""
+    """Write a configuration as YAML that `build` reads back to an equal one."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
 def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None) -> Iterator[Key]:
-    """Every leaf of a config class, in the order of its fields; `defaults` stand in for its own."""
+    """List every leaf of a config class, in the order of its fields; `defaults` replace its own."""
     for name, field in kind.model_fields.items():
         path = f"{above}.{name}" if above else name
         default = getattr(defaults, name, None) if defaults else field.get_default(call_default_factory=True)
@@ -181,7 +185,7 @@ def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None)
 
 
 def allowed(field: FieldInfo) -> str:
-    """What a field takes, in words."""
+    """Say in words what a field takes."""
     return _bounded(_kind(field.annotation), field.metadata)
 
 
@@ -201,7 +205,7 @@ def _bounded(kind: str, metadata: Sequence[Any]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as the person wrote it, shortened."""
+    """Return a value as the person wrote it, shortened."""
     text = " ".join(repr(value).split())  # some objects describe themselves in several lines
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
@@ -231,7 +235,7 @@ def _config_class(annotation: Any) -> type[Config] | None:
 
 
 def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> str:
-    """One pydantic problem as one sentence."""
+    """Describe one pydantic problem in one sentence."""
     field: FieldInfo | None = None
     inner: type[Config] | None = kind
     value = data
@@ -260,20 +264,3 @@ def _unknown_key(path: str, name: str, kind: type[Config]) -> str:
     near = difflib.get_close_matches(name, kind.model_fields, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}?" if near else f"known here are {', '.join(kind.model_fields)}"
     return f"{path} is not a setting; {hint}"
-
-
-def _check_plain(value: Any, where: str, path: tuple[Any, ...]) -> None:
-    """Only what JSON can say, and no number that is not finite."""
-    name = ".".join(map(str, path)) or "the whole"
-    if isinstance(value, dict):
-        for key, below in value.items():
-            if not isinstance(key, str):
-                raise UserError(f"{where}: a key under {name} is {shown(key)}; keys are texts")
-            _check_plain(below, where, (*path, key))
-    elif isinstance(value, list):
-        for i, below in enumerate(value):
-            _check_plain(below, where, (*path, i))
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{where}: {name} is {value}; only finite numbers are allowed")
-    elif isinstance(value, (datetime.date, bytes, set, tuple)):
-        raise UserError(f"{where}: {name} is a {type(value).__name__}; put it in quotes if it is a text")
