@@ -6,15 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
-from esper.tasks.task import Split
-from esper.utils.errors import UserError
 from esper.utils.gather import Alone, Gather
 from studies import equal_compute_page
-from studies.equal_compute import Arm, Result, Setting, choose_rate, read, run_arm, run_arms, table, write
+from studies.equal_compute import Arm, Result, Setting, read, run_arm, run_arms, table, write
 from tests.shards import on_processes
 
 TASK = load_task("digits")
@@ -61,20 +58,6 @@ def test_processes_take_an_arm_each_and_the_first_writes_what_one_process_finds(
     assert [without_clock(found) for found in on_processes(2, work)] == [alone, alone]
     assert [path.name for path in (tmp_path / "shared").iterdir()] == ["0.jsonl"]
     assert without_clock(read(tmp_path / "shared" / "0.jsonl")) == alone
-
-
-def test_processes_with_other_data_are_refused(tmp_path: Path) -> None:
-    def work(gather: Gather) -> None:
-        train = TASK.train
-        mine = replace(setting(), task=replace(TASK, train=Split(train.inputs + gather.rank, train.targets)))
-        with pytest.raises(UserError, match=f"processes {gather.rank} and {1 - gather.rank} have made"):
-            run_arms([FIXED], mine, 1, lambda arm: 1.0, tmp_path / "file", gather)
-
-    on_processes(2, work)
-
-
-def test_a_rate_that_breaks_training_is_not_chosen() -> None:
-    assert choose_rate(FIXED, setting(), (1.0, 1e6)) == pytest.approx(1.0)
 
 
 def test_the_tables_of_the_page_are_what_its_files_give() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.func import vmap
 
 from esper.population.hosts import Host, build_host
 from esper.tasks import load_task
@@ -83,19 +82,6 @@ def test_a_masked_network_is_the_smaller_network_in_outputs_price_and_parameters
     assert net.parameters.of(kept)[0] == module.num_parameters
 
 
-def test_a_unit_that_is_off_moves_nothing_else() -> None:
-    """Two members that differ in the weights of a unit that is off: the gradients of all others agree."""
-    net = network()
-    mask = torch.ones(2, sum(net.units))
-    mask[:, 0] = 0.0
-    rows = net.first_weights(torch.tensor([1, 1]), "cpu")
-    net.named(rows[1])[f"{net.places[0]}.first.weight"][0] = 7.0
-    inputs, targets = net.task.train.inputs[:8], net.task.train.targets[:8]
-    gradient = vmap(torch.func.grad(net.loss), in_dims=(0, 0, None, None))(rows, mask, inputs, targets)
-    torch.testing.assert_close(gradient[0], gradient[1])
-    assert not net.named(gradient[0])[f"{net.places[0]}.first.weight"][0].any()
-
-
 @pytest.mark.parametrize(("name", "budget"), [("synthetic", 12.9), ("digits", 4.0), ("text", 3.2)])
 def test_both_arms_spend_their_budget_to_within_one_minibatch(name: str, budget: float) -> None:
     """The budget is that of so many minibatches of the whole network."""
@@ -109,32 +95,6 @@ def test_both_arms_spend_their_budget_to_within_one_minibatch(name: str, budget:
         end = train(masked.Learners.of(net, MEMBERS, [1.0] * 3, "cpu"))
         assert np.abs(end.spent - flops).max() <= step / 2
         assert end.weights.isfinite().all()
-
-
-def test_the_rate_rises_stays_and_falls_by_the_share_that_is_spent() -> None:
-    costs = np.repeat([[1.0, 2.0]], 200, axis=0)
-    plan = masked.Plan.of(costs, 100.0, np.zeros(2), 100.0)
-    assert plan.spent.tolist() == [100.0, 100.0]
-    assert plan.rate.shape == (100, 2)
-    assert not plan.rate[50:, 1].any()  # twice the price, half the steps
-    torch.testing.assert_close(plan.rate[[0, 20, 74, 99], 0], torch.tensor([0.5 / 3, 1.0, 0.51, 0.01]))
-    torch.testing.assert_close(plan.rate[[1, 10, 37], 1], torch.tensor([1.0, 1.0, 0.5]))
-
-
-@pytest.mark.parametrize("name", HOSTS)
-def test_a_pruned_network_costs_at_most_the_target_and_has_lost_its_least_units(name: str) -> None:
-    net = network(name)
-    rows = net.first_weights(MEMBERS, "cpu")
-    target = (net.flops.always + whole_flops(net)) / 2
-    masks = masked.prune(net, rows, target)
-    prices = net.flops.of(net.units_on(masks))
-    assert (prices <= target).all()
-    assert (prices > target - net.flops.unit.max()).all()  # and no unit too many
-    importance = vmap(net.importance)(rows)
-    off = masks == 0
-    assert (importance.where(off, 0.0).amax(1) <= importance.where(~off, torch.inf).amin(1)).all()
-    with pytest.raises(ValueError, match="give a larger target_cost"):
-        masked.prune(net, rows, 0.9 * net.flops.always)
 
 
 def test_one_step_of_the_rows_is_a_step_of_torch_adamw() -> None:
@@ -173,20 +133,3 @@ def test_samples_of_both_arms_say_what_was_kept_and_the_test_split_is_read_once(
     assert max(less.cost) <= 3.0
     assert {len(values) for arm in (slim, less) for values in (arm.test, arm.validation)} == {3}
     assert min(np.mean(slim.test), np.mean(less.test)) > 1.5 * fresh.chance
-
-
-def test_a_member_learns_the_same_whoever_else_is_there() -> None:
-    net = network()
-    flops = 6 * MINIBATCH * whole_flops(net)
-    alone, among = (
-        masked.train_slimmable(masked.Learners.of(net, ids, [1.0] * len(ids), "cpu"), ids, flops)
-        for ids in (torch.tensor([2]), torch.tensor([0, 1, 2]))
-    )
-    torch.testing.assert_close(alone.weights[0], among.weights[2], atol=1e-4, rtol=1e-3)
-
-
-def test_hosts_without_blocks_and_budgets_without_a_step_are_refused() -> None:
-    with pytest.raises(ValueError, match="no residual blocks; give resnet"):
-        Network(task("synthetic"), HostSpec("mlp", {"width": 4}))
-    with pytest.raises(ValueError, match="give more FLOPs"):
-        masked.train_pruned(masked.Learners.of(network(), MEMBERS, [1.0] * 3, "cpu"), 10.0, 1e9)

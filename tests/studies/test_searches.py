@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import islice
 
 import numpy as np
 import pytest
@@ -14,9 +13,7 @@ from studies.growth.searches import (
     Search,
     all_searches,
     asha,
-    best_of_restarts,
     halving,
-    oracle,
     random_search,
     size_by_budget,
 )
@@ -60,12 +57,6 @@ def test_a_random_search_of_as_many_runs_as_sizes_finds_the_best_of_each_member(
     assert sum(found.shapes.values()) == MEMBERS
 
 
-def test_a_search_of_all_recorded_runs_finds_the_best_of_them_in_every_replay() -> None:
-    samples = recorded()
-    found = random_search(samples, "toy", 4.0, times=SIZES * MEMBERS)
-    assert set(found.validation) == {validation(samples, 4.0).max()}
-
-
 def test_a_size_by_budget_is_the_best_of_the_other_tasks_and_never_looks_at_its_own() -> None:
     def task(name: str, accuracies: list[float]) -> list[Sample]:
         sizes = enumerate(accuracies)
@@ -77,52 +68,6 @@ def test_a_size_by_budget_is_the_best_of_the_other_tasks_and_never_looks_at_its_
         found = size_by_budget(samples, "toy", 4.0)
         assert (found.arm, found.shapes) == ("size by budget", {"fixed 1": MEMBERS})
         assert found.test == fixed(1, 4.0).test
-
-
-def test_a_replay_meets_its_own_member_of_every_size_first_and_no_run_twice() -> None:
-    runs = Runs.of(recorded(), "toy", 4.0)
-    met = list(islice(runs.drawn(3), SIZES * MEMBERS))
-    assert len(set(met)) == SIZES * MEMBERS
-    assert [run.member for run in met[:SIZES]] == [3] * SIZES
-    assert sorted(run.size for run in met[:SIZES]) == list(range(SIZES))
-
-
-def test_one_whole_run_cannot_be_halved_so_that_asha_is_random_search() -> None:
-    samples = recorded()
-    halved, drawn = asha(samples, "toy", 4.0, times=1), random_search(samples, "toy", 4.0, times=1)
-    assert halved.test == drawn.test
-    assert halved.events == drawn.events == {"trials": 1.0, "budgets": 1.0}
-    assert (halved.arm, drawn.arm) == ("ASHA ×1", "random search ×1")
-
-
-def test_quarter_runs_are_drawn_from_a_quarter_of_the_budget_and_cost_a_quarter() -> None:
-    samples = recorded()
-    found = random_search(samples, "toy", 4.0, times=1, quarters=True)
-    np.testing.assert_allclose(
-        found.validation, validation(samples, 1.0).max(axis=0)
-    )  # four sizes, four runs
-    assert found.events == {"trials": 4.0, "budgets": 1.0}
-    assert (found.arm, found.budget) == ("random search ×1 (quarter runs)", 4.0)
-
-
-def test_a_pruned_trial_pays_for_the_eighths_that_it_ran() -> None:
-    """One size that rises and three that are worse from the first eighth on.
-
-    Whoever comes first ends (8 eighths). If it is the good one, all others are pruned after one eighth each:
-    with 8 + 3 eighths to spend there are four trials, and nothing is left.
-    """
-    curves = np.full((SIZES, 1, POINTS), 0.1)
-    curves[2] = 0.9
-    samples = [
-        Sample(
-            "toy", f"fixed {size}", 1.0, 1.0, [curves[size, 0, -1]], [0.5], [1], [1.0], curves[size].tolist()
-        )
-        for size in range(SIZES)
-    ]
-    runs = Runs.of(samples, "toy", 1.0)
-    assert next(runs.drawn(0)).size == 2  # of this replay
-    found = halving(runs, curves, replay=0, eighths=POINTS + 3)
-    assert (found.best.size, found.trials, found.eighths) == (2, 4, POINTS + 3)
 
 
 def slow_halving(runs: Runs, curves: np.ndarray, replay: int, eighths: int, reduction: int) -> Search:
@@ -162,31 +107,6 @@ def test_asha_is_its_rule_played_by_hand_and_spends_all_that_it_has(times: int, 
     assert paid["trials"] > times
 
 
-def test_restarts_share_a_budget_and_the_best_on_validation_data_counts() -> None:
-    samples = recorded()
-    quarter = validation(samples, 1.0)
-    best = best_of_restarts(samples, "toy", 4.0)
-    assert best.shapes == {"fixed 0": MEMBERS}
-    assert np.greater_equal(best.validation, quarter[0]).all()  # replay i has member i among its restarts
-    assert best.events == {"trials": 4.0, "budgets": 1.0}
-    better = best_of_restarts(samples, "toy", 4.0, of_oracle=True)
-    assert better.shapes == {f"fixed {quarter.mean(axis=1).argmax()}": MEMBERS}
-    assert better.arm == "best of 4 oracle restarts"
-    whole = best_of_restarts(samples, "toy", 4.0, of_oracle=True, whole=True)
-    best_size = validation(samples, 4.0).mean(axis=1).argmax()
-    assert (whole.arm, whole.shapes) == ("best of 4 oracle runs ×4", {f"fixed {best_size}": MEMBERS})
-    assert np.greater_equal(whole.validation, validation(samples, 4.0)[best_size]).all()
-    assert whole.events == {"trials": 4.0, "budgets": 4.0}
-
-
-def test_the_oracle_is_the_size_with_the_best_mean_whatever_its_test_accuracy() -> None:
-    samples = recorded()
-    size = int(validation(samples, 4.0).mean(axis=1).argmax())
-    best = next(sample for sample in samples if sample.arm == f"fixed {size}" and sample.budget == 4.0)
-    found = oracle(samples, "toy", 4.0)
-    assert (found.arm, found.test, found.cost) == ("oracle", best.test, best.cost)
-
-
 def test_all_searches_have_names_of_their_own_and_quarters_only_where_they_were_recorded() -> None:
     least, most = (all_searches(recorded(), "toy", budget) for budget in (1.0, 4.0))
     for found in (least, most):
@@ -198,10 +118,3 @@ def test_all_searches_have_names_of_their_own_and_quarters_only_where_they_were_
         "best of 4 restarts",
         "best of 4 oracle restarts",
     }
-
-
-def test_sizes_that_were_not_recorded_alike_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"toy at budget 9 have \[\] members"):
-        oracle(recorded(), "toy", 9.0)
-    with pytest.raises(ValueError, match="no whole curves"):
-        asha([Sample("toy", "fixed 0", 1.0, 1.0, [0.5], [0.5], [1], [1.0])], "toy", 1.0, 1)

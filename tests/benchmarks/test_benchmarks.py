@@ -1,19 +1,34 @@
-"""The benchmarks run, say what they promise to say, and compare like with like."""
+"""The benchmarks run, read committed results back, and compare like with like."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from benchmarks.common import line_of, read_results
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
+from benchmarks.population import Result
+from benchmarks.when_to_grow import MODELS, Measured, table
 from esper.lifecycle.slot_states import SlotConfig
-from tests.operations import count_operations
 from tests.scenes import random_observation
 from tests.tamiyo.features_by_element import features_one_by_one, to_reports
 from tests.tamiyo.masks_by_member import masks_one_by_one, to_mask_states
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+
+def test_committed_lines_are_read_and_written_back(tmp_path: Path) -> None:
+    parser = argparse.ArgumentParser()
+    found, machine = read_results(parser, RESULTS / "h200-population.jsonl", Result)
+    assert machine == "NVIDIA H200"
+    copy = tmp_path / "lines.jsonl"
+    copy.write_text("\n".join(line_of(result, machine) for result in found))
+    assert read_results(parser, copy, Result) == (found, machine)
 
 
 def test_json_prints_one_object_per_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,21 +43,28 @@ def test_json_prints_one_object_per_row(capsys: pytest.CaptureFixture[str]) -> N
         assert row["ops"] > 0
 
 
-def test_an_unknown_work_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["nonsense"])
-    assert "unknown work nonsense; there are" in capsys.readouterr().err
-
-
-def test_operations_are_counted() -> None:
-    x = torch.ones(3)
-    assert count_operations(lambda: x + x) == 1
-    assert count_operations(lambda: (x + x).sum()) == 2
-
-
 def test_the_mends_of_the_review_compute_what_the_baselines_compute() -> None:
     observation, config = random_observation(np.random.default_rng(0), 5, 3), SlotConfig.grid(1, 3)
     objects, reports = to_mask_states(observation.slots), to_reports(observation, config)
     plain, mended = masks_one_by_one(objects, config), masks_preallocated(objects, config)
     assert all(torch.equal(plain[key], mended[key]) for key in plain)
     assert torch.equal(features_one_by_one(reports, config), features_by_slot(reports, config))
+
+
+def test_controllers_are_judged_by_their_distance_to_the_model_without_growth() -> None:
+    rows = [
+        Measured("m", controller, seed, grown, 60.0 + seed, 200, 1, 1.0)
+        for controller, grown in (("timid", 61.0), ("bold", 64.0))
+        for seed in (0, 1)
+    ]
+    told = table(rows)
+    assert "| m | bold | 64.0 | 60.5 | +3.50 ± 6.35 | 1.0 | 200 |" in told
+    assert told.splitlines()[-2] == "| timid | +0.50 ± 6.35 |"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_models_take_the_data_they_are_named_after(name: str) -> None:
+    make, data = MODELS[name]
+    shape = {"digits": (1, 8, 8), "letter": (16,), "mnist1d": (1, 40)}[data]
+    classes = {"digits": 10, "letter": 26, "mnist1d": 10}[data]
+    assert make()(torch.zeros(2, *shape)).shape == (2, classes)

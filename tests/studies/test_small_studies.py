@@ -1,0 +1,111 @@
+"""The smaller parts of the studies: tasks that are made, selection, images, arms at equal compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from esper.tasks import Task, load_task, task_table
+from esper.utils.gather import Alone
+from studies import glyphs, resnet
+from studies.equal_compute import comparison
+from studies.growth.families import FAMILIES, Family, make_task
+from studies.growth.selection import GROUP, heirs
+from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
+from studies.growth.world import HELD_OUT
+from tests.simic.worlds import make_residual
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_every_kind_of_a_family_is_dealt(family: Family) -> None:
+    tasks = [make_task(family, seed) for seed in range(len(family.kinds))]
+    for task, kind in zip(tasks, family.kinds, strict=True):
+        assert f"({kind})" in task.name
+        assert task.train.inputs.isfinite().all()
+    again = make_task(family, 0)
+    assert torch.equal(again.train.inputs, tasks[0].train.inputs)
+    other = make_task(family, len(family.kinds))
+    assert not torch.equal(other.train.inputs, again.train.inputs)
+
+
+def test_no_family_has_the_shape_or_the_classes_of_a_task_that_judges() -> None:
+    judges = [row for row in task_table() if row.name in HELD_OUT]
+    assert len(judges) == len(HELD_OUT)
+    for family in FAMILIES:
+        assert family.shape not in {row.input_shape for row in judges}
+        assert family.classes not in {row.num_classes for row in judges}
+
+
+@given(st.integers(1, 5), st.integers(0, 10_000))
+def test_the_worse_half_of_a_group_go_on_from_the_better_half(groups: int, seed: int) -> None:
+    dice = torch.Generator().manual_seed(seed)
+    accuracy = torch.randint(0, 4, (GROUP * groups,), generator=dice) / 4
+    due = (torch.rand(groups, generator=dice) < 0.5).repeat(GROUP)
+    source = heirs(accuracy, due)
+    for g in range(groups):
+        rows = list(range(g, GROUP * groups, groups))
+        ranked = sorted(rows, key=lambda row: (-accuracy[row], row))
+        expected = {row: row for row in rows}
+        if due[g]:
+            expected |= dict(zip(ranked[GROUP // 2 :], ranked[: GROUP // 2], strict=True))
+        assert {row: int(source[row]) for row in rows} == expected
+
+
+def test_a_member_that_takes_over_has_every_row_of_the_other_and_nobody_else_changes() -> None:
+    environment = make_residual(members=range(4), steps=3, folds=1, depth=2)
+    population, before = environment.population, environment.population.snapshot()
+    population.take_over(torch.tensor([0, 0, 2, 1]))
+    for name, value in population.tensors().items():
+        old = before[name].unflatten(0, (4, -1))
+        assert torch.equal(value.unflatten(0, (4, -1)), old[[0, 0, 2, 1]]), name
+
+
+VARIANTS: dict[str, Callable[[Task, int], Task]] = {
+    "class_subset": lambda task, seed: class_subset(task, 4, seed),
+    "permuted_labels": permuted_labels,
+    "permuted_inputs": permuted_inputs,
+}
+
+
+def fingerprint(task: Task) -> tuple[float, ...]:
+    parts = (task.train.inputs, task.train.targets, task.validation.inputs, task.validation.targets)
+    return tuple(float((p.float().flatten() * torch.arange(p.numel())).sum()) for p in parts)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> None:
+    task = load_task("digits")
+    before = fingerprint(task)
+    one, same, other = (VARIANTS[name](task, seed) for seed in (1, 1, 2))
+    assert fingerprint(task) == before
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+    assert fingerprint(one) != before
+    assert (one.input_shape, one.num_classes, one.topology) == (task.input_shape, 10, "cnn")
+    assert len(one.validation) == len(task.validation)
+    assert task.test_reads == one.test_reads == 0
+    assert one.test().inputs.shape == task.test().inputs.shape
+
+
+def test_every_sign_is_drawn_in_every_font_and_no_two_alike() -> None:
+    signs = glyphs.drawn_signs()
+    assert signs.shape[:2] == (len(glyphs.SIGNS), 20)
+    assert (signs.flatten(2).amax(2) > 0.5).all()
+    assert len({tuple(row) for row in signs[:, 0].flatten(1).tolist()}) == len(glyphs.SIGNS)
+
+
+def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
+    size = replace(resnet.QUICK, budgets=(6e7,), members=1, images=(80, 40, 20), per_step=1)
+    resnet.study(size, [0], "cpu", tmp_path, Alone())
+    found = resnet.results_in(tmp_path, size)
+    (results,) = found.values()
+    assert results[-1].parameters == results[-2].parameters
+    assert [result.spent for result in results] == [[6e7]] * 4
+    told = comparison(found, "test_accuracy").splitlines()
+    assert len(told) == 2 + len(results) + 2
+    assert told[-1].startswith("| grown minus fixed, 4 blocks a stage | ")
