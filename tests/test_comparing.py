@@ -25,14 +25,11 @@ from esper.comparing import (
 )
 from esper.config import load_config
 from esper.controllers import (
-    CONTROLLER_NAMES,
     Arm,
     Fixed,
     arms_of,
     conditions_of,
-    describe,
     find_checkpoint,
-    load_controller,
     load_learned,
 )
 from esper.lifecycle.stages import Stage
@@ -107,11 +104,6 @@ def test_a_comparison_tells_what_was_found(
     np.testing.assert_allclose(scheduled.potential, expected, rtol=1e-5)
 
 
-def test_final_networks_of_nobody_are_refused(environment: GrowthEnvironment) -> None:
-    with pytest.raises(ValueError, match="final networks of magic are asked for"):
-        compare(environment, {"static": Fixed(), "final": Fixed(of="magic")})
-
-
 def test_without_growth_a_fixed_arm_has_an_episode_of_its_own(environment: GrowthEnvironment) -> None:
     """And is then the static controller to the bit: no validation is charged to either."""
     (run,) = compare(environment, {"static": Fixed()})
@@ -166,12 +158,6 @@ def test_the_best_is_chosen_by_validation_data_member_by_member(environment: Gro
         assert best.test.accuracy[n] == chosen.test.accuracy[n]
         assert best.potential[n] == chosen.potential[n]
         np.testing.assert_array_equal(best.record.loss[:, n], chosen.record.loss[:, n])
-
-
-def test_a_better_test_accuracy_alone_chooses_nothing(environment: GrowthEnvironment) -> None:
-    one = run_controller(environment, "static", Static(), episode=0)
-    luckier = replace(one, test=replace(one.test, accuracy=one.test.accuracy + 1))
-    np.testing.assert_array_equal(best_of([one, luckier]).test.accuracy, one.test.accuracy)
 
 
 def test_choosing_costs_a_validation_of_each(environment: GrowthEnvironment) -> None:
@@ -245,19 +231,6 @@ def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
 def test_what_cannot_be_compared_is_refused_with_a_sentence(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         arms_of(text, load_config(overrides=TINY))
-
-
-@pytest.mark.parametrize("name", ["best-of:8", "final:static"])
-def test_an_arm_that_decides_nothing_is_no_controller(name: str) -> None:
-    with pytest.raises(UserError, match="an arm of 'esper compare'"):
-        load_controller(name)
-
-
-def test_every_name_is_described() -> None:
-    rows = dict(describe())
-    assert set(CONTROLLER_NAMES) <= set(rows)
-    assert {"tamiyo:greedy", "final:NAME", "best-of"} <= set(rows)
-    assert "random:0.1" in rows["random"]
 
 
 @pytest.mark.parametrize("budget", ["episode.flops=null", "episode.flops=4e5"])  # the second pays for 8 steps

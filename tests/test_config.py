@@ -7,14 +7,11 @@ import string
 from pathlib import Path
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from esper.config import RunConfig, load_config, preset_names, saved_config
 from esper.lifecycle.config import GateConfig
 from esper.utils.errors import UserError
-from esper.utils.settings import build, dump, keys_of, merged, parse_override, parse_yaml, read_yaml
+from esper.utils.settings import build, dump, keys_of, parse_yaml
 
 KEYS = list(keys_of(RunConfig))
 WRONG_TYPE = {
@@ -64,11 +61,6 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(key: object) -> None:
         build(RunConfig, nested(path, 1))
     assert str(caught.value).startswith(path)
     assert repr(key.path.split(".")[-1]) in str(caught.value)  # type: ignore[attr-defined]
-
-
-def test_a_key_that_resembles_nothing_lists_what_is_known() -> None:
-    with pytest.raises(UserError, match=r"zzz is not a setting; known here are seed, device, task"):
-        load_config(overrides=["zzz=1"])
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -136,13 +128,6 @@ def test_bad_files_are_one_sentence(tmp_path: Path, data: bytes, says: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
-    (tmp_path / "c.yaml").write_text("# nothing\n")
-    assert read_yaml(tmp_path / "c.yaml") == {}
-    with pytest.raises(UserError, match=r"cannot read .*no such file"):
-        read_yaml(tmp_path / "d.yaml")
-
-
 def test_hundreds_of_random_files_never_surprise() -> None:
     """Noise, and valid configurations with a few characters changed: a config, or our one sentence."""
     draw = random.Random(0)
@@ -169,25 +154,6 @@ def test_deep_nesting_and_alias_bombs_are_refused() -> None:
     for text in ("[" * 2000, "a: " + "{b: " * 1000, "l0: &l0 lol\n" + laughs):
         with pytest.raises(UserError):
             build(RunConfig, {"members": parse_yaml(text, "bomb")})
-
-
-@settings(deadline=None, max_examples=100)
-@given(
-    st.dictionaries(
-        st.sampled_from("abc"),
-        st.none() | st.integers() | st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3),
-        max_size=3,
-    )
-)
-def test_merging_onto_nothing_and_nothing_onto_it(data: dict[str, object]) -> None:
-    assert merged({}, data) == data == merged(data, {}) == merged(data, data)
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.booleans() | st.none())
-def test_an_override_reads_what_yaml_writes(value: object) -> None:
-    written = yaml.safe_dump(value).split("\n")[0]
-    assert parse_override(f"a.b={written}") == {"a": {"b": value}}
 
 
 def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:

@@ -13,33 +13,12 @@ import pytest
 
 from esper import cli
 from esper.lifecycle.actions import (
-    HEAD_CHOICES,
-    HEADS_READ,
-    TOPOLOGY_BLUEPRINTS,
     Blueprint,
-    Op,
-    selectable_blueprints,
 )
-from esper.lifecycle.stages import Stage
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent
-RULES = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
-
-
-@pytest.mark.parametrize(
-    ("first_cell", "names"),
-    [
-        *((str(stage.value), [stage.name]) for stage in Stage),
-        *((head.name.lower(), [choice.name for choice in HEAD_CHOICES[head]]) for head in HEAD_CHOICES),
-        *((op.name, [head.name.lower() for head in sorted(HEADS_READ[op])] or ["nothing"]) for op in Op),
-        *((host, [b.name for b in sorted(selectable_blueprints(host))]) for host in TOPOLOGY_BLUEPRINTS),
-    ],
-)
-def test_tables_of_the_rules_name_what_the_code_has(first_cell: str, names: list[str]) -> None:
-    cells = next(line for line in RULES.splitlines() if line.startswith(f"| {first_cell} |")).split("|")
-    assert re.findall(r"[A-Za-z_]{2,}", cells[2].partition(":")[0].replace(" ticks", "")) == names
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from docs import make_pictures
-from studies.growth import report, searches
-from studies.growth.records import Sample
+from studies.growth import report
 
 ROOT = Path(__file__).parent.parent
 PERFORMANCE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
@@ -49,34 +47,8 @@ def test_pictures_show_the_files_of_today(name: str) -> None:
     assert recorded == make_pictures.PICTURES[name].digest(), f"python -m docs.make_pictures {name}"
 
 
-def without_asha(page: str) -> list[list[str]]:
-    """The cells of a page without the rows and the column of ASHA."""
-    column, found = None, []
-    for line in page.splitlines():
-        cells = line.split("|")
-        column = cells.index(" ASHA ×4 ") if " ASHA ×4 " in cells[2:] else column if line else None
-        if not line.startswith("| ASHA"):
-            found.append([cell for k, cell in enumerate(cells) if k != column])
-    return found
-
-
-def test_the_tables_of_the_study_are_what_its_files_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If this fails: python -m studies.growth report. To replay ASHA takes most of the time: `make long`."""
-
-    def quick(samples: list[Sample], task: str, budget: float, times: int, quarters: bool = False) -> Sample:
-        found = searches.random_search(samples, task, budget, times, quarters)
-        return replace(found, arm=found.arm.replace("random search", "ASHA"))
-
-    monkeypatch.setattr(searches, "asha", quick)
-    found, told = (without_asha(page) for page in (report.page_with_tables(STUDY, report.Study.of()), STUDY))
-    assert found == told
-    assert len(told) == len(STUDY.splitlines()) - 4
-    for name in report.TABLES:
-        assert f"<!-- study:{name} -->" in STUDY
-
-
 @pytest.mark.long
-def test_the_tables_of_the_study_are_what_its_files_give_with_every_search() -> None:
+def test_the_tables_of_the_study_are_what_its_files_give() -> None:
     assert report.page_with_tables(STUDY, report.Study.of()) == STUDY
 
 

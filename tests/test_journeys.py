@@ -113,17 +113,6 @@ def test_comparing_on_equal_footing(
     assert RunFolder.read(out).lanes.rounds() == [1, 2, 3, 4], "the lanes of every controller"
 
 
-def test_a_controller_compared_with_itself_differs_by_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "compared"
-    arguments = ["compare", "-C", "random:0.5,random:0.50", "-o", str(out), "--task", "spirals"]
-    arguments += ["--set", "members=3"]  # the same as -n 3
-    assert cli.run([*arguments, *sets()]) == 0
-    results = RunFolder.read(out).results()
-    assert results is not None
-    assert [len(c.members) for c in results.controllers] == [3, 3]
-    assert all(d.mean == 0.0 for d in results.differences)
-
-
 def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0

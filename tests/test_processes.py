@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,17 +18,11 @@ from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserErr
 from esper.utils.gather import Gather, all_or_none
 from esper.utils.launch import Launch
 from tests.shards import on_processes
-from tests.test_resume import ROUNDS, SETTINGS, assert_same_run, metrics, play_out, wait_for_round
+from tests.test_resume import ROUNDS, SETTINGS, assert_same_run, metrics, play_out
 from tests.tiny import TINY, sets
 
 PATIENCE = 300.0  # seconds that a busy machine may take for a run and its second start
 SHARDED = (*SETTINGS, "members=5", "shards=4", "ppo.virtual_shards=4", "reward.control_variate=true")
-
-
-def torchrun(size: int, *arguments: str | Path, restarts: int = 0) -> subprocess.Popen[str]:
-    """The command in `size` processes, and whoever started them."""
-    options = ["--standalone", f"--nproc-per-node={size}", f"--max-restarts={restarts}"]
-    return started("-m", "torch.distributed.run", *options, *arguments)
 
 
 def started(*arguments: str | Path) -> subprocess.Popen[str]:
@@ -51,10 +44,6 @@ def finish(launcher: subprocess.Popen[str]) -> tuple[str, str]:
         launcher.terminate()  # which ends its processes too
         launcher.communicate()
         raise
-
-
-def workers(launcher: subprocess.Popen[str]) -> list[int]:
-    return [int(n) for n in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()]
 
 
 @pytest.fixture(scope="module")
@@ -93,22 +82,6 @@ def test_killed_started_again_and_at_another_number_a_run_has_the_bits_of_one_pr
     late = "another process did not come within 0.5 s: look whether it hangs"
     assert f"process 0 of 4, after 2 rounds: {late}" in out
     assert out.count(" of 4, after 2 rounds: another process ") == 3
-
-
-@pytest.mark.long
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes in /proc")
-def test_a_command_of_torchrun_is_started_again_and_has_the_bits_of_one_process(
-    alone: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "shared"
-    launcher = torchrun(2, "-m", "esper", "train", "--quiet", "--out", run, *sets(*SHARDED), restarts=1)
-    wait_for_round(run, 1, launcher)
-    victim = workers(launcher)[-1]
-    os.kill(victim, signal.SIGKILL)
-    _, err = finish(launcher)
-    assert launcher.returncode == 0, err
-    assert f"pid: {victim}" in err, "it was to be killed before its end"
-    assert_undisturbed(run, alone)
 
 
 # ---- the same without processes --------------------------------------------------------------------------
@@ -154,15 +127,6 @@ def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) ->
     with pytest.raises(UserError, match="shards is 2 and there are 3 processes"):
         on_processes(3, lambda gather: TrainingRun.resume(path, gather=gather))
     assert TrainingRun.resume(path).trainer.rounds_done == 1
-
-
-def test_settings_are_those_of_the_first_process(tmp_path: Path) -> None:
-    def work(gather: Gather) -> int:
-        mine = load_config(overrides=[*TINY, "task=spirals", f"seed={gather.rank + 5}"])
-        run = TrainingRun.start(mine, tmp_path / "run", gather=gather)
-        return run.config.seed
-
-    assert on_processes(2, work) == [5, 5]
 
 
 @pytest.mark.parametrize(
@@ -230,14 +194,3 @@ def test_a_run_that_may_be_started_again_needs_a_folder_with_a_name(
     monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "3")
     assert cli.run(["train", "--task", "spirals"]) == 2
     assert "give --out FOLDER" in capsys.readouterr().err
-
-
-def test_one_command_begins_a_run_and_goes_on_with_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
-    command = ["train", "--quiet", "--resume", "--out", str(tmp_path / "run"), *sets("task=spirals")]
-    assert cli.run(command) == 0
-    begun = (tmp_path / "run" / "metrics.jsonl").read_text()
-    assert cli.run(command) == 0
-    assert (tmp_path / "run" / "metrics.jsonl").read_text() == begun

@@ -22,14 +22,14 @@ from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.console import PlainView, QuietView, stopping
+from esper.runs.console import PlainView, QuietView
 from esper.runs.lanes import LanesFolder
 from esper.simic.environment import GrowthEnvironment
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest
 from tests.simic.worlds import make_environment
-from tests.tiny import TINY, sets, start_esper
+from tests.tiny import TINY, sets
 
 ROUNDS = 4
 SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.lanes=3")
@@ -117,23 +117,6 @@ def tear(run: Path) -> None:
         file.write(b'{"round": 99, "step": 0}\n\x00\x00\n')
 
 
-@pytest.mark.long
-def test_kill_9_loses_at_most_the_round_in_flight(whole: Path, tmp_path: Path) -> None:
-    run = tmp_path / "killed"
-    process = start_esper("train", "--quiet", "--out", run, *sets(*SETTINGS))
-    wait_for_round(run, 2, process)
-    process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert len(metrics(run)) < ROUNDS, "it was to be killed before its end"
-    kept = int(load_checkpoint(run / "checkpoints" / "last.safetensors").tensors["rounds_done"])
-    assert kept >= len(metrics(run)) - 1
-    tear(run)
-    assert cli.run(["resume", str(run), "--quiet"]) == 0
-    assert_same_run(run, whole)
-    assert (run / "report.html").read_text().count("api/lanes ") > 0
-
-
 def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,22 +134,6 @@ def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
     assert (run / "report.html").is_file()
     play_out(TrainingRun.resume(run))
     assert_same_run(run, whole)
-
-
-@pytest.mark.parametrize("setting", ["budgets=[1,3]", "budgets=[0.5]", "shards=3", "task=spirals+digits"])
-def test_progress_rises_to_the_number_of_rounds_and_never_beyond(setting: str, tmp_path: Path) -> None:
-    seen: list[float] = []
-
-    class View(QuietView):
-        def progress(self, rounds_done: float) -> None:
-            seen.append(rounds_done)
-
-    run = TrainingRun.start(load_config(overrides=[*TINY, "task=spirals", setting]), tmp_path / "run")
-    with run.folder:
-        run.run(View(), StopRequest())
-    assert seen == sorted(set(seen))
-    assert 1.5 < seen[-1] <= 2.0
-    assert any(0.5 < done <= 1.0 for done in seen)
 
 
 @pytest.fixture
@@ -193,16 +160,6 @@ def test_two_processes_cannot_write_one_run(young: TrainingRun) -> None:
         TrainingRun.resume(young.folder.path)
 
 
-def test_resuming_a_finished_run_changes_nothing(
-    whole: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
-    before = (whole / "metrics.jsonl").read_bytes()
-    assert cli.run(["resume", str(whole)]) == 0
-    assert f"{ROUNDS} of {ROUNDS} rounds are done, nothing is left to do" in capsys.readouterr().out
-    assert (whole / "metrics.jsonl").read_bytes() == before
-
-
 def test_a_run_can_go_on_from_an_older_checkpoint(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -223,19 +180,6 @@ def test_the_second_signal_ends_at_once() -> None:
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_a_stop_is_answered_at_once_with_how_long_it_takes() -> None:
-    notices: list[str] = []
-    view = QuietView()
-    view.progress(1.0)
-    time.sleep(0.1)
-    view.progress(1.5)
-    assert 0 < view.round_ends_in < 1
-    with StopRequest(lambda: notices.append(stopping(view.round_ends_in))):
-        os.kill(os.getpid(), signal.SIGINT)
-    assert notices == ["finishing the round, about 1 s; again to stop now"]
-    assert stopping(float("nan")) == "finishing the round; again to stop now"
 
 
 def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from docs.site_pages import HOMES, on_page_markdown
+from docs.site_pages import HOMES
 from esper.config import RunConfig
 from esper.growing.settings import GrowSettings
 from esper.population.config import PopulationConfig
@@ -31,26 +31,3 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         for name in settings.model_fields:
             assert f'id="{settings.__module__}.{settings.__name__}.{name}"' in pages["api"], name
     assert "stable-baselines3" in pages["compares"]
-
-
-@pytest.mark.parametrize(
-    ("written", "shown"),
-    [
-        ("[rules](docs/rules.md#stages)", "[rules](rules.md#stages)"),
-        ("[start](../README.md)", "[start](index.md)"),
-        ("[code](../examples/grow_mlp.py) and more", "code and more"),
-        ("[there](https://example.org)", "[there](https://example.org)"),
-        ("![picture](docs/idea.svg)", "![picture](idea.svg)"),
-    ],
-)
-def test_links_lead_to_pages_of_the_site_or_are_words(written: str, shown: str) -> None:
-    assert on_page_markdown(written) == shown
-
-
-def test_named_lines_of_a_docstring_become_a_list() -> None:
-    pytest.importorskip("griffe", reason="griffe is not installed: see the extra docs")
-    from docs.docstrings import listed
-
-    text = "What it does.\n\nmodel: a module\n    of torch\nlr: the rate"
-    assert listed(text) == "What it does.\n\n- `model`: a module\n    of torch\n- `lr`: the rate"
-    assert listed("One: two.") == "One: two."

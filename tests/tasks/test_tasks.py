@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import importlib
 import random
 import sys
@@ -87,15 +86,6 @@ def test_held_out_data_do_not_move_the_statistics() -> None:
     assert task.standardize(far.inputs).tolist() == [[100, 1], [0, 0]], "and the task says how it was done"
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist5000"])
-def test_splits_are_disjoint_and_lose_nothing(loaded: dict[str, Task], name: str) -> None:
-    task = loaded[name]
-    total = sum(ROWS[name].sizes)
-    parts = torch.cat([task.train.inputs, task.validation.inputs, task.test().inputs]).flatten(1)
-    assert len(parts) == total
-    assert len(parts.unique(dim=0)) > 0.999 * total
-
-
 def test_random_splits_are_a_partition() -> None:
     whole = Split(torch.arange(50.0).unsqueeze(1), torch.zeros(50, dtype=torch.long))
     parts = random_splits(whole, seed=3, validation=10, test=15)
@@ -133,14 +123,6 @@ def test_mnist1d_is_the_published_data(shuffled: bool) -> None:
     assert targets.tolist() == [*published["y"], *published["y_test"]]
 
 
-def test_shuffling_mnist1d_moves_samples_alike_in_every_split(loaded: dict[str, Task]) -> None:
-    plain, shuffled = loaded["mnist1d"], loaded["mnist1d_shuffled"]
-    distances = shuffled.train.inputs[0].T - plain.train.inputs[0]  # [40 places after, 40 before]
-    order = distances.abs().argmin(dim=1)
-    assert sorted(order.tolist()) == list(range(40)) != order.tolist()
-    torch.testing.assert_close(plain.validation.inputs[..., order], shuffled.validation.inputs)
-
-
 def test_generating_mnist1d_leaves_the_global_generators_alone() -> None:
     np.random.seed(5)  # noqa: NPY002
     random.seed(5)
@@ -167,12 +149,6 @@ def test_text_encoding_round_trips_and_gathers_the_rest() -> None:
     sentence = "def f(x):\n    return x ~ 2"
     assert decode(encode(sentence)) == sentence
     assert encode("é\t😀").tolist() == [OTHER] * 3
-
-
-def test_synthetic_tasks_have_no_rare_class() -> None:
-    for seed in range(3):
-        task = load_task("synthetic", seed)
-        assert float((torch.bincount(task.train.targets, minlength=4) / len(task.train)).min()) > 0.1
 
 
 @pytest.mark.parametrize(
@@ -223,11 +199,3 @@ def test_data_that_do_not_fit_are_named() -> None:
         ValueError, match=r"inputs are torch.float64 and targets torch.int64; expected float32"
     ):
         Split(torch.zeros(2, 2).double(), torch.zeros(2, dtype=torch.long))
-
-
-def test_the_list_of_tasks_loads_no_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> object:
-        raise AssertionError("the list of tasks read a file")
-
-    monkeypatch.setattr(builtins, "open", refuse)
-    assert [row.name for row in task_table()] == list(task_names())
