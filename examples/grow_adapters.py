@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.gain import Gain, accuracy, gain_of
-from esper.growing.result import Grown
+from esper.growing.result import Gain, Grown, accuracy, compute_gain
 from esper.tasks import load_task
 from esper.tasks.text import CONTEXT, encode
 
@@ -140,7 +139,7 @@ def main(epochs: int = EPOCHS, seeds: int = 3, windows: tuple[int, ...] = (1024,
         )
     print(grown.report())
     adapted, usual, _ = zip(*scores, strict=True)
-    gain = gain_of(adapted, usual)
+    gain = compute_gain(adapted, usual)
     print(f"\nGrown against LoRA everywhere: {gain}")
     return gain
 

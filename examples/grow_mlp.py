@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.gain import Gain, accuracy, gain_of
+from esper.growing.result import Gain, accuracy, compute_gain
 from esper.tasks import load_task
 
 EPOCHS = 8
@@ -46,7 +46,7 @@ def main(epochs: int = EPOCHS, seeds: int = 5) -> Gain:
             with torch.no_grad():
                 scores[name].append(float(accuracy(run.model(test.inputs), test.targets)))
     print(grown.report())
-    gain = gain_of(scores["grown"], scores["ungrown"])
+    gain = compute_gain(scores["grown"], scores["ungrown"])
     print(f"\n{gain}")
     return gain
 

@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import esper
-from esper.growing.gain import Gain, accuracy, gain_of
+from esper.growing.result import Gain, accuracy, compute_gain
 
 EPOCHS = 30
 BATCH = 50
@@ -111,7 +111,7 @@ def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> Gain:
             plain = loop.finish()
             found.append(float(accuracy(plain(inputs), targets)))
         print(f"seed {seed}: {scores[1][-1]:.3f} without growth, {scores[0][-1]:.3f} with")
-    gain = gain_of(*scores)
+    gain = compute_gain(*scores)
     print(f"\n{gain}")
     return gain
 

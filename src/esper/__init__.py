@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
-    from esper.growing.callback import Grower as Grower
+    from esper.growing.grower import Grower as Grower
     from esper.growing.lightning_callback import LightningGrower as LightningGrower
     from esper.growing.result import Grown as Grown
     from esper.growing.transformers_callback import TransformersGrower as TransformersGrower
@@ -23,7 +23,7 @@ __version__ = "0.1.0"
 _LAZY = {
     "grow": "esper.growing.api",
     "Grown": "esper.growing.result",
-    "Grower": "esper.growing.callback",
+    "Grower": "esper.growing.grower",
     "LightningGrower": "esper.growing.lightning_callback",
     "TransformersGrower": "esper.growing.transformers_callback",
 }

@@ -15,7 +15,7 @@ import numpy as np
 from torch import nn
 
 from esper.comparing import ControllerRun
-from esper.growing.exporting import save_archive, save_network
+from esper.growing.result import save_archive, save_network
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
 from esper.population.describe import describe_growth

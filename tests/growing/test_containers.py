@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.growing.batches import over_tensors, samples_in
+from esper.growing.data import count_samples, map_batch
 from esper.utils.errors import UserError
 from tests.growing import models
 
@@ -106,12 +106,12 @@ def test_tensors_are_moved_and_containers_keep_their_type(batch: Any) -> None:
             return type(value), [shape(part) for part in value]
         return (type(value), shape(vars(value))) if hasattr(value, "image") else value
 
-    moved = over_tensors(batch, lambda tensor: tensor.to("meta"))
+    moved = map_batch(batch, lambda tensor: tensor.to("meta"))
     assert shape(moved) == shape(batch)
     seen: list[str] = []
-    over_tensors(moved, lambda tensor: seen.append(tensor.device.type) or tensor)
+    map_batch(moved, lambda tensor: seen.append(tensor.device.type) or tensor)
     assert set(seen) == {"meta"}
-    assert samples_in(batch) == len(X)
+    assert count_samples(batch) == len(X)
 
 
 @pytest.mark.parametrize("batch", [X, (X,), {"image": X, "answer": Y}, object()])

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from esper.growing.batches import loaders_of
-from esper.growing.settings import settings_of
+from esper.growing.data import make_loaders
+from esper.growing.settings import check_settings
 from esper.utils.errors import UserError
 from tests.growing import models
 
@@ -20,7 +20,7 @@ BROKEN = torch.where(torch.arange(100).view(20, 5) == 7, float("nan"), X)
 
 def held_back(given: Any, val: Any = None, **settings: Any) -> torch.Tensor:
     """The inputs that validation sees."""
-    return torch.cat([batch[0] for batch in loaders_of(given, val, settings_of(settings))[1]])
+    return torch.cat([batch[0] for batch in make_loaders(given, val, check_settings(settings))[1]])
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def held_back(given: Any, val: Any = None, **settings: Any) -> torch.Tensor:
     ],
 )
 def test_every_form_gives_the_same_tensors(given: Any) -> None:
-    batches = list(loaders_of((X, Y), given, settings_of({}))[1])
+    batches = list(make_loaders((X, Y), given, check_settings({}))[1])
     inputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
     torch.testing.assert_close(inputs, X)
     assert torch.equal(targets, Y)
@@ -67,7 +67,7 @@ def test_validation_is_held_back_by_the_seed_and_a_part_of_it_is_drawn() -> None
 )
 def test_bad_data_are_told_in_one_sentence(given: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence) as told:
-        loaders_of(given, None, settings_of({}))
+        make_loaders(given, None, check_settings({}))
     assert "\n" not in str(told.value)
 
 

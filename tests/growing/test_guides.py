@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from esper.growing.gain import Gain
+from esper.growing.result import Gain
 from examples import grow_adapters, own_loop
 
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import loaders_of
+from esper.growing.data import make_loaders
 from esper.growing.live import LivePopulation
-from esper.growing.live_environment import LiveEnvironment, LiveModel
-from esper.growing.settings import settings_of
+from esper.growing.settings import check_settings
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
@@ -26,10 +25,10 @@ TABLE = models.table(32)
 
 def living(model: nn.Module, own: bool = True, **settings: Any) -> LivePopulation:
     """A population of one over these weights; with an optimizer of the user's where asked."""
-    chosen = settings_of({"lr": 1e-2, **settings})
-    live = LiveModel(model, loaders_of([(X, Y)], [(X, Y)], chosen), chosen, CPU, ["3", "7"])
+    chosen = check_settings({"lr": 1e-2, **settings})
     rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
-    return LiveEnvironment(live, 8, rule).bodies
+    loaders = make_loaders([(X, Y)], [(X, Y)], chosen)
+    return LivePopulation(model, loaders, chosen, CPU, ["3", "7"], optimizer=rule)
 
 
 def states_of(live: LivePopulation, *stages: tuple[Stage, Blueprint, float]) -> SlotStates:
@@ -48,10 +47,10 @@ def train(live: LivePopulation, states: SlotStates, epoch: int) -> None:
     if live.optimizer.owned:
         live.run_training(states, Clock(0, epoch, 8))
         return
-    live.follow(states)
-    live.optimizer.rule.zero_grad()
-    live.judge(live.model, next(iter(live.train_loader))).loss.backward()
-    live.optimizer.rule.step()
+    live.sync_slots(states)
+    live.optimizer.inner.zero_grad()
+    live.criterion(live.model, next(iter(live.train_loader))).loss.backward()
+    live.optimizer.inner.step()
     live.train_isolated(states)
 
 
@@ -90,17 +89,17 @@ def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_th
 
 def test_new_parameters_join_the_users_group_of_their_kind() -> None:
     model = models.small_cnn()
-    chosen = settings_of({})
-    live = LiveModel(model, loaders_of([(X, Y)], [(X, Y)], chosen), chosen, CPU, ["3", "7"])
+    chosen = check_settings({})
     flat = [p for p in model.parameters() if p.ndim <= 1]
     thick = [p for p in model.parameters() if p.ndim > 1]
     rule = torch.optim.AdamW([{"params": flat, "weight_decay": 0.0}, {"params": thick, "weight_decay": 0.1}])
-    bodies = LiveEnvironment(live, 8, rule).bodies
+    loaders = make_loaders([(X, Y)], [(X, Y)], chosen)
+    bodies = LivePopulation(model, loaders, chosen, CPU, ["3", "7"], optimizer=rule)
     states = states_of(
         bodies, (Stage.BLENDING, Blueprint.CONV_LIGHT, 0.5), (Stage.DORMANT, Blueprint(0), 0.0)
     )
     bodies.germinate(states.stage == Stage.BLENDING, states.blueprint)
-    bodies.follow(states)
+    bodies.sync_slots(states)
     assert {p.ndim for p in rule.param_groups[0]["params"]} == {1}
     assert min(p.ndim for p in rule.param_groups[1]["params"]) > 1
     assert sum(len(group["params"]) for group in rule.param_groups) > len(flat) + len(thick)
@@ -110,10 +109,10 @@ def grown_mlp(own: bool = True) -> tuple[LivePopulation, SlotStates]:
     """A perceptron that learns with a repeated and a widened layer."""
     torch.manual_seed(0)
     model = models.small_mlp().double()
-    chosen = settings_of({"lr": 1e-2})
+    chosen = check_settings({"lr": 1e-2})
     data = [(TABLE[0].double(), TABLE[1])]
     rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
-    live = LiveEnvironment(LiveModel(model, loaders_of(data, data, chosen), chosen, CPU), 8, rule).bodies
+    live = LivePopulation(model, make_loaders(data, data, chosen), chosen, CPU, optimizer=rule)
     return live, states_of(
         live, (Stage.HOLDING, Blueprint.WIDEN_HALF, 1.0), (Stage.BLENDING, Blueprint.CLONE, 0.5)
     )
@@ -142,7 +141,7 @@ def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits(elsew
     else:
         live.restore(early)
         assert_same(live.tensors(), early)
-        assert not live.hooks.folds
+        assert not live.live.folds
     live.restore(late)
     assert_same(live.tensors(), late)
     train(live, states, 2)
@@ -155,15 +154,15 @@ def test_a_fold_keeps_outputs_moments_and_groups(own: bool) -> None:
     live.germinate(states.stage > Stage.DORMANT, states.blueprint)
     if own:
         train(live, states, 0)
-    live.follow(states)
+    live.sync_slots(states)
     for slot in live.slots:
-        slot.strength = 1.0
-    model, rule = live.model.eval(), live.optimizer.rule
+        slot.alpha = 1.0
+    model, rule = live.model.eval(), live.optimizer.inner
     x = TABLE[0].double()
     said, weight = model(x), model[0].weight
     seed = live.slots[0].seed
     assert seed is not None
-    beside = seed.beside[-1].weight
+    beside = seed.side[-1].weight
     before = [rule.state[p]["exp_avg"].clone() for p in (weight, beside)] if own else []
     fold(live, 0, 1)
     torch.testing.assert_close(model(x), said, rtol=1e-12, atol=1e-12)

@@ -109,7 +109,7 @@ class Endless:
 
 @pytest.mark.parametrize("side", ["train", "val"])
 def test_a_loader_that_never_ends_is_refused_at_once(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.growing.batches.LONGEST", 0.2)
+    monkeypatch.setattr("esper.growing.data.LONGEST", 0.2)
     data = {"train": LOADER, "val": LOADER} | {side: Endless()}
     setting = {"train": "batches_per_epoch", "val": "validation_samples"}[side]
     with pytest.raises(UserError, match=f"{side} is a Endless without a length .*; say with {setting} how"):

@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import Tensor, nn
 
-from esper.growing.places import find_places
+from esper.growing.slots import find_slots
 
 
 def test_looking_for_places_keeps_no_activation_alive() -> None:
@@ -23,6 +23,6 @@ def test_looking_for_places_keeps_no_activation_alive() -> None:
         alive.append(sum(activation() is not None for activation in made))
         assert output.shape == (3, 2)
 
-    places = find_places(model, run)
+    places = find_slots(model, run)
     assert [place.shape for place in places] == [(8,)] * 4
     assert alive == [1]  # what the model gives

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.exporting import save_archive, save_onnx
-from esper.growing.plain import plain_graft
+from esper.growing.result import save_archive, save_onnx
+from esper.growing.surgery.insertion import trace_graft
 from esper.lifecycle.actions import selectable_blueprints
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.blueprints import BlendGate, build_blueprint
@@ -44,7 +44,7 @@ def test_every_graft_has_a_plain_form_with_the_same_output(topology: str, bluepr
     seed = stirred(build_blueprint(blueprint, topology, 8, dims))
     gate = stirred(BlendGate(8, topology))
     for graft in (AddGraft(seed, 0.7), MultiplyGraft(seed, 1.0), GateGraft(seed, 0.5, gate)):
-        plain = plain_graft(graft, dims)
+        plain = trace_graft(graft, dims)
         assert not any(name.startswith("esper") for name in classes_of(plain))
         for batch in (5, 2):
             h = torch.randn(batch, *SHAPES[topology][1:])

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.batches import Judge, UserStep
-from esper.growing.settings import settings_of
+from esper.growing.criterion import Criterion, UserStep
+from esper.growing.settings import check_settings
 from esper.tamiyo.schedule import Schedule
 from tests.growing import models
 
@@ -104,7 +104,7 @@ ZOO: list[tuple[str, Callable[[], nn.Module], Any, str, list[str] | None]] = [
 
 def rising() -> UserStep:
     """A step with a score that only rises, so that the last epoch is the best."""
-    judge, counted = Judge(settings_of({})), count()
+    judge, counted = Criterion(check_settings({})), count()
     return lambda model, batch: (judge(model, batch).loss, next(counted) / 1e6)
 
 
@@ -137,7 +137,7 @@ def test_a_model_grows_folds_and_exports(
     assert not any(type(part).__module__.startswith("esper") for part in grown.model.modules())
     assert set(before) <= set(grown.model.state_dict())
     assert grown.history[-1].train_loss < grown.history[0].train_loss
-    judged = Judge(settings_of({}))(grown.model, batch)
+    judged = Criterion(check_settings({}))(grown.model, batch)
     assert judged.loss.item() == pytest.approx(grown.record.loss[-1, 0], rel=1e-4)
     assert sum(p.numel() for p in grown.model.parameters()) == grown.record.parameters[-1, 0]
     if exported:

@@ -7,20 +7,59 @@ print(grown.report())      # what grew where, and what it earned
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
-from collections.abc import Sequence
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from esper.growing.arms import Arms, folder_of
-from esper.growing.batches import UserStep
-from esper.growing.randomness import own_randomness
-from esper.growing.request import ModelOrMaker, Request
-from esper.growing.result import Grown
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor, distributed, nn
+
+from esper.growing.criterion import UserStep
+from esper.growing.data import GeneratorStates, first_batch, make_loaders, seeded_generators, split_batch
+from esper.growing.folder import GrowFolder
+from esper.growing.live import LiveEnvironment, LivePopulation
+from esper.growing.result import GROWN, Grown
+from esper.growing.settings import (
+    STATIC,
+    GrowSettings,
+    LimitedController,
+    check_settings,
+    choose_controller,
+)
+from esper.growing.slots import floating_dtype, trainable_parameters
+from esper.growing.surgery.insertion import graft_name
+from esper.lifecycle.legality import holds_seed
+from esper.runs.lanes import HostPart
+from esper.simic.costs import TRAINING_PASSES
+from esper.simic.ending import Ending
+from esper.simic.rollout import Episode, EpisodeRecord
+from esper.simic.steps import StepResult
+from esper.simic.telemetry import layers_of
 from esper.tamiyo.controller import Controller
-from esper.utils.errors import UserError
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.scripted import Static
+from esper.utils.devices import ANY, choose_device
+from esper.utils.errors import UserError, one_line, raised_at
 from esper.utils.launch import StopRequest
+from esper.utils.rows import under_prefix, with_prefix
+
+ModelOrMaker = nn.Module | Callable[[], nn.Module]
+_WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+_EXAMPLE_SAMPLES = 4
+# Of a baseline: what ends a growth, or reports it, is for the growth alone.
+_UNGROWN = {"on_epoch": None, "patience": None, "time_limit": None, "progress": False}
 
 
 def grow(
@@ -64,24 +103,329 @@ def grow(
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
-    if not isinstance(resume, bool):
-        raise UserError(f"resume is {resume!r}; give True or False")
+    for name, flag in (("resume", resume), ("baseline", baseline)):
+        if not isinstance(flag, bool):
+            raise UserError(f"{name} is {flag!r}; give True or False")
     if not isinstance(out, str | Path | None):
         raise UserError(f"out is {out!r}; give the path of a folder")
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
-    with StopRequest(_tell_of_the_end, (signal.SIGINT,)) as stop:
-        asked = (slots, controller, epochs, budget, step, baseline, force)
-        request = Request(model, train, val, *asked, settings, stop)
-        with own_randomness(request.settings.seed, request.device):
-            arms = Arms(request)
-            if out is None:
-                return arms.grown()
-            kept = folder_of(request, arms, Path(out), resume)
-            with kept.folder:
-                return arms.grown(kept)
+    check_arguments(epochs, budget, step)
+    chosen = check_settings(settings)
+    device = choose_device(chosen.device, kinds=ANY)
+    with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
+        generators = GeneratorStates(device, (train, val))
+        start = generators.state_dict()
+        make = partial(_build_model, model, device)
+        prepare = partial(Growth, train=train, val=val, device=device, slots=slots, step=step, force=force)
+        growth = prepare(make(), settings=chosen, controller=controller, epochs=epochs, budget=budget)
+        folder = None
+        if out is not None:
+            asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
+            asked |= {"budget": budget, "step": step, "baseline": baseline, "seed": chosen.seed}
+            asked |= ({"force": True} if force else {}) | settings
+            folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
+        with nullcontext() if folder is None else folder.folder:
+            run = GrowRun(growth, stop)
+            grown = run.run(GROWN, folder)
+            if baseline and not stop.requested:
+                ungrown: Grown | None = grown  # where nothing may grow, the run is its own baseline
+                if growth.controller_name != STATIC:
+                    generators.load_state_dict(start)
+                    epochs = run.epochs_of_equal_cost(grown)
+                    plain = chosen.model_copy(update=_UNGROWN)
+                    other = prepare(make(), settings=plain, controller=STATIC, epochs=epochs)
+                    ungrown = GrowRun(other, stop).run(STATIC, folder)
+                    if ungrown.record.num_steps < epochs:
+                        ungrown = None  # it was stopped
+                grown = replace(grown, baseline=ungrown)
+            if folder is not None:
+                folder.finish(grown, run, not stop.requested)
+            return grown
 
 
-def _tell_of_the_end() -> None:
+def _announce_end() -> None:
     """Answer Ctrl-C at once; called inside a signal handler."""
     os.write(2, b"ending with what has grown so far; again to stop at once\n")
+
+
+class Growth:
+    """A model with its data, and the controller that decides what grows in it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Any,
+        val: Any,
+        settings: GrowSettings,
+        device: torch.device,
+        epochs: int,
+        slots: Sequence[str | int] | None = None,
+        step: UserStep | None = None,
+        controller: str | Controller | None = None,
+        force: bool = False,
+        budget: int | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+    ):
+        """model: on `device`; it is changed. optimizer: the user's own, whose loop trains the model; without
+        one it is trained here. The others are those of `grow`."""
+        self.settings = settings
+        loaders = make_loaders(train, val, settings, floating_dtype(model))
+        decider, self.controller_name, remarks = choose_controller(controller, force)
+        grows = not isinstance(decider, Static)
+        self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows, optimizer)
+        if not trainable_parameters(model):
+            rest = "only what grows is trained" if grows else "nothing is trained, and nothing grows"
+            warnings.warn(
+                f"all parameters of {type(model).__name__} are frozen (requires_grad is False): {rest}",
+                stacklevel=2,
+            )
+        self.environment = LiveEnvironment(self.bodies, epochs)
+        # Limits are for controllers that grow: a model that cannot grow can be trained all the same.
+        budget, allowed = (budget, settings.blueprints) if grows else (None, None)
+        live = self.bodies.live
+        self.controller = LimitedController(decider, self.bodies, budget, allowed, live.refusals)
+        self.remarks = (*remarks, *self.controller.remarks)  # on what was asked for and cannot be had
+        self.generators = GeneratorStates(device, loaders)
+        self.slot_names = tuple(live.names)
+        self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
+
+
+class GrowRun:
+    """A growth from its first epoch to its last; between two epochs it can be saved.
+
+    It begins when it is made: the model is measured once, before any training.
+    """
+
+    def __init__(self, growth: Growth, stop: StopRequest):
+        self.growth, self.bodies, self.environment = growth, growth.bodies, growth.environment
+        self.settings, self._stop = growth.settings, stop
+        remark = self.bodies.criterion.remark
+        self.remarks = (*growth.remarks, *([] if remark is None else [remark]))
+        self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
+        self.host_parts = _describe_host(self.bodies)
+        self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
+        self.bodies.stop, self.bodies.out_of_time = lambda: stop.requested, self._out_of_time
+        self.episode = Episode(self.environment, growth.controller)
+        self.ending = Ending(self.environment)
+
+    def _out_of_time(self) -> bool:
+        limit = self.settings.time_limit
+        return limit is not None and time.monotonic() - self._started > limit
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs so far."""
+        return self.environment.clock
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are over, or the run is to end before."""
+        if self.environment.done:
+            return True
+        patience = self.settings.patience
+        impatient = patience is not None and self._since_best >= patience
+        ends = self._stop.requested or self.bodies.interrupted or impatient or self._out_of_time()
+        return self.epochs_done > 0 and ends
+
+    def run(self, name: str = GROWN, folder: GrowFolder | None = None) -> Grown:
+        """Run the epochs that are left, decide every seed, and return the result.
+
+        name: GROWN, or STATIC for a baseline. folder: from which the run is restored, and to which every
+        epoch is written. Raises a UserError where training broke in every epoch.
+        """
+        if folder is not None:
+            folder.restore(name, self)
+        plain = self.growth.controller_name == STATIC
+        title = f"beside it, {name}" if name != GROWN else "training" if plain else "growing"
+        if self.settings.progress and name == GROWN:
+            for remark in self.remarks:
+                print(remark, file=sys.stderr)
+        score_name = self.bodies.criterion.score_name
+        with _progress_bar(self.environment.steps, score_name, self.settings.progress, title) as update:
+            while not self.done:
+                update(self.run_epoch().observation)
+                if folder is not None and not self.bodies.interrupted:
+                    folder.save(name, self)
+        return self.finish()
+
+    def run_epoch(self) -> StepResult:
+        """Decide once and train for an epoch; then call the user's `on_epoch`."""
+        result = self.episode.step()
+        self.ending.look(result)
+        signals = self.environment.rows.signals
+        score = float(signals.accuracy)
+        self._since_best = 0 if score > self._best else self._since_best + 1
+        self._best = max(self._best, score)
+        if self.settings.on_epoch is not None:
+            self.settings.on_epoch(
+                {
+                    "epoch": self.epochs_done,
+                    "train_loss": float(result.training.loss),
+                    "val_loss": float(signals.loss),
+                    "score": score,
+                    "parameters": int(self.environment.parameters),
+                }
+            )
+        return result
+
+    def record(self) -> EpisodeRecord:
+        """Return what happened so far; at least one epoch must be over."""
+        return self.episode.record()
+
+    def finish(self) -> Grown:
+        """Decide every seed, and return the result; raises a UserError where nothing was learned."""
+        if bool(self.record().panicked.all()):
+            raise UserError(
+                f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
+                "exploded; look for such values in the batches of train and in the loss, or lower lr"
+            )
+        self.ending.finish()
+        self.episode.look_again()
+        live = self.bodies.live
+        return Grown(
+            model=self.bodies.plain_model(self.environment.slots),
+            record=self.record(),
+            slot_names=self.growth.slot_names,
+            module_names=self.growth.module_names,
+            score_name=self.bodies.criterion.score_name,
+            topology=self.bodies.topology,
+            epoch=int(self.ending.epoch),
+            asked=self.environment.steps,
+            folded=live.describe_folds(),
+            widened=live.describe_growth(),
+            remarks=self.remarks,
+        )
+
+    def epochs_of_equal_cost(self, grown: Grown) -> int:
+        """Return the epochs of the model without growth that cost the FLOPs of this run."""
+        # Both runs end with the weights of their best epoch, so both pay for a validation in every epoch.
+        trained, validated = self.bodies.samples
+        cost = (TRAINING_PASSES * trained + validated) * self.bodies.host_flops
+        return max(1, round(float(grown.record.flops.mean()) / cost))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state between two epochs as plain tensors; at least one must be over.
+
+        Raises a UserError where the optimizer cannot be saved.
+        """
+        return {
+            **with_prefix("environment", self.environment.state_dict()),
+            **with_prefix("live", self.bodies.progress_tensors()),
+            **with_prefix("episode", self.episode.state_dict()),
+            **with_prefix("ending", self.ending.state_dict()),
+            **with_prefix("generators", self.growth.generators.state_dict()),
+            "patience": torch.tensor([self._best, self._since_best], dtype=torch.float64),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from a saved state to the same bits; raises ValueError for the state of another model."""
+        self.environment.load_state_dict(under_prefix("environment", tensors))
+        self.bodies.load_progress(under_prefix("live", tensors))
+        self.episode.load_state_dict(under_prefix("episode", tensors))
+        self.ending.load_state_dict(under_prefix("ending", tensors))
+        self.growth.generators.load_state_dict(under_prefix("generators", tensors))
+        self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
+
+
+def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
+    """Return the submodules after which seeds may grow, and the rest of the model, for a drawing."""
+    found, inside = [], set[nn.Parameter]()
+    for module, spec in zip(bodies.live.modules, bodies.live.specs, strict=True):
+        own = list(module.parameters())
+        found.append(HostPart(spec.name, layers_of(module), sum(p.numel() for p in own), tuple(spec.shape)))
+        inside.update(own)
+    rest = sum(p.numel() for p in bodies.model.parameters() if p not in inside)
+    return (*found, HostPart("the rest", (), rest, ()))
+
+
+def _example_inputs(batch: Any) -> tuple[Any, ...]:
+    """Return the inputs of a few samples, where a batch tells them from targets; else nothing."""
+    pair = split_batch(batch)
+    return (
+        () if pair is None else tuple(x[:_EXAMPLE_SAMPLES] if isinstance(x, Tensor) else x for x in pair[0])
+    )
+
+
+@contextmanager
+def _progress_bar(
+    epochs: int, score_name: str, show: bool, title: str
+) -> Iterator[Callable[[Observation], None]]:
+    """Show a bar of the epochs done, with score and living seeds; yields what updates it after an epoch."""
+    console = Console(stderr=True)
+    shown = show and console.is_terminal
+    status = TextColumn("{task.fields[status]}")
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), status, TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not shown) as progress:
+        task = progress.add_task(title, total=epochs, status="")
+
+        def update(observation: Observation) -> None:
+            if shown:
+                score, seeds = float(observation.val_accuracy), int(holds_seed(observation.slots).sum())
+                progress.update(task, advance=1, status=f"{score_name} {score:.3f}, {seeds} seeds")
+
+        yield update
+
+
+# ---- arguments -----------------------------------------------------------------------------------------
+
+
+def check_arguments(epochs: Any, budget: Any, step: Any) -> None:
+    """Raise a UserError for values that are not allowed, and where several processes train together."""
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise several_processes(distributed.get_world_size())
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise UserError(f"epochs is {epochs!r}; give a whole number, at least 1")
+    number = isinstance(budget, int | float | np.integer) and not isinstance(budget, bool)
+    if budget is not None and not (number and budget >= 1 and budget % 1 == 0):
+        raise UserError(
+            f"budget is {budget!r}; give a whole number of parameters, at least 1, or None for no limit"
+        )
+    if step is not None and not callable(step):
+        raise UserError(f"step is a {type(step).__name__}; give a function (model, batch) → loss, score")
+
+
+def several_processes(count: int) -> UserError:
+    """Return the error for training in several processes, or on several devices."""
+    return UserError(
+        f"{count} processes or devices train together, and the seeds of each would differ; grow in one "
+        "process on one device, without DDP or FSDP"
+    )
+
+
+def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
+    """Return a copy of the model, or of what the given function makes, on a device."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(check_model(model)).to(device)
+    try:
+        made = model() if callable(model) else model
+    except TypeError as error:
+        raise UserError(
+            f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a "
+            "function without arguments that makes one"
+        ) from error
+    return copy.deepcopy(check_model(made, "an nn.Module, or a function that makes one")).to(device)
+
+
+def check_model(model: Any, allowed: str = "an nn.Module") -> nn.Module:
+    """Return a model that can grow; raises a UserError for any other."""
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model is a {type(model).__name__}; give {allowed}")
+    for name, module in model.named_modules():
+        kind = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UserError(
+                f"{kind}, which takes no hooks; give the module that it was scripted or traced from"
+            )
+        if any(base.__name__ in _WRAPPERS for base in type(module).__mro__):
+            raise UserError(
+                f"{kind}, wrapped for several processes or devices, where the seeds of each would differ; "
+                "give the module inside, and grow in one process"
+            )
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.is_meta:
+            raise UserError(
+                f"{name} of {type(model).__name__} is on the meta device and has no values; make it by "
+                "model.to_empty(device='cpu') and load its weights first"
+            )
+    return model

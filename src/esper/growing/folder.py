@@ -1,36 +1,38 @@
-"""The run folder of an `esper.grow`: written after every epoch, and taken up again after any kill.
+"""The run folder of an `esper.grow`: written after every epoch, and restored after any kill.
 
 After an epoch come events, lanes and curves, which are replaced whole, then a line of metrics, then the
-checkpoint. The checkpoint is the truth: what was written after it is forgotten when the growth goes on.
+checkpoint. The checkpoint is the truth: what was written after it is dropped when the growth goes on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
-from torch import Tensor, nn
+from torch import Tensor
 
-from esper.growing.course import Course, Prepared
-from esper.growing.data import is_pair
-from esper.growing.exporting import save_archive, save_network
-from esper.growing.result import GROWN, Grown
+from esper.growing.data import is_pair, length_of
+from esper.growing.result import GROWN, Grown, save_archive, save_network
 from esper.lifecycle.actions import Op
 from esper.runs.checkpoints import CheckpointError, load_checkpoint, save_checkpoint
 from esper.runs.run_folder import CALL, RunFolder
-from esper.runs.schema import Growth, RoundSummary, SavedNetwork, SavedSlot
+from esper.runs.schema import Growth as GrowthFile
+from esper.runs.schema import RoundSummary, SavedNetwork, SavedSlot
 from esper.simic.rollout import EpisodeRecord
 from esper.simic.telemetry import episode_events, lanes_of
 from esper.utils.errors import UserError, one_line
 from esper.utils.settings import parse_yaml
 from esper.watch import report
 
-SCHEMA = "growth-1"  # of the checkpoints
+if TYPE_CHECKING:
+    from esper.growing.api import GrowRun, Growth
+
+SCHEMA = "growth-2"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
 _FORMER = ("engine", "control")  # arguments of earlier versions, which their folders name
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
@@ -39,89 +41,113 @@ _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has
 
 
 class GrowFolder:
-    """What one growth leaves in its `folder`, which is the caller's to close. Make one with `begin`."""
+    """Writes one growth to its `folder`, which is the caller's to close. Make one with `begin`."""
 
-    def __init__(self, folder: RunFolder, growth: Growth):
+    def __init__(self, folder: RunFolder, growth: GrowthFile):
         self.folder, self.growth = folder, growth
         self._seconds, self._since = 0.0, time.monotonic()
 
     @classmethod
     def begin(
-        cls, out: Path, resume: bool, config: Mapping[str, Any], seed: int, growth: Growth
+        cls, out: Path, resume: bool, growth: Growth, model: Any, data: tuple[Any, Any], asked: dict[str, Any]
     ) -> GrowFolder:
-        """A new folder; or, with `resume`, the one that is there already, if it was begun with the same
-        arguments. Raises a UserError in one sentence otherwise.
+        """Create a folder or, with `resume`, open the one that was begun with the same arguments.
+
+        model, data: as the user gave them. asked: the other arguments by name, for config.yaml.
+        Raises a UserError for a folder that holds something else.
         """
-        text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
+        name = describe_argument(model)
+        config = {
+            "task": name,
+            "model": {"parameters": growth.environment.host_parameters, "slots": list(growth.slot_names)},
+            "train": _describe_data(data[0]),
+            "val": _describe_data(data[1]),
+            **{key: describe_argument(value) for key, value in asked.items()},
+        }
+        begun = GrowthFile(
+            model=name,
+            controller=growth.controller_name,
+            score_name=growth.bodies.criterion.score_name,
+            epochs=asked["epochs"],
+            finished=False,
+            curves=(),
+        )
         if resume and (out / "config.yaml").exists():
-            folder = RunFolder.read(out)
-            _check_same(folder, config)
-            found = cls(RunFolder.open(out), growth)
+            _check_same(RunFolder.read(out), config)
+            found = cls(RunFolder.open(out), begun)
             found._check_unbegun()
             return found
-        request = {"call": CALL, "controller": growth.controller}
-        return cls(RunFolder.create(out, kind="grow", request=request, config=text, seed=seed), growth)
+        text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+        request = {"call": CALL, "controller": begun.controller}
+        return cls(
+            RunFolder.create(out, kind="grow", request=request, config=text, seed=asked["seed"]), begun
+        )
 
-    def restore(self, arm: str, course: Course) -> None:
-        """Put a course to where its last checkpoint has it; nothing where there is none."""
-        path = self._checkpoint(arm)
+    def restore(self, name: str, run: GrowRun) -> None:
+        """Restore a run from its checkpoint, if there is one."""
+        path = self._checkpoint(name)
         if not path.exists():
             return
         saved = load_checkpoint(path, SCHEMA)
         try:
-            tensors = {name.replace(_SLASH, "/"): value for name, value in saved.tensors.items()}
-            again = {n: tensors[str(_own(n))].clone() for n in saved.record["repeated"]}
-            course.load_state_dict(tensors | again)
+            tensors = {key.replace(_SLASH, "/"): value for key, value in saved.tensors.items()}
+            again = {key: tensors[str(_current_name(key))].clone() for key in saved.record["repeated"]}
+            run.load_state_dict(tensors | again)
         except (ValueError, KeyError, RuntimeError) as error:
             raise CheckpointError(
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
                 "was begun with"
             ) from None
-        if arm == GROWN:
+        if name == GROWN:
             self._seconds = float(saved.record["seconds"])
-            self.folder.metrics_file.truncate_after(course.epochs_done)
+            self.folder.metrics_file.truncate_after(run.epochs_done)
 
-    def keep(self, arm: str, course: Course) -> None:
-        """Another epoch of an arm is over: write everything that is known now."""
+    def save(self, name: str, run: GrowRun) -> None:
+        """Write everything that is known after an epoch of a run."""
         seconds = self._seconds + time.monotonic() - self._since
-        if arm == GROWN:
-            record = replace(course.record(), slot_ids=course.prepared.slot_names)
-            self.tell_story(record, course.prepared)
-            self.folder.write(self.growth_of(record, course.prepared))
-            self.folder.append_metrics(epoch_summary(record, course.environment.steps, seconds))
-        tensors = course.state_dict()
-        repeated = [name for name, value in tensors.items() if _repeats(name, value, tensors)]
-        kept = {name.replace("/", _SLASH): tensors[name] for name in tensors.keys() - set(repeated)}
-        save_checkpoint(self._checkpoint(arm), kept, {"seconds": seconds, "repeated": repeated}, SCHEMA)
+        if name == GROWN:
+            record = replace(run.record(), slot_ids=run.growth.slot_names)
+            self._write_history(record, run)
+            self.folder.write(self._growth_file(record, run))
+            self.folder.append_metrics(_epoch_summary(record, run.environment.steps, seconds))
+        tensors = run.state_dict()
+        # A tensor of a snapshot that equals the one of now is written once.
+        repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]
+        kept = {key.replace("/", _SLASH): tensors[key] for key in tensors.keys() - set(repeated)}
+        save_checkpoint(self._checkpoint(name), kept, {"seconds": seconds, "repeated": repeated}, SCHEMA)
 
-    def tell_story(self, record: EpisodeRecord, prepared: Prepared) -> None:
-        """Write the events and lanes of the epochs so far."""
-        self.folder.replace_events(episode_events(record, 0))
-        self.folder.lanes.write(lanes_of(record, prepared.parts, 0))
-
-    def growth_of(self, record: EpisodeRecord, prepared: Prepared) -> Growth:
-        """The record for growth.json while the growth goes on."""
-        samples = prepared.environment.validation_samples
-        return replace(self.growth, curves=[Grown.curve_of(record, GROWN)], validation_samples=samples)
-
-    def finish(self, grown: Grown, prepared: Prepared, finished: bool) -> None:
-        """Write the grown model, the curves and the report; one that is not finished may still go on."""
-        story = replace(grown.record, slot_ids=grown.slot_names)
-        self.tell_story(story, prepared)
+    def finish(self, grown: Grown, run: GrowRun, finished: bool) -> None:
+        """Write the grown model, the curves and the report; a run that is not finished may still go on."""
+        record = replace(grown.record, slot_ids=grown.slot_names)
+        self._write_history(record, run)
         growth = replace(
-            self.growth_of(story, prepared),
+            self._growth_file(record, run),
             curves=grown.curves(),
             finished=finished,
             verdicts=grown.verdicts(),
         )
         self.folder.write(growth)
-        reason = _exported(grown.model, prepared.example, self.folder.path / "network.pt2")
-        network = _saved(grown, self.growth)
-        save_network(self.folder.path, grown.model, network, _described(grown, reason))
+        problem = "what the model is called with is known to your step alone"
+        if run.example:
+            problem = ""
+            try:
+                save_archive(grown.model, run.example, self.folder.path / "network.pt2")
+            except Exception as error:  # whatever torch.export raises for a user's model
+                problem = one_line(error)
+        network = _saved_network(grown, self.growth)
+        save_network(self.folder.path, grown.model, network, _describe_network(grown, problem))
         report.write_report(self.folder)
 
-    def _checkpoint(self, arm: str) -> Path:
-        return self.folder.checkpoints_path / f"{arm}.safetensors"
+    def _write_history(self, record: EpisodeRecord, run: GrowRun) -> None:
+        self.folder.replace_events(episode_events(record, 0))
+        self.folder.lanes.write(lanes_of(record, run.host_parts, 0))
+
+    def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
+        curves = [Grown.curve_of(record, GROWN)]
+        return replace(self.growth, curves=curves, validation_samples=run.bodies.samples[1])
+
+    def _checkpoint(self, name: str) -> Path:
+        return self.folder.checkpoints_path / f"{name}.safetensors"
 
     def _check_unbegun(self) -> None:
         if not self._checkpoint(GROWN).exists() and len(list(self.folder.metrics_file)) > 1:
@@ -132,62 +158,15 @@ class GrowFolder:
             )
 
 
-def _own(name: str) -> str | None:
-    """What a tensor of a kept snapshot is called in the bodies of now; None for any other tensor."""
-    kept = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
-    return None if kept is None else _BODIES + name.removeprefix(kept)
+def _current_name(name: str) -> str | None:
+    """Return the name that a tensor of a snapshot has in the bodies of now; None for any other tensor."""
+    prefix = next((prefix for prefix in _SNAPSHOTS if name.startswith(prefix)), None)
+    return None if prefix is None else _BODIES + name.removeprefix(prefix)
 
 
-def _repeats(name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> bool:
-    """Whether a tensor of a snapshot is the one of now, which is enough to write once."""
-    own = tensors.get(_own(name) or "")
+def _is_repeated(name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> bool:
+    own = tensors.get(_current_name(name) or "")
     return own is not None and own.dtype == value.dtype and torch.equal(own, value)
-
-
-def described(value: Any) -> Any:
-    """An argument as config.yaml holds it: plain values as they are, anything else by its name."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, Mapping):
-        return {str(key): described(v) for key, v in value.items()}
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if isinstance(value, list | tuple):
-        return [described(v) for v in value]
-    return getattr(value, "__qualname__", type(value).__qualname__)
-
-
-def about_data(data: Any) -> str | None:
-    """What is known of data without reading them."""
-    if data is None:
-        return None
-    if is_pair(data):
-        return f"{len(data[0]):,} samples of shape {list(data[0].shape[1:])}"
-    try:
-        size = f" of {len(getattr(data, 'dataset', data)):,}"
-    except TypeError:
-        size = ""
-    return f"{type(data).__name__}{size}"
-
-
-def epoch_summary(record: EpisodeRecord, epochs: int, seconds: float) -> RoundSummary:
-    """The latest epoch as a line of metrics."""
-    done = record.num_steps
-    return RoundSummary(
-        round=done,
-        rounds=epochs,
-        members=1,
-        member_epochs=done,
-        seconds=seconds,
-        accuracy_mean=float(record.accuracy[-1, 0]),
-        parameter_ratio_mean=float(record.parameter_ratio[-1, 0]),
-        op_shares={op.name: float((record.executed_op[-1] == op).mean()) for op in Op},
-        extra={
-            "training_loss": float(record.training_loss[-1, 0]),
-            "validation_loss": float(record.loss[-1, 0]),
-        },
-        anomalies=["training broke and was taken back"] if record.panicked[-1].any() else (),
-    )
 
 
 def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
@@ -206,29 +185,59 @@ def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
             )
 
 
-def _exported(model: nn.Module, example: Sequence[Any], path: Path) -> str | None:
-    """Write the torch.export archive; the reason where the model cannot be exported."""
-    if not example:
-        return "what the model is called with is known to your step alone"
-    try:
-        save_archive(model, example, path)
-    except Exception as error:  # whatever torch.export says about a stranger's model
-        return one_line(error)
-    return None
+def describe_argument(value: Any) -> Any:
+    """Return an argument as config.yaml holds it: plain values as they are, anything else by its name."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): describe_argument(v) for key, v in value.items()}
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [describe_argument(v) for v in value]
+    return getattr(value, "__qualname__", type(value).__qualname__)
 
 
-def _described(grown: Grown, reason: str | None) -> str:
-    load = (
-        'model = torch.export.load("network.pt2").module()   # needs torch alone'
-        if reason is None
-        else f"# there is no network.pt2: {reason}"
+def _describe_data(data: Any) -> str | None:
+    """Describe data without reading them."""
+    if data is None:
+        return None
+    if is_pair(data):
+        return f"{len(data[0]):,} samples of shape {list(data[0].shape[1:])}"
+    size = length_of(getattr(data, "dataset", data))
+    return type(data).__name__ if size is None else f"{type(data).__name__} of {size:,}"
+
+
+def _epoch_summary(record: EpisodeRecord, epochs: int, seconds: float) -> RoundSummary:
+    """Return the latest epoch as a line of metrics."""
+    done = record.num_steps
+    return RoundSummary(
+        round=done,
+        rounds=epochs,
+        members=1,
+        member_epochs=done,
+        seconds=seconds,
+        accuracy_mean=float(record.accuracy[-1, 0]),
+        parameter_ratio_mean=float(record.parameter_ratio[-1, 0]),
+        op_shares={op.name: float((record.executed_op[-1] == op).mean()) for op in Op},
+        extra={
+            "training_loss": float(record.training_loss[-1, 0]),
+            "validation_loss": float(record.loss[-1, 0]),
+        },
+        anomalies=["training broke and was taken back"] if record.panicked[-1].any() else (),
     )
+
+
+def _describe_network(grown: Grown, problem: str) -> str:
+    """Return the page on a network; problem: why there is no archive, if there is none."""
+    load = 'model = torch.export.load("network.pt2").module()   # needs torch alone'
+    load = f"# there is no network.pt2: {problem}" if problem else load
     tensors = 'tensors = safetensors.torch.load_file("network.safetensors")   # its state_dict'
     python = f"```python\nimport torch\n{load}\n{tensors}\n```"
     return f"# A grown network\n\n{grown.report()}\n\n{python}\n\n```\n{grown.model}\n```\n"
 
 
-def _saved(grown: Grown, growth: Growth) -> SavedNetwork:
+def _saved_network(grown: Grown, growth: GrowthFile) -> SavedNetwork:
     record = grown.record
     by_slot = {item.slot: item for item in grown.added}
     return SavedNetwork(

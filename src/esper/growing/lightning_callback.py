@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growing.batches import UserStep
-from esper.growing.callback import Grower
-from esper.growing.randomness import Randomness
-from esper.growing.request import several_processes
+from esper.growing.api import several_processes
+from esper.growing.criterion import UserStep
+from esper.growing.data import GeneratorStates
+from esper.growing.grower import Grower
 from esper.utils.errors import UserError
 from esper.utils.rows import under_prefix, with_prefix
 
@@ -88,7 +88,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
             step=self._step_function,
             **self._settings,
         )
-        self._randomness = Randomness(pl_module.device, loaders.flattened)
+        self._generators = GeneratorStates(pl_module.device, loaders.flattened)
         saved, self._saved = self._saved, {}
         if saved:
             self._resume(trainer, saved, states if len(states) == len(loaders.flattened) else [])
@@ -100,7 +100,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Keep where the random numbers stand from which the order of the data is drawn next."""
         if trainer.current_epoch != self._begun:
-            self._epoch_start = self._randomness.state_dict()
+            self._epoch_start = self._generators.state_dict()
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Decide, if this is the validation at the end of a training epoch."""
@@ -122,7 +122,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
             return self._saved
         return {
             **self.grower.state_dict(),
-            **with_prefix("trainer", self._randomness.state_dict()),
+            **with_prefix("trainer", self._generators.state_dict()),
             **with_prefix("epoch_start", self._epoch_start),
             "first_epoch": torch.tensor(self._first),
         }
@@ -146,14 +146,14 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         done = 0 if trainer.is_last_batch else loop.batch_progress.current.ready  # batches of this epoch
         if done:
             self._epoch_start, self._begun = under_prefix("epoch_start", saved), trainer.current_epoch
-            self._randomness.load_state_dict(self._epoch_start)
+            self._generators.load_state_dict(self._epoch_start)
             trainer.fit_loop._combined_loader._load_state_dicts(states)
             iter(fetcher)
             # Other loaders begin the epoch anew: the same order is drawn, and what was read is skipped.
             for _ in range(0 if states else done):
                 next(fetcher)
                 fetcher.fetched -= 1  # Lightning adds the batches of this epoch itself
-        self._randomness.load_state_dict(now)
+        self._generators.load_state_dict(now)
         if done:
             return
         if self.grower.epochs_done < trainer.current_epoch - self._first:
@@ -163,7 +163,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
 
     def _begin_epoch(self, trainer: Any) -> None:
         """Draw the order of the epoch: Lightning drew it before the random numbers were put back."""
-        self._epoch_start, self._begun = self._randomness.state_dict(), trainer.current_epoch
+        self._epoch_start, self._begun = self._generators.state_dict(), trainer.current_epoch
         iter(trainer.fit_loop._data_fetcher)
 
     def _finish_epoch(self, trainer: Any) -> None:

@@ -1,311 +1,350 @@
-"""One real model as a population of one: its own modules, its own loader, seeds on its submodules by hooks.
+"""A user's model as the `Bodies` of an environment: trained on its own loader, seeds on its submodules.
 
-`LivePopulation` answers the questions that an environment asks of bodies (train for a while, validate with
-these strengths, germinate, prune, go back), so that rules, gates, controllers, governor, ending and report
-are those of every other growth.
+Rules, gates, controllers, governor and ending are those of every other environment.
 """
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from operator import length_hint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from esper.growing.batches import autocast, one_pass, ran_dry, to_device
-from esper.growing.live_costs import LiveCosts
-from esper.growing.live_optimizer import LiveOptimizer, Rates
-from esper.growing.live_slots import LiveSlot
-from esper.growing.live_state import OPTIMIZER, copied, put_back, tensors_of
-from esper.growing.places import trained
-from esper.growing.tally import Evaluation, Tally
-from esper.growing.undoing import at_rest, in_eval_mode
-from esper.growing.widening import Widening
-from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style, has_gate
+from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep
+from esper.growing.data import first_batch, no_more_batches, read_once, to_device
+from esper.growing.live_model import LiveModel, LiveSlot
+from esper.growing.live_optimizer import LiveOptimizer, RateSchedule
+from esper.growing.settings import GrowSettings
+from esper.growing.slots import SlotSpec, find_slots, in_eval_mode
+from esper.growing.surgery.probe import GrowthProbe, first_samples
+from esper.growing.surgery.widening import Widening
+from esper.lifecycle.actions import (
+    GROWTH_BLUEPRINTS,
+    NUM_BLUEPRINTS,
+    STYLE_BLEND,
+    Blend,
+    Blueprint,
+    Style,
+    has_gate,
+)
 from esper.lifecycle.legality import blueprint_table
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.gradients import SeedGradients, gradient_health
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.bodies import BlockScores
-from esper.simic.costs import Work
+from esper.simic.costs import ForwardCosts, Work
+from esper.simic.environment import Environment
+from esper.simic.steps import RuleSpec
 from esper.utils.errors import UserError
+from esper.utils.rows import check_like
 
-if TYPE_CHECKING:
-    from esper.growing.live_environment import LiveModel
+OPTIMIZER = "optimizer."  # before the names of optimizer state in a snapshot
+# Snapshots stay on the GPU where they take at most this share of the memory that training takes ...
+SNAPSHOT_SHARE = 0.28
+BEST_EPOCH_SHARE = 1 / 3  # ... with the weights of the best epoch, a third of a snapshot with moments
+_GATE = -1  # stands for a gate where a blueprint is asked for
+_GAMMA = 0.995  # of the potential: nothing learns from the reward here
+_SEED_BITS = 0x7FFFFFFF
 
-_DRAW = 0x7FFFFFFF
+
+class LiveEnvironment(Environment):
+    """An environment of one member: the user's model."""
+
+    bodies: LivePopulation
+
+    def __init__(self, bodies: LivePopulation, epochs: int):
+        settings = bodies.settings
+        rules = RuleSpec(
+            gamma=_GAMMA,
+            seed=settings.seed,
+            episode=settings.episode(epochs),
+            lifecycle=settings.rules(epochs),
+            best_epoch=True,
+        )
+        super().__init__(rules, bodies, math.log(bodies.criterion.classes))
+
+    def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Compare the model's own tensors; which seeds lived then is for the state to tell."""
+
+        def own(named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            return {name: value for name, value in named.items() if name.startswith("population.model.")}
+
+        if len(tensors["population.folds"]) or self.bodies.live.folds:
+            return  # layers have grown: they are made again before weights are restored
+        check_like(own(self.state_dict()), own(tensors), "the saved model", "give the same model")
 
 
 class LivePopulation:
-    """The bodies of one member: a model, the seeds that hang on it, and the optimizer that moves both."""
+    """One member: a model, the seeds on it, its data, and the optimizer of both; see `Bodies`."""
 
     num_members = 1
-    device = torch.device("cpu")  # of what it says about itself, wherever the model is
+    device = torch.device("cpu")  # of the tensors that it returns, wherever the model is
     replays = False
 
-    def __init__(self, live: LiveModel, optimizer: torch.optim.Optimizer | None = None):
-        """optimizer: the user's own, whose loop trains the model; without one it is trained here."""
-        settings = live.settings
-        self.model, self.judge, self.settings, self.place = live.model, live.judge, settings, live.device
-        self.train_loader, self.val_loader = live.loaders
-        if optimizer is None and not live.model.training:
-            live.model.train()  # else submodules in eval mode were put there by the user, and stay there
+    def __init__(
+        self,
+        model: nn.Module,
+        loaders: tuple[Iterable[Any], Iterable[Any]],
+        settings: GrowSettings,
+        device: torch.device,
+        slots: Sequence[str | int] | None = None,
+        step: UserStep | None = None,
+        grows: bool = True,
+        optimizer: torch.optim.Optimizer | None = None,
+    ):
+        """Find the slots by a first pass, and check that model, data and functions fit.
+
+        device: of the model. grows: whether clones and widenings are looked for. optimizer: the user's own,
+        whose loop trains the model; without one it is trained here. Raises a UserError for what does not fit.
+        """
+        self.model, self.settings, self.model_device = model, settings, device
+        self.train_loader, self.val_loader = loaders
         self.config = PopulationConfig(
             **{"host_lr": settings.lr, "seed_lr": settings.lr, **settings.training}
         )
-        self.hooks, self.costs = live.hooks, LiveCosts(live.hooks)
-        self.num_slots = len(live.hooks.slots)
+        self.criterion = Criterion(settings, step)
+        self.live = self._attach_slots(slots, grows)
+        if optimizer is None and not model.training:
+            model.train()  # else submodules in eval mode were put there by the user, and stay there
+        self.num_slots = len(self.live.slots)
         self.members = torch.zeros(1, dtype=torch.long)
         self.births = torch.zeros(1, dtype=torch.long)
-        self.optimizer = LiveOptimizer(live.model, settings, self.config, optimizer)
-        self.rates = Rates(settings.make_scheduler, self.config, self.optimizer.peak)
-        self.batches = length_hint(self.train_loader)  # 0 where nobody knows before it was read
-        self._known: dict[tuple[Any, ...], Evaluation] = {}  # by what is heard, until the weights move
-        self._latest: dict[str, Tensor] | None = None  # the latest snapshot, until anything changes
-        self.samples = (0, 0)  # trained on in the latest epoch, validated on
-        self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
-        self.out_of_time: Callable[[], bool] = lambda: False
-        self._measured = False  # whether `val` was read before
-        self.interrupted = False
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
+        self.optimizer = LiveOptimizer(model, settings, self.config, optimizer)
+        self.rates = RateSchedule(settings.make_scheduler, self.config, self.optimizer.peak)
+        self.host_flops = self.live.flops
+        self.batches = length_hint(self.train_loader)  # 0 where it is not known before the first epoch
+        self.samples = (0, 0)  # of the latest epoch of training, of the latest validation
+        self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
+        self.out_of_time: Callable[[], bool] = lambda: False
+        self.interrupted = False  # whether an epoch was ended early
         self.reported: dict[str, float] = {}  # what the user measured of this epoch
+        self._validated = False  # whether `val` was read before
+        self._evaluations: dict[tuple[Any, ...], Evaluation] = {}  # by alphas, until the weights change
+        self._snapshot: dict[str, Tensor] | None = None  # the latest one, until anything changes
+        self._seed_flops: dict[tuple[int, SlotSpec], float] = {}  # by blueprint or _GATE
+
+    def _attach_slots(self, names: Sequence[str | int] | None, grows: bool) -> LiveModel:
+        model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
+        train = first_batch("train", loaders[0])
+        val = to_device(first_batch("val", loaders[1]), self.model_device)
+        with self._autocast():  # as it is trained
+            topology = self.settings.topology
+            specs = find_slots(model, lambda: criterion.check(model, "val", val), names, topology)
+        criterion.checks = False
+        for loader, first in zip(loaders, (train, val), strict=True):
+            criterion.check_classes(loader, first)
+        with in_eval_mode(model), torch.no_grad():
+            criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
+        return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
 
     @property
     def slots(self) -> list[LiveSlot]:
-        """The places where seeds may live, in order."""
-        return self.hooks.slots
+        """The slots, in execution order."""
+        return self.live.slots
 
     @property
     def topology(self) -> str:
-        return self.hooks.topology
+        return self.live.topology
 
     @property
     def host_parameters(self) -> int:
-        return self.hooks.host_parameters
+        return self.live.host_parameters
 
-    @property
-    def host_flops(self) -> float:
-        return self.costs.host
-
-    @property
-    def forms(self) -> Tensor:
-        """Which blueprint stands in each slot, -1 where none does.  # [1, S, 1]"""
-        found = [NO_BLUEPRINT if slot.seed is None else slot.blueprint for slot in self.slots]
-        return torch.tensor(found).view(1, -1, 1)
-
-    def gated(self, states: SlotStates) -> Tensor:
-        """Where a seed blends through a gate.  # [1, S, 1] bool"""
-        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
-        return has_gate(states.style).unsqueeze(2) & plain
-
-    def growable(self) -> Tensor:
-        """The blueprints that fit each slot now.  # [1, S, blueprints] bool"""
-        kind = blueprint_table(torch.device("cpu"), self.hooks.topology)
-        fits = kind.repeat(1, self.num_slots, 1)
-        for k in range(self.num_slots):
-            fits[0, k] &= not self.hooks.disturbed(k)
-            for b in GROWTH_BLUEPRINTS:
-                fits[0, k, b] = self.hooks.fits(k, b)
-        return fits
-
-    def fold(self, where: Tensor, style: Tensor) -> None:
-        """The fossils where True become part of the model, and their slots are empty.  # [1, S] each"""
-        for k in where[0].nonzero().flatten().tolist():
-            self.fold_seed(k, STYLE_BLEND[Style(int(style[0, k]))])
-
-    def fold_seed(self, k: int, blend: Blend) -> None:
-        """Make the seed of slot k part of the model, at full strength; the optimizer goes on with it."""
-        slot = self.slots[k]
-        slot.blend, slot.strength = Blend.ADD if slot.blueprint in GROWTH_BLUEPRINTS else blend, 1.0
-        slot.requires_grad_(True)
-        self.train_seed(k)
-        self.optimizer.fold(k, self.hooks.fold(k))
-        self.optimizer.host = trained(self.model)
-        self.forget_measurements()
-
-    def unfold_seed(self) -> None:
-        """Take the latest fold back; the weights of before are the caller's to restore."""
-        self.optimizer.unfold(self.hooks.unfold())
-        self.optimizer.host = trained(self.model)
-        self.forget_measurements()
-
-    # ---- birth and death -------------------------------------------------------------------------------
+    # ---- growth ----------------------------------------------------------------------------------------
 
     def begin_episode(self, episode: int) -> None:
-        """The model begins with the weights that it was given."""
+        """Keep the weights that the model was given with."""
 
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
-        """Plant seeds in the slots where True.  # where, blueprint [1, S]"""
-        for k in where[0].nonzero().flatten().tolist():
-            draw = hash((self.settings.seed, int(self.births), k)) & _DRAW
-            self.hooks.plant(k, int(blueprint[0, k]), self.place, draw)
+        for k in _true_slots(where):
+            seed = hash((self.settings.seed, int(self.births), k)) & _SEED_BITS
+            self.live.plant(k, int(blueprint[0, k]), self.model_device, seed)
         self.births = self.births + where.any(dim=1).cpu()
-        self._latest = None
+        self._snapshot = None
 
     def prune(self, where: Tensor) -> None:
-        """End the seeds in the slots where True; the optimizer forgets them.  # where [1, S]"""
-        for k in where[0].nonzero().flatten().tolist():
-            self.end_seed(k)
+        for k in _true_slots(where):
+            self._remove_seed(k)
 
-    def follow(self, states: SlotStates) -> None:
-        """Strengths and ways of blending as the states say; what is being raised or heard is trained."""
+    def fold(self, where: Tensor, style: Tensor) -> None:
+        for k in _true_slots(where):
+            self._fold_seed(k, STYLE_BLEND[Style(int(style[0, k]))])
+
+    def growable(self) -> Tensor:
+        table = blueprint_table(torch.device("cpu"), self.topology).repeat(1, self.num_slots, 1)
+        for k in range(self.num_slots):
+            table[0, k] &= not self.live.is_widened_elsewhere(k)
+            for b in GROWTH_BLUEPRINTS:
+                table[0, k, b] = self.live.can_grow(k, b)
+        return table
+
+    def sync_slots(self, states: SlotStates) -> None:
+        """Copy alpha, blend and requires_grad from `states` to the slots, and train what is to be trained."""
         for k, slot in enumerate(self.slots):
             stage = Stage(int(states.stage[0, k]))
             grows = slot.blueprint in GROWTH_BLUEPRINTS
             slot.blend = Blend.ADD if grows else STYLE_BLEND[Style(int(states.style[0, k]))]
-            slot.strength = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0
+            slot.alpha = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
             if stage in HEARD_STAGES or (self.optimizer.owned and stage is Stage.TRAINING):
-                self._latest = self._latest if k in self.optimizer.seeds else None
-                self.train_seed(k)
+                self._snapshot = self._snapshot if k in self.optimizer.seeds else None
+                self._train_seed(k)
 
-    def train_seed(self, k: int) -> None:
+    def _train_seed(self, k: int) -> None:
         """Let the optimizer train the seed of slot k from now on."""
         slot = self.slots[k]
-        beside = slot.seed.neighbours() if isinstance(slot.seed, Widening) else None
-        self.optimizer.take_in(k, slot.parameters(), beside)
+        neighbours = slot.seed.neighbours() if isinstance(slot.seed, Widening) else None
+        self.optimizer.add_seed(k, slot.parameters(), neighbours)
 
-    def end_seed(self, k: int) -> None:
-        """Slot k is empty, and the optimizer forgets what was in it."""
-        self.optimizer.let_go(k)
-        self.hooks.clear(k)
-        self._latest = None
+    def _remove_seed(self, k: int) -> None:
+        self.optimizer.remove_seed(k)
+        self.live.clear(k)
+        self._snapshot = None
+
+    def _fold_seed(self, k: int, blend: Blend) -> None:
+        """Make the seed of slot k part of the model, at alpha 1."""
+        slot = self.slots[k]
+        slot.blend, slot.alpha = Blend.ADD if slot.blueprint in GROWTH_BLUEPRINTS else blend, 1.0
+        slot.requires_grad_(True)
+        self._train_seed(k)
+        self.optimizer.fold(k, self.live.fold(k))
+        self._forget_measurements()
 
     # ---- training --------------------------------------------------------------------------------------
 
     def run_training(self, states: SlotStates, clock: Clock) -> TrainMetrics:
-        """One pass over the loader: the model and the seeds it hears together, seeds in isolation beside it.
+        """Train for one pass over the loader: the model with its blended seeds, and seeds in isolation.
 
-        Where `stop` or `out_of_time` says so, the epoch ends at the next batch, and `interrupted` is set.
+        Where `stop` or `out_of_time` is true, the epoch ends at the next batch, and `interrupted` is set.
         """
-        self.follow(states)
-        self.forget_measurements()
-        alone = [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
-        total = torch.zeros((), device=self.place)
-        shadow = torch.zeros(self.num_slots, device=self.place)
-        host_norm = torch.zeros((), device=self.place)
+        self.sync_slots(states)
+        self._forget_measurements()
+        isolated = self._isolated(states)
+        total = torch.zeros((), device=self.model_device)
+        shadow = torch.zeros(self.num_slots, device=self.model_device)
+        host_norm = torch.zeros((), device=self.model_device)
         count = samples = 0
-        for batch in self._epoch():
+        for batch in self._read_train():
             if self.stop() or self.out_of_time():
                 self.interrupted = True
                 break
-            self._set_rate(clock, count)
-            judged = self._backward(batch, count)
-            total += judged.loss.detach()
-            for k in alone:
-                shadow[k] += self._train_alone(k, batch)
-            count, samples = count + 1, samples + judged.samples
+            progress = (clock.epoch + min(1.0, count / max(self.batches, 1))) / clock.epochs
+            self.optimizer.set_rate_factor(self.rates.factor(progress))
+            result = self._backward(batch, count)
+            total += result.loss.detach()
+            for k in isolated:
+                shadow[k] += self._backward_isolated(k, batch)
+            count, samples = count + 1, samples + result.samples
             if count % self.settings.accumulate == 0:
-                host_norm = self._move()
+                host_norm = self._step_optimizer()
         if not count and not self.interrupted:
-            raise ran_dry("train")
+            raise no_more_batches("train")
         if count % self.settings.accumulate:
-            host_norm = self._move()  # what was added up of the last, incomplete step
+            host_norm = self._step_optimizer()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
-        isolated = torch.tensor([k in alone for k in range(self.num_slots)])
+        others = torch.tensor([k not in isolated for k in range(self.num_slots)])
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
-            shadow_loss=(shadow.cpu() / max(count, 1)).masked_fill(~isolated, math.nan).view(1, -1),
-            seeds=self.gradients(host_norm),
+            shadow_loss=(shadow.cpu() / max(count, 1)).masked_fill(others, math.nan).view(1, -1),
+            seeds=self._seed_gradients(host_norm),
         )
 
     def train_isolated(self, states: SlotStates) -> TrainMetrics:
-        """One pass over the loader for the seeds that the model does not hear; nothing else moves.
+        """Train the seeds in isolation for one pass over the loader each; nothing else changes.
 
-        The gradients that the user's own latest backward pass left are measured first.
+        The model's gradients are those that the user's own latest backward pass left.
         """
-        self.follow(states)
-        self.forget_measurements()
+        self.sync_slots(states)
+        self._forget_measurements()
         norms = [p.grad.norm() for p in self.optimizer.host if p.grad is not None]
-        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.place)
+        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.model_device)
         losses = torch.full((1, self.num_slots), math.nan)
-        for k in range(self.num_slots):
-            if int(states.stage[0, k]) == Stage.TRAINING:
-                losses[0, k] = self._pass_alone(k)
-        unknown = torch.zeros(1)  # the loss of the user's own epoch is the user's
-        return TrainMetrics(unknown, losses, self.gradients(host_norm))
+        for k in self._isolated(states):
+            slot = self.slots[k]
+            optimizer = self.optimizer.isolated_optimizer(k, slot)
+            total, count = torch.zeros((), device=self.model_device), 0
+            for batch in self._read_train():
+                optimizer.zero_grad(set_to_none=True)
+                total += self._backward_isolated(k, batch)
+                nn.utils.clip_grad_norm_(slot.parameters(), self.config.clip_norm)
+                optimizer.step()
+                count += 1
+            losses[0, k] = float(total) / max(count, 1)
+        unknown = torch.zeros(1)  # the loss of the user's own epoch
+        return TrainMetrics(unknown, losses, self._seed_gradients(host_norm))
 
-    def _pass_alone(self, k: int) -> float:
-        slot = self.slots[k]
-        rule = self.optimizer.raise_alone(k, slot)
-        total, count = torch.zeros((), device=self.place), 0
-        for batch in self._epoch():
-            rule.zero_grad(set_to_none=True)
-            total += self._train_alone(k, batch)
-            nn.utils.clip_grad_norm_(slot.parameters(), self.config.clip_norm)
-            rule.step()
-            count += 1
-        return float(total) / max(count, 1)
+    def _isolated(self, states: SlotStates) -> list[int]:
+        return [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
 
-    def _epoch(self) -> Iterator[Any]:
+    def _read_train(self) -> Iterator[Any]:
+        most = self.settings.training.get("batches_per_epoch")
         try:
-            for batch in one_pass(
-                "train", self.train_loader, self.settings.training.get("batches_per_epoch")
-            ):
-                yield to_device(batch, self.place)
+            for batch in read_once("train", self.train_loader, most):
+                yield to_device(batch, self.model_device)
         except RuntimeError:
             if not self.stop():  # Ctrl-C ends the worker processes of a loader as well
                 raise
 
-    def _set_rate(self, clock: Clock, index: int) -> None:
-        done = (clock.epoch + min(1.0, index / max(self.batches, 1))) / clock.epochs
-        self.optimizer.set_share(self.rates.share(done))
-
     def _autocast(self) -> torch.autocast:
-        return autocast(self.place, self.config.precision)
+        enabled = self.config.precision == "bfloat16"
+        return torch.autocast(self.model_device.type, torch.bfloat16, enabled=enabled)
 
-    def _backward(self, batch: Any, index: int) -> Any:
+    def _backward(self, batch: Any, index: int) -> BatchResult:
+        """Add the gradients of a batch to those of its step."""
         if index % self.settings.accumulate == 0:
-            self.optimizer.rule.zero_grad(set_to_none=True)
+            self.optimizer.inner.zero_grad(set_to_none=True)
         with self._autocast():
-            judged = self.judge(self.model, batch)
-        if judged.loss.requires_grad:
-            (judged.loss / self.settings.accumulate).backward()
-        elif self.optimizer.host:  # a frozen model that hears no seed has nothing to learn
+            result = self.criterion(self.model, batch)
+        if result.loss.requires_grad:
+            (result.loss / self.settings.accumulate).backward()
+        elif self.optimizer.host:  # a frozen model without a blended seed has nothing to train
             raise UserError(
                 "the loss depends on no weight that is trained; compute it from the model's outputs, without "
                 "detach()"
             )
-        return judged
+        return result
 
-    def _train_alone(self, k: int, batch: Any) -> Tensor:
-        """Gradients of the loss that the model would have with the seed of slot k, for it alone.  # → []"""
+    def _backward_isolated(self, k: int, batch: Any) -> Tensor:
+        """Return the loss with the seed of slot k at alpha 1; add the seed's gradients.  # → []"""
         slot = self.slots[k]
         own = [p for p in slot.parameters() if p.requires_grad]
         if self.model.training:
-            slot.copy_modes(self.hooks.modules[k])
+            slot.copy_modes(self.live.modules[k])
         else:  # a user's own loop may call `step` in eval mode, which says nothing about training
             slot.train()
         # Running statistics and dropout belong to the model's own pass.
-        with in_eval_mode(self.model), slot.at_strength(1.0, alone=True), self._autocast():
-            loss = self.judge(self.model, batch).loss
+        with in_eval_mode(self.model), slot.at_alpha(1.0, isolated=True), self._autocast():
+            loss = self.criterion(self.model, batch).loss
         for parameter, gradient in zip(own, torch.autograd.grad(loss, own, allow_unused=True), strict=True):
             if gradient is not None:
                 gradient = gradient / self.settings.accumulate
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return loss.detach()
 
-    def _move(self) -> Tensor:
-        """One step of the optimizer; the norm of the model's gradient.  # → []"""
-        norm = self.optimizer.clip()
-        self.optimizer.rule.step()
+    def _step_optimizer(self) -> Tensor:
+        """Step the optimizer and the schedule; return the norm of the model's gradient.  # → []"""
+        norm = self.optimizer.step()
         self.rates.step()
         return norm
 
-    def gradients(self, host_norm: Tensor) -> SeedGradients:
-        """The health of the gradients that the latest backward pass left in each seed.  # each [1, S]"""
-        rows = [slot.gradient(host_norm, self.hooks.host_parameters) for slot in self.slots]
+    def _seed_gradients(self, host_norm: Tensor) -> SeedGradients:
+        """Describe the gradients that the latest backward pass left in each seed.  # each [1, S]"""
+        rows = [slot.gradient_stats(host_norm, self.host_parameters) for slot in self.slots]
         norm, vanishing, exploding, ratio = torch.stack(rows).cpu().T.unsqueeze(1)  # each [1, S]
         return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
@@ -314,136 +353,310 @@ class LivePopulation:
     def run_validation(
         self, states: SlotStates, ablate: bool = True, unfinished: bool = False
     ) -> ValidationMetrics:
-        """Loss and score of the model, and how the score falls without each seed: one pass over `val` each.
+        """Measure the model and, with `ablate`, each seed: one pass over `val` each.
 
         What the user reported of this epoch is not measured again; without a seed to measure, `val` is then
-        not read at all. `unfinished` says nothing here: there is one member.
+        not read at all. `unfinished` changes nothing: there is one member.
         """
-        self.follow(states)
-        heard = tuple((slot.blueprint, slot.strength, slot.blend) for slot in self.slots)
+        self.sync_slots(states)
+        key = tuple((slot.blueprint, slot.alpha, slot.blend) for slot in self.slots)
         reported, self.reported = self.reported, {}
         found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
+        isolated = self._isolated(states)
         measured = [
             k
             for k, slot in enumerate(self.slots if ablate else [])
-            if slot.strength > 0 or (slot.seed is not None and int(states.stage[0, k]) == Stage.TRAINING)
+            if slot.alpha > 0 or (slot.seed is not None and k in isolated)
         ]
         if not measured and len(reported) == 2:
             found.loss[0], found.accuracy[0] = reported["val_loss"], reported["val_accuracy"]
             return found
-        if heard not in self._known:
-            self._known = {heard: self.evaluate()}
-        own = self._known[heard]
+        if key not in self._evaluations:
+            self._evaluations = {key: self.evaluate()}
+        own = self._evaluations[key]
         found.loss[0] = reported.get("val_loss", own.loss)
         found.accuracy[0] = reported.get("val_accuracy", own.score)
         for k in measured:
             slot = self.slots[k]
-            if slot.strength > 0:
-                with slot.at_strength(0.0):
+            if slot.alpha > 0:
+                with slot.at_alpha(0.0):
                     found.contribution[0, k] = 100.0 * (own.score - self.evaluate().score)
             else:
-                with slot.at_strength(1.0):
+                with slot.at_alpha(1.0):
                     found.shadow_gain[0, k] = 100.0 * (self.evaluate().score - own.score)
         return found
 
     def score_blocks(self, states: SlotStates, blocks: int) -> BlockScores:
-        """The score on each part of the validation data, and what it loses there without each heard seed."""
-        self.follow(states)
+        self.sync_slots(states)
         whole = self.evaluate(blocks).blocks
-        worth = torch.full((len(whole), 1, self.num_slots), math.nan)
+        contribution = torch.full((len(whole), 1, self.num_slots), math.nan)
         for k, slot in enumerate(self.slots):
-            if slot.strength > 0:
-                with slot.at_strength(0.0):
-                    worth[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
-        return BlockScores(100.0 * whole.unsqueeze(1), worth)
+            if slot.alpha > 0:
+                with slot.at_alpha(0.0):
+                    contribution[:, 0, k] = 100.0 * (whole - self.evaluate(blocks).blocks)
+        return BlockScores(100.0 * whole.unsqueeze(1), contribution)
 
-    def evaluate(self, blocks: int = 0) -> Evaluation:
-        """One pass over the validation data, in as many parts as there are blocks (and data)."""
+    def evaluate(self, blocks: int = 1) -> Evaluation:
+        """Run one pass over the validation data, scored in as many parts as there are blocks (and data)."""
         try:
-            return self._evaluated(blocks)
+            return self._evaluate(blocks)
         except RuntimeError:
             if not self.stop():
                 raise
-            return self._evaluated(blocks)  # Ctrl-C ended the workers of the loader: read it anew
+            return self._evaluate(blocks)  # Ctrl-C ended the workers of the loader: read it anew
 
-    def _evaluated(self, blocks: int) -> Evaluation:
-        tally = Tally(self.judge, max(blocks, 1))
+    def _evaluate(self, blocks: int) -> Evaluation:
+        metrics = MetricSum(self.criterion, blocks)
         most = self.settings.training.get("validation_samples")
-        with at_rest(self.model):
-            for batch in one_pass("val", self.val_loader):
+        with in_eval_mode(self.model), torch.no_grad():
+            for batch in read_once("val", self.val_loader):
                 with self._autocast():
-                    tally.add(self.judge(self.model, to_device(batch, self.place)))
-                if most is not None and tally.samples >= most:  # a loader without a length may not end
+                    metrics.add(self.criterion(self.model, to_device(batch, self.model_device)))
+                if most is not None and metrics.samples >= most:  # a loader without a length may not end
                     break
-        if not tally.batches:
-            raise ran_dry("val")
-        self.samples = (self.samples[0], tally.samples)
-        result = tally.result()
+        if not metrics.batches:
+            raise no_more_batches("val")
+        self.samples = (self.samples[0], metrics.samples)
+        result = metrics.result()
         self._check_score(result)
         return result
 
     def _check_score(self, result: Evaluation) -> None:
         """Refuse a score that is not finite before any training; later, warn of one."""
-        before, self._measured = self._measured, True
+        before, self._validated = self._validated, True
         if math.isfinite(result.score) or not math.isfinite(result.loss):
             return  # where the loss is broken as well, the governor takes the training back
-        whose = "step" if self.judge.step is not None else "the metric"
-        said = f"{whose} gives a score of {result.score} on the validation data, whose loss is finite"
+        source = "step" if self.criterion.step is not None else "the metric"
+        message = f"{source} gives a score of {result.score} on the validation data, whose loss is finite"
         if not before:
-            raise UserError(f"{said}; return a finite number, such as 0 where the score is not defined")
-        warnings.warn(f"{said}; an epoch without a finite score is never the best", stacklevel=2)
+            raise UserError(f"{message}; return a finite number, such as 0 where the score is not defined")
+        warnings.warn(f"{message}; an epoch without a finite score is never the best", stacklevel=2)
 
-    # ---- counting, going back --------------------------------------------------------------------------
+    # ---- cost ------------------------------------------------------------------------------------------
 
     def parameter_counts(self, states: SlotStates) -> Tensor:
-        """Trained parameters of the model and of the seeds that it holds.  # [1]"""
-        return torch.tensor([self.hooks.model_parameters() + self.hooks.parameters()])
+        return torch.tensor([self.live.model_parameters() + self.live.parameters()])
 
     def seed_parameters(self) -> Tensor:
-        return self.hooks.seed_parameters()
+        return self.live.seed_parameters()
 
     def gate_parameters(self) -> Tensor:
-        return self.hooks.gate_parameters()
+        return self.live.gate_parameters()
 
     def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
-        return self.costs.epoch(states, self, work, looks)
+        return self._forward_costs().epoch(states, self, work, looks)
 
     def relative_cost(self, states: SlotStates) -> Tensor:
-        return self.costs.relative(states, self)
+        return self._forward_costs().relative(states, self)
+
+    @property
+    def forms(self) -> Tensor:
+        """The blueprint in each slot, -1 where there is none.  # [1, S, 1]"""
+        found = [NO_BLUEPRINT if slot.seed is None else slot.blueprint for slot in self.slots]
+        return torch.tensor(found).view(1, -1, 1)
+
+    def gated(self, states: SlotStates) -> Tensor:
+        """Where a seed blends through a gate.  # [1, S, 1] bool"""
+        plain = (self.forms >= 0) & (self.forms < min(GROWTH_BLUEPRINTS))
+        return has_gate(states.style).unsqueeze(2) & plain
+
+    def _forward_costs(self) -> ForwardCosts:
+        """Count one sample through the model and its seeds.
+
+        A pass with another alpha is a whole pass through the model, so its cost lies behind the last slot.
+        """
+        slots, specs, options = self.slots, self.live.specs, self.live.options
+        parts = torch.zeros(len(slots), NUM_BLUEPRINTS, dtype=torch.float64)
+        gates = torch.zeros(len(slots), dtype=torch.float64)
+        trunk = torch.zeros(len(slots) + 1, dtype=torch.float64)
+        trunk[-1] = self.live.flops
+        for k, slot in enumerate(slots):
+            if slot.seed is None:
+                continue
+            if slot.blueprint in GROWTH_BLUEPRINTS:
+                parts[k, slot.blueprint] = options[k].flops.get(Blueprint(slot.blueprint), 0.0)
+            else:
+                parts[k, slot.blueprint] = self._count_flops(slot.blueprint, specs[k])
+                gates[k] = self._count_flops(_GATE, specs[k])
+        return ForwardCosts(trunk, parts, gates, self.host_flops)
+
+    def _count_flops(self, blueprint: int, spec: SlotSpec) -> float:
+        """Count a seed, or a gate, on one sample, when one first lives at a slot of its size.
+
+        To count all that could grow in a slot takes longer than many steps of training.
+        """
+        key = (blueprint, spec)
+        if key not in self._seed_flops:
+            with torch.device("meta"):
+                body = (
+                    BlendGate(spec.width, spec.topology)
+                    if blueprint == _GATE
+                    else build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
+                )
+                with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                    body(torch.zeros(1, *spec.shape))
+            self._seed_flops[key] = float(counter.get_total_flops())
+        return self._seed_flops[key]
+
+    # ---- state -----------------------------------------------------------------------------------------
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the bodies are, as plain tensors: see `live_state.tensors_of`. Views, not copies."""
-        return tensors_of(self)
+        """Return the tensors of model, seeds and optimizer, by name. Views, not copies."""
+        folds = torch.tensor([fold.code for fold in self.live.folds], dtype=torch.long).view(-1, 4)
+        named = {"births": self.births, "folds": folds}
+        named |= {f"model.{name}": value for name, value in _named_tensors(self.model)}
+        for k, slot in enumerate(self.slots):
+            if slot.seed is not None:
+                named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.born])
+                named[f"slot.{k}.trained"] = torch.tensor([k in self.optimizer.seeds])
+                named[f"slot.{k}.isolated"] = torch.tensor([k in self.optimizer.isolated])
+                named |= {f"slot.{k}.{name}": value for name, value in _named_tensors(slot)}
+        moments = self.optimizer.tensors(self._parameter_names())
+        return named | {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
 
     def snapshot(self) -> dict[str, Tensor]:
-        """Copies of `tensors`, from which `restore` goes back. One that is still true is not made again."""
-        return self._copied({})
+        return self._take_snapshot({})
 
     def keep(self, saved: dict[str, Tensor], where: Tensor) -> dict[str, Tensor]:
-        """A new snapshot where True, else the saved one.  # where [1]
+        """Return a new snapshot where True, else the saved one.  # where [1]
 
-        The optimizer's moments, most of a snapshot, are written over those of the saved one.
+        The optimizer's moments, most of a snapshot, overwrite those of the saved one.
         """
         moments = {name: value for name, value in saved.items() if name.startswith(OPTIMIZER)}
-        return self._copied(moments) if bool(where) else saved
+        return self._take_snapshot(moments) if bool(where) else saved
 
-    def _copied(self, room: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A snapshot, written into tensors of the same name and shape where there are such."""
-        if self._latest is None or not self.optimizer.owned:  # a user's loop moves weights unseen
-            self._latest = copied(self.tensors(), room)
-        return self._latest
+    def _take_snapshot(self, reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        if self._snapshot is None or not self.optimizer.owned:  # a user's loop changes weights unseen
+            self._snapshot = _copy_tensors(self.tensors(), reusable)
+        return self._snapshot
 
+    @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Go back to a snapshot: the weights, the seeds that lived then, and the optimizer's moments."""
-        if where is None or bool(where):
-            self.forget_measurements()
-            put_back(self, saved)
+        """Go back to a snapshot of this process or another.
 
-    def forget_measurements(self) -> None:
-        """What was measured and saved is no longer true."""
-        self._known, self._latest = {}, None
+        The moments in a user's optimizer go back together with the weights that they belong to.
+        """
+        if where is not None and not bool(where):
+            return
+        self._forget_measurements()
+        self.births = saved["births"].clone()
+        seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
+        self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
+        for name, value in _named_tensors(self.model):
+            value.copy_(saved[f"model.{name}"])
+        for k, slot in enumerate(self.slots):
+            for name, value in _named_tensors(slot):
+                value.copy_(saved[f"slot.{k}.{name}"])
+            trained, isolated = (bool(saved.get(f"slot.{k}.{by}", False)) for by in ("trained", "isolated"))
+            if k in self.optimizer.seeds and not trained:
+                self.optimizer.remove_seed(k)
+            if trained:
+                self._train_seed(k)
+            if isolated:
+                self.optimizer.isolated_optimizer(k, slot)
+        moments = {n.removeprefix(OPTIMIZER): value for n, value in saved.items() if n.startswith(OPTIMIZER)}
+        self.optimizer.restore(self._parameter_names(), moments)
+
+    def _rebuild(self, folds: list[list[int]], seeds: Mapping[int, tuple[int, ...]]) -> None:
+        """Plant, fold and unfold until the model has these layers and seeds; weights are restored later.
+
+        folds: as `Fold.code`; seeds: by slot, blueprint and the number of folds at its birth. A seed depends
+        on the layers that there were when it was planted: all is done again from the earliest birth on.
+        """
+        present, now = [fold.code for fold in self.live.folds], len(folds)
+        living = {k: (s.blueprint, s.born) for k, s in enumerate(self.slots) if s.seed is not None}
+        others = [k for k in range(self.num_slots) if living.get(k) != seeds.get(k)]
+        if present == folds and all(seeds[k][1] == now for k in others if k in seeds):
+            first, alive = now, [(k, *seeds[k]) for k in others if k in seeds]
+        else:
+            others, alive = list(range(self.num_slots)), [(k, *seed) for k, seed in seeds.items()]
+            same = takewhile(lambda both: both[0] == both[1], zip(present, folds, strict=False))
+            first = sum(1 for _ in same)
+        planted = [(k, blueprint, born) for k, blueprint, _, born in folds]
+        while (earliest := min((born for *_, born in [*planted[first:], *alive]), default=first)) < first:
+            first = earliest
+        for k in others:
+            self._remove_seed(k)
+        while len(self.live.folds) > first:
+            self.optimizer.unfold(self.live.unfold())
+            self._forget_measurements()
+        for n in range(first, now + 1):
+            for k, blueprint, born in [*planted[n:], *alive]:
+                if born == n:
+                    self.live.plant(k, blueprint, self.model_device, 0)
+            if n < now:
+                self._fold_seed(folds[n][0], Blend(folds[n][2]))
+
+    def _forget_measurements(self) -> None:
+        self._evaluations, self._snapshot = {}, None
+
+    def _parameter_names(self) -> dict[nn.Parameter, str]:
+        names = {parameter: f"model.{name}" for name, parameter in self.model.named_parameters()}
+        for k, slot in enumerate(self.slots):
+            names |= {parameter: f"slot.{k}.{name}" for name, parameter in slot.named_parameters()}
+        return names
+
+    def progress_tensors(self) -> dict[str, Tensor]:
+        """Return what no rollback restores: sizes of the data, the first loss, steps of the user's scheduler.
+
+        Raises a UserError where the optimizer cannot be saved.
+        """
+        self.optimizer.check_savable()
+        first = math.nan if self.criterion.first_loss is None else self.criterion.first_loss
+        return {
+            "data": torch.tensor([self.batches, *self.samples]),
+            "first_loss": torch.tensor(first, dtype=torch.float64),
+            "rate_steps": torch.tensor(self.rates.steps),
+        }
+
+    def load_progress(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `progress_tensors` returned."""
+        self.batches, trained, validated = (int(n) for n in saved["data"])
+        self.samples = (trained, validated)
+        first = float(saved["first_loss"])
+        self.criterion.first_loss = None if math.isnan(first) else first
+        self.rates.restart(int(saved["rate_steps"]))
 
     def plain_model(self, states: SlotStates) -> nn.Module:
-        """A plain copy of the model with the seeds that the states hold."""
-        self.follow(states)
-        return self.hooks.plain_model()
+        """Return a plain copy of the model with the seeds of these states."""
+        self.sync_slots(states)
+        return self.live.plain_model()
+
+
+def _true_slots(where: Tensor) -> list[int]:
+    """List the slots where True.  # [1, S]"""
+    found: list[int] = where[0].nonzero().flatten().tolist()
+    return found
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, value in [*module.named_parameters(), *module.named_buffers()]:
+        yield name, value.detach()
+
+
+def _copy_tensors(tensors: Mapping[str, Tensor], reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors, into those of `reusable` that have the same name and form.
+
+    Tensors of a GPU stay there if that takes little beside training, else the copies are in main memory.
+    """
+    home = _snapshot_device(tensors.values(), reusable.values())
+    copies = {}
+    for name, value in tensors.items():
+        own, device = reusable.get(name), home if value.is_cuda else value.device
+        if own is None or (own.shape, own.dtype, own.device) != (value.shape, value.dtype, device):
+            own = torch.empty_like(value, device=device)
+        copies[name] = own.copy_(value)
+    return copies
+
+
+def _snapshot_device(tensors: Collection[Tensor], before: Collection[Tensor]) -> torch.device:
+    """Return where copies of these tensors go, beside those of the best epoch that may be kept as well."""
+    device = next((value.device for value in tensors if value.is_cuda), None)
+    if device is None:
+        return torch.device("cpu")
+    size, present = (
+        sum(v.numel() * v.element_size() for v in values if v.is_cuda) for values in (tensors, before)
+    )
+    trained = torch.cuda.max_memory_allocated(device) - present
+    fits = (1 + BEST_EPOCH_SHARE) * size <= SNAPSHOT_SHARE * trained
+    return device if fits else torch.device("cpu")

@@ -1,27 +1,33 @@
-"""What a user gets back: the grown model, its history, a report, a picture and a diff of the architecture."""
+"""What a user gets back: the grown model with its report, and ways to save and to compare it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import nn
+import torch
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
 
+from esper.growing.settings import STATIC
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.blueprints import blueprint_entry
-from esper.runs.schema import Curve
+from esper.runs.files import write_atomically
+from esper.runs.schema import Curve, SavedNetwork, to_json
 from esper.simic.rollout import EpisodeRecord
-from esper.utils.errors import require
+from esper.utils.errors import UserError, require
+from esper.utils.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
-GROWN, STATIC = "grown", "static"  # the runs that one call may ask for
+GROWN = "grown"  # the name of a run; that of its baseline is STATIC
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Addition:
 
 @dataclass(frozen=True)
 class Grown:
-    """A grown model and the story of it."""
+    """A grown model, and how it grew."""
 
     model: nn.Module = field(repr=False)  # plain, in eval mode, on the CPU
     record: EpisodeRecord = field(repr=False)  # of one member
@@ -62,14 +68,14 @@ class Grown:
     epoch: int  # whose weights the model ended with, from 1 on
     asked: int = 0  # epochs that were asked for; 0 where nobody said
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
-    # By slot, what its seed changes in the model's own layers, and how many parameters that adds.
+    # By slot, how its clone or widening changes the model, and how many parameters that adds.
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
     remarks: tuple[str, ...] = ()  # on what was asked for and is not there
 
     @property
     def history(self) -> tuple[Epoch, ...]:
-        """What was decided and seen, epoch by epoch."""
+        """What was decided and measured, epoch by epoch."""
         record = self.record
         return tuple(
             Epoch(
@@ -124,7 +130,7 @@ class Grown:
         return int(self.record.parameters[-1, 0])
 
     def diff(self) -> str:
-        """What was added where, with how many parameters, and what its removal would cost."""
+        """Return what was added where, with how many parameters, and what its removal would cost."""
         lines = [f"  {self.host_parameters:,} parameters as given"]
         for item in self.added:
             falls = f"{'falls' if item.contribution >= 0 else 'rises'} by {abs(item.contribution):.1f} points"
@@ -140,7 +146,7 @@ class Grown:
         return "\n".join([*lines, ending])
 
     def report(self) -> str:
-        """The story in a few lines."""
+        """Return a summary of the run, the additions and the decisions."""
         record = self.record
         first, last = float(record.accuracy[0, 0]), float(record.accuracy[-1, 0])
         planted, kept = int(record.germinated.sum()), len(self.added) + len(self.folded)
@@ -160,10 +166,10 @@ class Grown:
             f"epoch {t + 1}: training broke, and the seed after {self.slot_names[k]} was taken out"
             for t, k in np.argwhere(record.rolled_back[:, 0])
         ]
-        return "\n".join([*lines, "", self.diff(), "", *decisions, *self._taken_out()]).rstrip()
+        return "\n".join([*lines, "", self.diff(), "", *decisions, *self._removed_at_end()]).rstrip()
 
-    def _taken_out(self) -> list[str]:
-        """The seeds that lived in the last epoch, or in that of the weights, and that the end took out."""
+    def _removed_at_end(self) -> list[str]:
+        """Name the seeds of the last epoch, or of that of the weights, that were removed at the end."""
         record, lines = self.record, []
         for k, name in enumerate(self.slot_names):
             if int(record.final_slots.stage[0, k]) == Stage.FOSSILIZED:
@@ -184,12 +190,12 @@ class Grown:
         return lines
 
     def curves(self) -> list[Curve]:
-        """The course of the growth, and of the model without growth where there is one."""
+        """Return score and cost of the run, and of the baseline where there is one, epoch by epoch."""
         own = self.curve_of(self.record, GROWN)
         return [own] if self.baseline is None else [own, self.curve_of(self.baseline.record, STATIC)]
 
     def verdicts(self) -> list[str]:
-        """What came of the comparison, where one was asked for, and the remarks; one sentence each."""
+        """Return the comparison with the baseline, if there is one, and the remarks; one sentence each."""
         return [*([] if self.baseline is None else [self._verdict(self.baseline)]), *self.remarks]
 
     def _verdict(self, other: Grown) -> str:
@@ -202,7 +208,7 @@ class Grown:
 
     @staticmethod
     def curve_of(record: EpisodeRecord, name: str) -> Curve:
-        """The course of a record of one member."""
+        """Return score and cost of a record of one member, epoch by epoch."""
         columns = (record.accuracy, record.parameters, record.spent)
         return Curve(name, *(column[:, 0].tolist() for column in columns))
 
@@ -227,7 +233,7 @@ class Grown:
         return words[op]
 
     def _planted(self, t: int) -> list[str]:
-        """The seeds that began in a step, in words; a schedule may plant several at once."""
+        """Name the seeds that began in a step; a schedule may plant several at once."""
         return [
             f"{Blueprint(int(self.record.blueprint[t, 0, k])).name} after {self.slot_names[k]}"
             for k in np.flatnonzero(self.record.germinated[t, 0])
@@ -252,3 +258,95 @@ class Grown:
         below.set_xlabel("training FLOPs" if len(curves) > 1 else "epoch")
         above.legend()
         return figure
+
+
+# ---- saving --------------------------------------------------------------------------------------------
+
+
+def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
+    """Write a model as a torch.export archive for any batch size; torch alone loads it.
+
+    sample: [B, *input_shape], B at least 2, or one such for each input. Read it back with
+    `torch.export.load(path).module()`.
+    """
+    inputs, shapes = _export_inputs(sample)
+    program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+    torch.export.save(program, str(path))
+    return Path(path)
+
+
+def save_onnx(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
+    """Write a model as ONNX for any batch size. Needs the packages onnx and onnxscript.
+
+    sample: [B, *input_shape], B at least 2, or one such for each input.
+    """
+    inputs, shapes = _export_inputs(sample)
+    try:
+        torch.onnx.export(model.eval(), inputs, str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
+    except ImportError as error:
+        raise UserError(
+            f"writing ONNX needs a package that is not installed ({error}); run: pip install "
+            "'esper-lite[onnx]'"
+        ) from error
+    return Path(path)
+
+
+def _export_inputs(sample: Tensor | Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Any]:
+    """Return the inputs and their dynamic axes; raises a UserError for fewer than two samples."""
+    inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
+    for given in inputs:
+        if given.ndim < 1 or given.shape[0] < 2:
+            raise UserError(
+                f"sample has shape {list(given.shape)}; give a batch of at least 2 inputs, so that the batch "
+                "size stays free"
+            )
+    return inputs, ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
+
+
+def save_network(folder: Path, model: nn.Module, network: SavedNetwork, described: str) -> None:
+    """Write the tensors of a model, what is known of it as JSON, and the same for people as Markdown."""
+    tensors = {name: tensor.contiguous().clone() for name, tensor in model.state_dict().items()}
+    write_atomically(folder / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
+    write_atomically(folder / "network.md", described.encode())
+    write_atomically(folder / "network.json", to_json(network).encode() + b"\n")
+
+
+# ---- comparing -----------------------------------------------------------------------------------------
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of samples whose class has the largest output.  # [n, ..., classes], [n, ...] → []"""
+    return (outputs.argmax(-1) == targets).float().mean()
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Test scores of pairs of runs, with and without growth, and their difference with a 95 % interval."""
+
+    grown: tuple[float, ...]
+    ungrown: tuple[float, ...]
+    mean: float
+    half_width: float
+
+    @property
+    def helped(self) -> bool:
+        """Whether the whole interval lies above 0."""
+        return self.mean - self.half_width > 0
+
+    def __str__(self) -> str:
+        pairs = len(self.grown)
+        without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
+        difference = (
+            f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
+            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} pairs"
+        )
+        if self.helped:
+            return f"{difference}. Growth helped."
+        lost = self.mean + self.half_width < 0
+        return f"{difference}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
+
+
+def compute_gain(grown: Sequence[float], ungrown: Sequence[float]) -> Gain:
+    """Return the gain of paired test scores, at least two of each."""
+    mean, half = mean_interval([a - b for a, b in zip(grown, ungrown, strict=True)])
+    return Gain(tuple(grown), tuple(ungrown), mean, half)

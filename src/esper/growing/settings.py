@@ -1,22 +1,47 @@
-"""How a model is grown: everything that has a sensible default."""
+"""The settings of a growth, and the controller that they choose and limit."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
+import torch
 from pydantic import ConfigDict, Field, ValidationError
+from torch import Tensor
 
-from esper.lifecycle.actions import Blueprint
+from esper.controllers import make_controller
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
 from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.legality import grows_block
+from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
+from esper.simic.bodies import Bodies
 from esper.simic.config import EpisodeConfig, lifecycle_for
+from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.schedule import Schedule
+from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
 from esper.utils.settings import Config, describe_problem, with_new_spellings
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
-BATCH_SIZE = 64  # where neither a setting nor a loader says how many samples go together
+BATCH_SIZE = 64  # where neither a setting nor a loader gives another
+STATIC = "static"  # the controller that never grows anything
+# By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
+# training, and every other controller loses more.
+NO_CONTROLLER = (
+    "nothing was grown, because no controller was named and growth often loses to plain training at equal "
+    "compute; ask for it with controller='schedule:widen_full@0.1'"
+)
+NOT_TRAINED_FOR = (
+    "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
+    "force=True lets it act all the same"
+)
+PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer no position sees a later one
+_NO_LIMIT = 1 << 60  # parameters
 
 
 class GrowSettings(Config):
@@ -69,11 +94,11 @@ class GrowSettings(Config):
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
 
     def rules(self, epochs: int) -> LifecycleConfig:
-        """The rules of growth for a run of that many epochs."""
+        """Return the rules of growth for a run of that many epochs."""
         return self.lifecycle or lifecycle_for(epochs)
 
     def episode(self, epochs: int) -> EpisodeConfig:
-        """The run as an episode: one decision after each epoch."""
+        """Return the run as an episode: one decision before each epoch."""
         return EpisodeConfig(steps=epochs, clock="steps")
 
 
@@ -93,23 +118,23 @@ REMOVED = {
 }
 
 
-def settings_of(
+def check_settings(
     given: Mapping[str, Any], allowed: Collection[str] = SETTINGS, where: str = "esper.grow"
 ) -> GrowSettings:
-    """Checked settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
+    """Return settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
 
-    Raises a UserError in one sentence for a key that is not in `allowed`, which `where` cannot honour, and
-    for a value that does not fit its key.
+    Raises a UserError for a key that is not in `allowed`, which has no effect in `where`, and for a value
+    that does not fit its key.
     """
     given = with_new_spellings(given)
     known = (*OWN_SETTINGS, *PopulationConfig.model_fields)
     for key in (key for key in given if key not in allowed):
         if key in REMOVED:
             raise UserError(f"{key} is {given[key]!r}, and {where} no longer takes it: {REMOVED[key]}")
-        said = f"{key} has no effect in {where}" if key in known else f"there is no setting {key!r}"
-        raise UserError(f"{said}; allowed are {', '.join(allowed)}")
+        problem = f"{key} has no effect in {where}" if key in known else f"there is no setting {key!r}"
+        raise UserError(f"{problem}; allowed are {', '.join(allowed)}")
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
-    _checked(PopulationConfig, training)
+    _validate(PopulationConfig, training)
     own = {key: value for key, value in given.items() if key in OWN_SETTINGS}
     if "device" in own:
         own["device"] = str(own["device"])  # a torch.device too
@@ -117,17 +142,19 @@ def settings_of(
         if isinstance(own.get(key), type):
             name = own[key].__name__
             raise UserError(f"{key} is the class {name}; give an instance of it: {key}={name}()")
-    checked = _checked(GrowSettings, {**own, "training": training})
+    checked = _validate(GrowSettings, {**own, "training": training})
     unknown = [name for name in checked.blueprints or () if name not in Blueprint.__members__]
     if unknown or checked.blueprints == ():
-        said = f"{unknown[0]!r} is no blueprint" if unknown else "blueprints is empty"
-        raise UserError(f"{said}; name some of {', '.join(Blueprint.__members__)}, or leave blueprints out")
+        problem = f"{unknown[0]!r} is no blueprint" if unknown else "blueprints is empty"
+        raise UserError(
+            f"{problem}; name some of {', '.join(Blueprint.__members__)}, or leave blueprints out"
+        )
     if "decay" in training and training.get("schedule") != "flat":
         warnings.warn("decay is for schedule='flat' and changes nothing here", stacklevel=2)
     return checked
 
 
-def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
+def _validate(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
     try:
         return kind(**given)
     except ValidationError as error:
@@ -135,3 +162,160 @@ def _checked(kind: type[AnyConfig], given: dict[str, Any]) -> AnyConfig:
         about = kind.model_fields[str(problem["loc"][0])].description if problem["loc"] else None
         note = f" ({problem['loc'][0]}: {about})" if about else ""
         raise UserError(describe_problem(kind, given, dict(problem)) + note) from None
+
+
+# ---- the controller ------------------------------------------------------------------------------------
+
+
+def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Controller, str, tuple[str, ...]]:
+    """Return the controller, its name and, where nothing grows, one sentence that tells why.
+
+    force: a learned controller acts outside of the conditions that it was trained in.
+    """
+    if asked is None:
+        return Static(), STATIC, (NO_CONTROLLER,)
+    controller = make_controller(asked, torch.device("cpu"))
+    name = asked if isinstance(asked, str) else type(asked).__qualname__
+    if getattr(controller, "conditions", None) is not None and not force:
+        return Static(), STATIC, (NOT_TRAINED_FOR.format(name),)
+    return controller, name, ()
+
+
+class LimitedController:
+    """A controller that is never offered a blueprint that is not allowed, nor a seed that breaks the budget.
+
+    A slot stays open for GERMINATE while the cheapest seed fits there; a blueprint stays open while it fits
+    in every slot that is open; the gated style stays open while its gate fits as well. So no combination of
+    open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
+    """
+
+    def __init__(
+        self,
+        controller: Controller,
+        bodies: Bodies,
+        budget: int | None = None,
+        allowed: Sequence[str] | None = None,
+        refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
+    ):
+        """allowed: blueprints by name. If left out, all that fit except those that see only the past, because
+        a model need not be causal. refusals: by blueprint, why slots do not take it.
+
+        Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
+        """
+        self.controller, self.bodies = controller, bodies
+        self.budget = _NO_LIMIT if budget is None else budget
+        self.looks = getattr(controller, "looks", True)  # a user's own may not have it
+        self._refusals = refusals
+        fits = bodies.growable()[0].any(dim=0).tolist()
+        fitting = {b.name: b for b in Blueprint if fits[b]}
+        shut = PAST_ONLY if bodies.topology == "transformer" else set()
+        names = [b.name for b in fitting.values() if b not in shut] if allowed is None else list(allowed)
+        if not names or not set(names) <= set(fitting):
+            known = ", ".join(fitting)
+            raise UserError(
+                f"blueprints are {names}; in a {bodies.topology} allowed are {known}, at least one"
+            )
+        self._allowed = torch.tensor([b.name in names for b in Blueprint], device=bodies.device)
+        cheapest = int(self._prices()[0].masked_fill(~self._choosable(), 2 * _NO_LIMIT).min())
+        if self.budget < cheapest:
+            raise UserError(
+                f"budget is {self.budget} parameters and the smallest seed that fits this model has "
+                f"{cheapest}; give a budget of at least {cheapest}, or None for no limit"
+            )
+        events = controller.events if isinstance(controller, Schedule) else []
+        asked = list(dict.fromkeys(event.blueprint for event in events))
+        missing = [b for b in asked if not bool(self._choosable()[:, b].any())]
+        if missing and missing == asked:
+            listed = ", ".join(b.name for b in missing)
+            raise UserError(f"the schedule asks for {listed}, {self._why_not(missing[0])}")
+        self.remarks = tuple(f"{b.name} was asked for, {self._why_not(b)}" for b in missing)
+
+    def _why_not(self, blueprint: Blueprint) -> str:
+        taken = [b.name for b in Blueprint if bool(self._choosable()[:, b].any())]
+        reasons = "; ".join(self._refusals(blueprint)) or f"{blueprint.name} is not for such a model"
+        return f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(taken)}"
+
+    # Layers and lists of a live model may grow, and with them the price of a seed: so nothing is kept.
+
+    def _prices(self) -> tuple[Tensor, Tensor]:
+        """Count the parameters of seeds, and of gates.  # [S, blueprints], [S] int64"""
+        device = self.bodies.device
+        return self.bodies.seed_parameters().to(device), self.bodies.gate_parameters().to(device)
+
+    def _choosable(self) -> Tensor:
+        """Return what is allowed and fits each slot now.  # [S, blueprints] bool"""
+        return self.bodies.growable()[0] & self._allowed
+
+    def parameters_left(self, slots: SlotStates) -> Tensor:
+        """Return the parameters that growth may still add.  # [N]"""
+        return self.budget - (self.bodies.parameter_counts(slots) - self.bodies.host_parameters)
+
+    def begin(self, scene: Scene) -> None:
+        """Begin an episode."""
+        self.controller.begin(scene)
+
+    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
+        """Return the controller's actions, less what is not allowed."""
+        asked = self.controller.decide(observation, self.limit_masks(observation.slots, masks), step)
+        allowed = self.limit_actions(observation.slots, [asked] if isinstance(asked, Actions) else asked)
+        return allowed[0] if isinstance(asked, Actions) else allowed
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the controller's state; nothing of a user's own that has no such method."""
+        return self.controller.state_dict() if hasattr(self.controller, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from a saved state; raises a UserError for a user's controller that cannot."""
+        if not hasattr(self.controller, "load_state_dict"):
+            name = type(self.controller).__name__
+            raise UserError(
+                f"the run was made with a {name}, which has no load_state_dict and cannot be resumed; give "
+                "it state_dict() and load_state_dict(state), which keep what it remembers as tensors"
+            )
+        self.controller.load_state_dict(state)
+
+    def limit_actions(self, slots: SlotStates, asked: Sequence[Actions]) -> list[Actions]:
+        """Return the actions of one decision, with WAIT for seeds that are not allowed or break the budget,
+        whatever a controller that reads no masks asked for.
+
+        Layers that get wider one after the other may have new weights between new units as well, at most as
+        many as the later one brings: so that one counts twice.
+        """
+        left, found = self.parameters_left(slots), []  # [N]
+        again = torch.zeros_like(left, dtype=torch.bool)  # whether an action before this one widens something
+        (seeds, gates), choosable = self._prices(), self._choosable()
+        for actions in asked:
+            slot, blueprint = actions[Head.SLOT], actions[Head.BLUEPRINT]
+            plants = actions[Head.OP] == Op.GERMINATE  # [N]
+            grows = grows_block(blueprint)
+            price = seeds[slot, blueprint] * (1 + (grows & again).long())
+            price = price + has_gate(actions[Head.STYLE]) * gates[slot] * ~grows
+            fits = choosable[slot, blueprint] & (price <= left)
+            left = left - torch.where(plants & fits, price, 0)
+            again = again | (plants & fits & grows)
+            waits = (plants & ~fits).unsqueeze(1)
+            found.append(Actions(torch.where(waits, torch.zeros_like(actions.choices), actions.choices)))
+        return found
+
+    def limit_masks(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
+        """Return the masks without what the budget does not allow."""
+        left = self.parameters_left(slots)  # [N]
+        (seeds, gates), choosable = self._prices(), self._choosable()
+        seeds = seeds.masked_fill(~choosable, 2 * _NO_LIMIT)
+        room = left.view(-1, 1, 1)
+        fits = seeds.unsqueeze(0) <= room  # [N, S, blueprints]
+        open_slots = masks.slot_by_op[:, Op.GERMINATE] & fits.any(dim=2)  # [N, S]
+        absent = ~open_slots.unsqueeze(2) | ~choosable
+        blueprints = masks.blueprint & (fits | absent).all(dim=1) & (~absent).any(dim=1)
+        open_slots = open_slots & (blueprints.unsqueeze(1) & choosable).any(dim=2)
+        any_open = open_slots.any(dim=1, keepdim=True)
+        blueprints = torch.where(any_open, blueprints, masks.blueprint & choosable.any(dim=0))
+        with_gate = (seeds + gates.unsqueeze(1)).unsqueeze(0) <= room
+        gate_fits = (with_gate | absent | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
+        restyled = gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate
+        restyled = restyled | ~masks.slot_by_op[:, Op.SET_ALPHA_TARGET]
+        gate_fits = gate_fits & restyled.all(dim=1, keepdim=True)
+        styles = masks.style & (~has_gate(torch.arange(len(Style), device=left.device)) | gate_fits)
+        by_op = masks.slot_by_op.clone()
+        by_op[:, Op.GERMINATE] = open_slots
+        return replace(masks, blueprint=blueprints, style=styles, slot_by_op=by_op, op=by_op.any(dim=2))

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from esper.growing.batches import UserStep
-from esper.growing.callback import Grower
-from esper.growing.request import several_processes
+from esper.growing.api import several_processes
+from esper.growing.criterion import UserStep
+from esper.growing.grower import Grower
 from esper.runs.files import write_atomically
 from esper.utils.errors import UserError
 

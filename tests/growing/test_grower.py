@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import esper
-from esper.growing.live_slots import LiveSlot
+from esper.growing.live_model import LiveSlot
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.schedule import Schedule
@@ -78,7 +78,7 @@ def test_a_seed_in_isolation_is_not_heard_and_moves_nothing_but_itself() -> None
     outputs = model.eval()(X)
     grower.step()  # trains the seed, alone
     assert all(torch.equal(host[name], value) for name, value in model.state_dict().items())
-    with slot_of(grower).at_strength(0.0):
+    with slot_of(grower).at_alpha(0.0):
         torch.testing.assert_close(model.eval()(X), outputs, rtol=0, atol=0)
     after = slot_of(grower).state_dict()
     assert any(not torch.equal(seed[name], after[name]) for name in seed)
@@ -146,14 +146,13 @@ def test_the_seed_decides_what_grows_and_the_callers_randomness_is_left() -> Non
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_a_metric_that_raises_leaves_every_strength_as_it_was() -> None:
+def test_a_metric_that_raises_leaves_every_alpha_as_it_was() -> None:
     grower, _ = made(models.small_cnn())
     slot = slot_of(grower)
-    slot.plant(1, torch.device("cpu"))
-    slot.strength = 0.5
-    with pytest.raises(ZeroDivisionError), slot.at_strength(0.0):
+    slot.alpha = 0.5
+    with pytest.raises(ZeroDivisionError), slot.at_alpha(0.0):
         raise ZeroDivisionError
-    assert slot.strength == 0.5
+    assert slot.alpha == 0.5
 
 
 def test_a_step_works_where_gradients_are_switched_off() -> None:
@@ -173,7 +172,7 @@ def test_finish_leaves_the_model_without_hooks_and_every_seed_decided() -> None:
     for _ in range(6):
         grower.step()
     plain = grower.finish()
-    assert {float(slot.strength) for slot in grower._environment.bodies.slots} <= {0.0, 1.0}
+    assert {float(slot.alpha) for slot in grower._environment.bodies.slots} <= {0.0, 1.0}
     assert not any(module._forward_hooks for module in model.modules())
     grown = [name for name in plain.state_dict() if "grown" in name]
     stays = [k for k, stage in enumerate(grower.states.stage[0].tolist()) if stage == Stage.FOSSILIZED]

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from esper.growing import live_hooks, widening
-from esper.growing.batches import Judge
-from esper.growing.ground import Ground
-from esper.growing.live_hooks import Hooks
-from esper.growing.places import find_places
-from esper.growing.settings import settings_of
+from esper.growing.criterion import Criterion
+from esper.growing.live_model import LiveModel
+from esper.growing.settings import check_settings
+from esper.growing.slots import find_slots
+from esper.growing.surgery import widening
+from esper.growing.surgery.probe import GrowthProbe
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blueprint
 from tests.growing import models
 
@@ -102,10 +102,10 @@ ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
 ]
 
 
-def grounded(model: nn.Module, batch: Any, slots: list[str] | None = None) -> Hooks:
-    judge = Judge(settings_of({}))
-    places = find_places(model, lambda: judge(model, batch), slots)
-    return Hooks(model, places, Ground(model, judge, batch))
+def attach(model: nn.Module, batch: Any, slots: list[str] | None = None) -> LiveModel:
+    criterion = Criterion(check_settings({}))
+    specs = find_slots(model, lambda: criterion(model, batch), slots)
+    return LiveModel(model, specs, GrowthProbe(model, criterion, batch))
 
 
 def doubled(make: Callable[[], nn.Module], batch: tuple[Tensor, ...]) -> tuple[nn.Module, Any]:
@@ -126,16 +126,16 @@ def said(model: nn.Module, batch: Any) -> Tensor:
     return found
 
 
-def sown(hooks: Hooks, draws: list[tuple[int, int]], strength: float) -> list[int]:
+def sown(live: LiveModel, draws: list[tuple[int, int]], strength: float) -> list[int]:
     """Seeds wherever they fit, with weights that say something; the slots that have one."""
     planted = []
     for number, choice in draws:
-        k = number % len(hooks.slots)
-        fits = [b for b in sorted(GROWTH_BLUEPRINTS) if hooks.fits(k, b)]
-        if hooks.slots[k].seed is None and fits:
-            hooks.plant(k, fits[choice % len(fits)], CPU, number)
-            hooks.slots[k].strength = strength
-            seed = hooks.slots[k].seed
+        k = number % len(live.slots)
+        fits = [b for b in sorted(GROWTH_BLUEPRINTS) if live.can_grow(k, b)]
+        if live.slots[k].seed is None and fits:
+            live.plant(k, fits[choice % len(fits)], CPU, number)
+            live.slots[k].alpha = strength
+            seed = live.slots[k].seed
             assert seed is not None
             for parameter in seed.parameters():
                 nn.init.normal_(parameter, std=0.5)
@@ -155,13 +155,13 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
 ) -> None:
     model, batch = doubled(*ZOO[which])
     before, names = said(model, batch), list(model.state_dict())
-    hooks = grounded(model, batch)
-    planted = sown(hooks, draws, 0.0)
+    live = attach(model, batch)
+    planted = sown(live, draws, 0.0)
     assert torch.equal(said(model, batch), before)  # nothing is heard at strength 0, to the bit
     for k in planted:
-        hooks.slots[k].strength = strength
+        live.slots[k].alpha = strength
     grown = said(model, batch)
-    plain = hooks.plain_model() if strength == 1.0 else None
+    plain = live.plain_model() if strength == 1.0 else None
     torch.testing.assert_close(said(model, batch), grown, rtol=0, atol=0)
     order.shuffle(planted)
     if strength == 1.0:
@@ -169,14 +169,14 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
         torch.testing.assert_close(said(plain, batch), grown, rtol=1e-9, atol=1e-9)
         assert not any(type(part).__module__.startswith("esper") for part in plain.modules())
         for k in planted:
-            hooks.fold(k)
+            live.fold(k)
             torch.testing.assert_close(said(model, batch), grown, rtol=1e-9, atol=1e-9)
         for _ in planted:
-            hooks.unfold()
+            live.unfold()
     else:
         for k in planted:
-            hooks.clear(k)
-    hooks.detach()
+            live.clear(k)
+    live.detach()
     assert torch.equal(said(model, batch), before)
     assert list(model.state_dict()) == names
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
@@ -185,24 +185,24 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
 @pytest.mark.parametrize("written", ["apart", "kinds first", "heads first"])
 def test_an_attention_gets_more_heads_of_the_same_size(written: str) -> None:
     model, batch = doubled(lambda: models.Attending(written), TEXT)
-    before, hooks = said(model, batch), grounded(model, batch, ["attention"])
+    before, live = said(model, batch), attach(model, batch, ["attention"])
     sizes = sum(p.numel() for p in model.parameters())
-    price = hooks.price(0, Blueprint.WIDEN_HALF)
-    hooks.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
-    hooks.slots[0].strength = 1.0
+    price = live.growth_parameters(0, Blueprint.WIDEN_HALF)
+    live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
+    live.slots[0].alpha = 1.0
     torch.testing.assert_close(said(model, batch), before)  # new heads begin unheard
-    assert hooks.fold(0).words == "attention 2 → 3 heads"
+    assert live.fold(0).description == "attention 2 → 3 heads"
     assert (model.attention.heads, model.attention.inner, model.attention.out.in_features) == (3, 12, 12)
     assert sum(p.numel() for p in model.parameters()) == sizes + price
-    hooks.unfold()
+    live.unfold()
     assert (model.attention.heads, model.attention.inner) == (2, 8)
 
 
 def test_a_forward_that_fails_leaves_the_number_of_heads_as_it_was() -> None:
     model, batch = doubled(models.Attending, TEXT)
-    hooks = grounded(model, batch, ["attention"])
-    hooks.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
-    hooks.slots[0].strength = 1.0
+    live = attach(model, batch, ["attention"])
+    live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
+    live.slots[0].alpha = 1.0
     with pytest.raises(RuntimeError):
         model.attention(torch.zeros(2, 3, 5).double())
     assert (model.attention.heads, model.attention.inner) == (2, 8)
@@ -212,10 +212,10 @@ def test_what_fits_where() -> None:
     """Units that attention mixes are not offered, nor those of a recurrent layer."""
 
     def told(make: Callable[[], nn.Module], batch: Any) -> dict[str, str]:
-        hooks = grounded(make(), batch)
+        live = attach(make(), batch)
         return {
-            name: " ".join(b.name for b in sorted(GROWTH_BLUEPRINTS) if hooks.fits(k, b))
-            for k, name in enumerate(hooks.names)
+            name: " ".join(b.name for b in sorted(GROWTH_BLUEPRINTS) if live.can_grow(k, b))
+            for k, name in enumerate(live.names)
         }
 
     every = "CLONE WIDEN_HALF WIDEN_FULL"
@@ -227,39 +227,39 @@ def test_what_fits_where() -> None:
 
 def test_units_that_residual_connections_couple_grow_together() -> None:
     model, batch = doubled(models.Residual, (PICTURES, LABELS))
-    hooks = grounded(model, batch, ["norm", "second"])
-    hooks.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
-    assert not hooks.fits(1, Blueprint.WIDEN_HALF)  # the same units
-    assert hooks.disturbed(1)  # no other seed has a place there meanwhile
-    hooks.slots[0].strength = 1.0
-    fold = hooks.fold(0)
-    assert fold.words == "stem and second 4 → 6 wide"
+    live = attach(model, batch, ["norm", "second"])
+    live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
+    assert not live.can_grow(1, Blueprint.WIDEN_HALF)  # the same units
+    assert live.is_widened_elsewhere(1)  # no other seed has a place there meanwhile
+    live.slots[0].alpha = 1.0
+    fold = live.fold(0)
+    assert fold.description == "stem and second 4 → 6 wide"
     widths = [len(p) for name, p in model.named_parameters() if name.endswith("weight")]
     assert widths == [6, 6, 4, 6, 6, 3]  # stem, norm, first, second, down, head
-    assert hooks.place(1).shape[0] == 6
+    assert live.specs[1].shape[0] == 6
 
 
 def test_a_copy_differs_from_its_origin_after_one_step_and_lists_follow() -> None:
     model, batch = doubled(Counted, TABLE)
-    hooks = grounded(model, batch)
-    hooks.plant(0, Blueprint.CLONE, CPU, 0)
-    hooks.slots[0].strength = 1.0
-    hooks.fold(0)
+    live = attach(model, batch)
+    live.plant(0, Blueprint.CLONE, CPU, 0)
+    live.slots[0].alpha = 1.0
+    live.fold(0)
     assert (model.depth, len(model.blocks)) == (3, 3)
     rule = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     rule.step()
     assert not torch.equal(model.blocks[0].inner.weight, model.blocks[1].inner.weight)
-    assert hooks.folded() == ("blocks.0 repeated, for good, 49 parameters",)
+    assert live.describe_folds() == ("blocks.0 repeated, for good, 49 parameters",)
 
 
 def test_frozen_and_shared_layers_keep_their_width() -> None:
     frozen = models.small_mlp()
     frozen[0].requires_grad_(False)
-    assert not grounded(frozen, TABLE).fits(0, Blueprint.WIDEN_FULL)
+    assert not attach(frozen, TABLE).can_grow(0, Blueprint.WIDEN_FULL)
     tied = models.small_mlp()
     tied[2].weight = tied[0].weight = nn.Parameter(torch.randn(6, 6))
-    assert not grounded(tied, (torch.randn(6, 6), TABLE[1])).fits(0, Blueprint.WIDEN_FULL)
+    assert not attach(tied, (torch.randn(6, 6), TABLE[1])).can_grow(0, Blueprint.WIDEN_FULL)
 
 
 @pytest.mark.parametrize("failing", ["before", "in the middle"])
@@ -267,14 +267,16 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
     failing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, batch = doubled(models.small_mlp, TABLE)
-    hooks = grounded(model, batch)
+    live = attach(model, batch)
     for k in (0, 1):
-        hooks.plant(k, Blueprint.WIDEN_FULL, CPU, k)
-        hooks.slots[k].strength = 1.0
+        live.plant(k, Blueprint.WIDEN_FULL, CPU, k)
+        live.slots[k].alpha = 1.0
         if k == 0:
-            hooks.fold(0)
+            live.fold(0)
     before, names = said(model, batch), [(n, p.shape) for n, p in model.named_parameters()]
-    module, name = (live_hooks.Hooks, "_wider") if failing == "before" else (widening, "_grow")
+    module, name = (
+        (LiveModel, "_describe_widening") if failing == "before" else (widening, "_widen_parameter")
+    )
     original, calls = getattr(module, name), list[None]()
 
     def broken(*args: Any) -> Any:
@@ -285,10 +287,10 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
 
     monkeypatch.setattr(module, name, broken)
     with pytest.raises(RuntimeError, match="a fold that fails"):
-        hooks.plain_model()
-    assert len(hooks.folds) == 1
+        live.plain_model()
+    assert len(live.folds) == 1
     assert [(n, p.shape) for n, p in model.named_parameters()] == names
-    assert torch.equal(said(model, batch), before)  # hooks are attached again
+    assert torch.equal(said(model, batch), before)  # live are attached again
 
 
 @pytest.mark.parametrize(
@@ -301,26 +303,26 @@ def test_a_fold_that_fails_takes_nothing_back_but_itself(
 )
 def test_what_is_repeated_is_named(make: Callable[[], nn.Module], added: tuple[str, int]) -> None:
     model, batch = doubled(make, TABLE)
-    hooks = grounded(model, batch, ["0.4"] if added[0] == "0 repeated" else None)
-    hooks.plant(0, Blueprint.CLONE, CPU, 0)
-    hooks.slots[0].strength = 1.0
-    assert hooks.widened()[0] == added
-    fold = hooks.fold(0)
-    assert (fold.words, fold.parameters) == added
+    live = attach(model, batch, ["0.4"] if added[0] == "0 repeated" else None)
+    live.plant(0, Blueprint.CLONE, CPU, 0)
+    live.slots[0].alpha = 1.0
+    assert live.describe_growth()[0] == added
+    fold = live.fold(0)
+    assert (fold.description, fold.parameters) == added
 
 
 def test_the_parameters_of_neighbours_that_widen_add_up() -> None:
     model, batch = doubled(models.small_mlp, TABLE)
-    hooks = grounded(model, batch)
+    live = attach(model, batch)
     for k in (0, 1):
-        hooks.plant(k, Blueprint.WIDEN_FULL, CPU, k)
-        hooks.slots[k].strength = 1.0
-    added = sum(size for _, size in hooks.widened().values())
-    plain = hooks.plain_model()
-    assert sum(p.numel() for p in plain.parameters()) == hooks.host_parameters + added
-    hooks.fold(1)
-    folded = hooks.folds[0].parameters
-    assert folded + sum(size for _, size in hooks.widened().values()) == added
+        live.plant(k, Blueprint.WIDEN_FULL, CPU, k)
+        live.slots[k].alpha = 1.0
+    added = sum(size for _, size in live.describe_growth().values())
+    plain = live.plain_model()
+    assert sum(p.numel() for p in plain.parameters()) == live.host_parameters + added
+    live.fold(1)
+    folded = live.folds[0].parameters
+    assert folded + sum(size for _, size in live.describe_growth().values()) == added
 
 
 # ---- the precision of trial passes -------------------------------------------------------------------------
@@ -347,14 +349,14 @@ def precision() -> tuple[Any, ...]:
 @pytest.mark.parametrize("setting", ["highest", "high", "medium"])
 def test_trial_passes_run_in_full_precision_and_leave_the_settings_as_they_were(setting: str) -> None:
     before, model = torch.get_float32_matmul_precision(), Probed()
-    hooks = grounded(model, TABLE)
+    live = attach(model, TABLE)
     try:
         torch.set_float32_matmul_precision(setting)
         with torch.autocast("cpu", torch.bfloat16):
             settings, model.seen = precision(), set()
-            hooks.version += 1
-            offers = hooks.offers
-            hooks.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
+            live.version += 1
+            offers = live.options
+            live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
             assert precision() == settings
     finally:
         torch.set_float32_matmul_precision(before)
@@ -373,9 +375,9 @@ def test_a_block_that_is_put_into_its_list_and_never_runs_is_not_offered() -> No
     for block in model.blocks:
         nn.init.zeros_(block.outer.weight)
         nn.init.zeros_(block.outer.bias)
-    hooks = grounded(model, TABLE)
-    assert not hooks.fits(0, Blueprint.CLONE)
-    assert hooks.refusals(Blueprint.CLONE) == [
+    live = attach(model, TABLE)
+    assert not live.can_grow(0, Blueprint.CLONE)
+    assert live.refusals(Blueprint.CLONE) == [
         "after blocks.0, its list takes no more entries (the model then leaves one out)"
     ]
 
@@ -397,7 +399,7 @@ def test_what_a_model_raises_in_a_trial_is_the_reason() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.blocks[0](x))
 
-    (reason,) = grounded(Two(), TABLE, ["blocks.0"]).refusals(Blueprint.CLONE)
+    (reason,) = attach(Two(), TABLE, ["blocks.0"]).refusals(Blueprint.CLONE)
     assert reason == "after blocks.0, it cannot be called on its own output (these are not the inputs I know)"
 
 
@@ -405,11 +407,11 @@ def test_what_a_model_raises_in_a_trial_is_the_reason() -> None:
 def test_a_copied_block_folds_without_a_change_in_any_dtype(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     model, batch = Counted().to(dtype), (TABLE[0].to(dtype), TABLE[1])
-    hooks = grounded(model, batch)
-    hooks.plant(0, Blueprint.CLONE, CPU, 0)
-    hooks.slots[0].strength = 1.0
+    live = attach(model, batch)
+    live.plant(0, Blueprint.CLONE, CPU, 0)
+    live.slots[0].alpha = 1.0
     heard = said(model, batch)
-    hooks.fold(0)
+    live.fold(0)
     assert torch.equal(said(model, batch), heard)
 
 
@@ -423,9 +425,9 @@ def test_a_gpt_offers_its_blocks_on_a_gpu_whatever_precision_is_set(setting: str
     tokens = torch.randint(0, 64, (4, 33), device=device)
     try:
         torch.set_float32_matmul_precision(setting)
-        hooks = grounded(model, (tokens[:, :-1], tokens[:, 1:]))
+        live = attach(model, (tokens[:, :-1], tokens[:, 1:]))
         assert torch.get_float32_matmul_precision() == setting
     finally:
         torch.set_float32_matmul_precision(before)
-    for k in range(len(hooks.slots)):
-        assert {*hooks.offers[k].parameters} == GROWTH_BLUEPRINTS, hooks.offers[k].refused
+    for k in range(len(live.slots)):
+        assert {*live.options[k].parameters} == GROWTH_BLUEPRINTS, live.options[k].refused

@@ -1,4 +1,4 @@
-"""Growth for people who keep their own training loop.
+"""Growth in a training loop of one's own.
 
     grower = esper.Grower(model, optimizer, train=loader, val=val_loader, epochs=40)
     for epoch in range(40):
@@ -24,12 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from esper.growing.batches import UserStep
-from esper.growing.live_engine import LiveGrowth
-from esper.growing.live_optimizer import checked_optimizer, hide_seeds
-from esper.growing.randomness import own_randomness
-from esper.growing.request import Request, checked_model
-from esper.growing.settings import settings_of
+from esper.growing.api import Growth, check_arguments, check_model
+from esper.growing.criterion import UserStep
+from esper.growing.data import seeded_generators
+from esper.growing.live_optimizer import check_optimizer, hide_seeds
+from esper.growing.settings import check_settings
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import Ending
@@ -46,7 +45,7 @@ TRAINING_SETTINGS = (  # of seeds in isolation, and of how much is read of loade
 
 
 class Grower:
-    """Watches a model that somebody trains, and grows it: one `step` after every epoch.
+    """Grows a model that a loop of the user's trains: one `step` after every epoch.
 
     model, optimizer: the user's own. New parameters join the optimizer's group of their kind, with a state
         of their own, when they begin to be heard. `optimizer.state_dict()` has the same form whatever grows.
@@ -69,34 +68,38 @@ class Grower:
         force: bool = False,
         **settings: Any,
     ):
-        checked_model(model)
-        checked_optimizer("optimizer is", optimizer)
-        chosen = settings_of(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
+        check_model(model)
+        check_optimizer("optimizer is", optimizer)
+        chosen = check_settings(settings, (*SETTINGS, *TRAINING_SETTINGS), "a loop of your own")
+        check_arguments(epochs, budget, step)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.model, self._seed, self._device = model, chosen.seed, device
-        request = Request(model, train, val, slots, controller, epochs, budget, step=step, force=force)
-        with own_randomness(chosen.seed, device):
-            growth = LiveGrowth.of(request, chosen, model, device, optimizer)
-            self._environment = world = growth.environment
-            world.reset(0, looks=growth.controller.looks)
-        self.slot_names = tuple(place.name for place in growth.live.places)
-        self._controller, self._randomness = growth.controller, growth.randomness
+        with seeded_generators(chosen.seed, device):
+            growth = Growth(
+                model, train, val, chosen, device, epochs, slots, step, controller, force, budget, optimizer
+            )
+            self._bodies, self._environment = growth.bodies, growth.environment
+            self._environment.reset(0, looks=growth.controller.looks)
+        self.slot_names = growth.slot_names
+        self._controller, self._generators = growth.controller, growth.generators
         self.remarks = growth.remarks  # on what was asked for and cannot be had, one sentence each
-        self._scene = Scene(world.members, world.num_slots, chosen.seed, world.device, batches=world.batches)
+        members, batches = self._environment.members, self._bodies.batches
+        slot_count, tensors_on = self._environment.num_slots, self._environment.device
+        self._scene = Scene(members, slot_count, chosen.seed, tensors_on, batches=batches)
         self._controller.begin(self._scene)
-        self._ending = Ending(world)
+        self._ending = Ending(self._environment)
         self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
         self._decide()
 
     @property
     def states(self) -> SlotStates:
-        """What lives where.  # [1, S]"""
+        """The states of the slots.  # [1, S]"""
         return self._environment.slots
 
     @property
     def seed_parameters(self) -> list[nn.Parameter]:
         """Those of seeds that the user's optimizer trains; `model.parameters()` does not hold them."""
-        return [p for own in self._environment.bodies.optimizer.seeds.values() for p in own]
+        return [p for own in self._bodies.optimizer.seeds.values() for p in own]
 
     @property
     def epochs_done(self) -> int:
@@ -109,21 +112,21 @@ class Grower:
         return self._environment.done
 
     def step(self, metrics: Mapping[str, float] | None = None) -> str:
-        """An epoch of the user's training is over: measure, decide, grow. Returns what was done, in words.
+        """Measure, decide and grow after an epoch of the user's training; return what was done, in words.
 
         The first one also says why nothing grows, where that is so.
 
         metrics: val_loss and val_accuracy (a score in 0..1) as the user measures them; measured here on `val`
         where they are left out. After the last epoch nothing more is decided.
         """
-        given = _checked(metrics or {})
-        environment, bodies = self._environment, self._environment.bodies
+        given = _check_metrics(metrics or {})
+        environment, bodies = self._environment, self._bodies
         if environment.done:
             raise UserError(
                 f"the {environment.steps} epochs are over; call finish(), or give a larger epochs"
             )
         draw = hash((self._seed, environment.clock)) & 0x7FFFFFFF
-        with own_randomness(draw, self._device), torch.inference_mode(False), torch.enable_grad():
+        with seeded_generators(draw, self._device), torch.inference_mode(False), torch.enable_grad():
             training = bodies.train_isolated(environment.begun.states)
             bodies.reported = given
             self._ending.look(environment.end(training))
@@ -131,40 +134,41 @@ class Grower:
         return "; ".join([done, *self.remarks]) if environment.clock == 1 else done
 
     def finish(self) -> nn.Module:
-        """The grown model, plain, on the CPU: the user's class and names, and the seeds that earned a place.
+        """Return the grown model, plain, on the CPU: the user's class and names, with the seeds it keeps.
 
         The weights are those of the best epoch, and every seed that lived then is decided by the test of
         `esper.simic.ending`. The given model is left with those weights and without hooks.
         """
-        with own_randomness(self._seed, self._device):
+        with seeded_generators(self._seed, self._device):
             self._ending.finish()
-        plain = self._environment.bodies.plain_model(self._environment.slots)
+        plain = self._bodies.plain_model(self._environment.slots)
         self.close()
         return plain
 
     def close(self) -> None:
-        """Take all hooks off the model and the optimizer; the weights stay as they are."""
-        self._environment.bodies.hooks.detach()
+        """Remove all hooks from the model and the optimizer; the weights stay as they are."""
+        self._bodies.live.detach()
         for handle in self._handles:
             handle.remove()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that growth needs to go on from here, as plain tensors.
+        """Return everything that growth needs to go on from here, as plain tensors.
 
-        That is the model with its seeds, what the optimizer remembers of both, slots, evidence and decisions,
-        the best epoch so far, and the random numbers of torch, NumPy, Python and the loaders. The optimizer's
-        settings, a schedule of rates and the like are the user's to save.
+        That is the model with its seeds, the optimizer state of both, slots, evidence and decisions, the best
+        epoch so far, and the random states of torch, NumPy, Python and the loaders. The optimizer's settings,
+        a schedule of rates and the like are the user's to save.
         """
         environment = self._environment
         parts = {
             "environment": environment.state_dict(),
+            "live": self._bodies.progress_tensors(),
             "begun": tensors_of(environment.begun),
             "ending": self._ending.state_dict() if environment.clock else {},
             "controller": self._controller.state_dict(),
-            # A seed's latest gradients are evidence of the next decision, which may come before they are
+            # A seed's latest gradients are evidence for the next decision, which may come before they are
             # computed again: a state can be saved on the last step of an epoch.
-            "gradients": {name: p.grad for name, p in self._seed_parameters() if p.grad is not None},
-            "randomness": self._randomness.state_dict(),
+            "gradients": {name: p.grad for name, p in self._named_seeds() if p.grad is not None},
+            "generators": self._generators.state_dict(),
         }
         return {name: value for key, own in parts.items() for name, value in with_prefix(key, own).items()}
 
@@ -177,20 +181,21 @@ class Grower:
             raise UserError("the state has no environment.clock; give what Grower.state_dict returned")
         environment = self._environment
         environment.load_state_dict(under_prefix("environment", state))
+        self._bodies.load_progress(under_prefix("live", state))
         environment.begun = refill(environment.begun, under_prefix("begun", state))
-        environment.bodies.follow(environment.begun.states)
+        self._bodies.sync_slots(environment.begun.states)
         gradients = under_prefix("gradients", state)
-        for name, parameter in self._seed_parameters():
+        for name, parameter in self._named_seeds():
             parameter.grad = gradients[name].to(parameter) if name in gradients else None
         if environment.clock:
             self._ending.load_state_dict(under_prefix("ending", state))
         self._controller.begin(self._scene)
         self._controller.load_state_dict(under_prefix("controller", state))
-        self._randomness.load_state_dict(under_prefix("randomness", state))
+        self._generators.load_state_dict(under_prefix("generators", state))
 
-    def _seed_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Those of all seeds, in isolation too, by slot and name."""
-        for k, slot in enumerate(self._environment.bodies.slots):
+    def _named_seeds(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters of all seeds, in isolation too, by slot and name."""
+        for k, slot in enumerate(self._bodies.slots):
             yield from ((f"{k}.{name}", parameter) for name, parameter in slot.named_parameters())
 
     def _decide(self) -> str:
@@ -198,10 +203,10 @@ class Grower:
         observation, masks = environment.observe(), environment.masks()
         actions = self._controller.decide(observation, masks, environment.clock)
         environment.begin(actions)
-        environment.bodies.follow(environment.begun.states)
-        return self._told(actions if isinstance(actions, Actions) else actions[0])
+        self._bodies.sync_slots(environment.begun.states)
+        return self._describe(actions if isinstance(actions, Actions) else actions[0])
 
-    def _told(self, actions: Actions) -> str:
+    def _describe(self, actions: Actions) -> str:
         slot = self.slot_names[int(actions[Head.SLOT][0])]
         op, blueprint = Op(int(actions[Head.OP][0])), Blueprint(int(actions[Head.BLUEPRINT][0]))
         if not bool(self._environment.begun.succeeded):
@@ -210,7 +215,7 @@ class Grower:
         return words.get(op, f"{op.name.lower()} after {slot}")
 
 
-def _checked(metrics: Mapping[str, float]) -> dict[str, float]:
+def _check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     unknown = sorted(set(metrics) - set(METRICS))
     if unknown:
         raise UserError(f"metrics name {', '.join(unknown)}; allowed are {', '.join(METRICS)}")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import esper
-from esper.growing.budget import Limited, SeedPrices
+from esper.growing.settings import LimitedController
 from esper.lifecycle.actions import STYLE_BLEND, Actions, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.legality import holds_seed
@@ -30,7 +30,6 @@ from tests.scenes import nothing_is_empty
 WIDTHS = (4, 9)
 HOST = Host([torch.nn.Identity(), torch.nn.Identity()], "cnn", torch.nn.Identity(), WIDTHS, 2)
 BODIES = Population(lambda: HOST, PopulationConfig(), torch.arange(1))
-PRICES = SeedPrices(BODIES)
 RULES = LifecycleConfig()
 
 
@@ -60,9 +59,10 @@ def test_whatever_is_open_fits(row: list[SlotRecord | None], budget: int) -> Non
     spent = sum(price(s, r.blueprint, r.style) for s, r in enumerate(row) if r is not None)
     BODIES.prune(torch.ones(1, len(WIDTHS), dtype=torch.bool))
     BODIES.germinate(holds_seed(states), states.blueprint)
-    assert int(PRICES.spent(states)) == spent
+    limited = LimitedController(Static(), BODIES, budget)
+    assert int(limited.parameters_left(states)) == budget - spent
     full = compute_batch_masks(states, None, RULES, "cnn")
-    masks = Limited(Static(), PRICES, budget).limited(states, full)
+    masks = limited.limit_masks(states, full)
     assert nothing_is_empty(masks)
     open_styles = masks.style[0].nonzero().flatten().tolist()
     for s in masks.slot_by_op[0, Op.GERMINATE].nonzero().flatten().tolist():
@@ -127,15 +127,15 @@ def test_a_budget_below_the_smallest_seed_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"budget is 8 parameters and the smallest seed .* has 9; give a budget of"
     ):
-        Limited(Static(), PRICES, 8)
+        LimitedController(Static(), BODIES, 8)
     with pytest.raises(UserError, match="has 152"):
-        Limited(Static(), SeedPrices(BODIES, ["CONV_LIGHT"]), 100)
+        LimitedController(Static(), BODIES, 100, ["CONV_LIGHT"])
 
 
 def test_actions_pass_through() -> None:
     states = SlotStates.empty(1, 2)
     BODIES.prune(torch.ones(1, 2, dtype=torch.bool))
-    limited = Limited(Static(), PRICES, 100)
+    limited = LimitedController(Static(), BODIES, 100)
     limited.begin(Scene(torch.zeros(1, dtype=torch.long), 2, 0, torch.device("cpu")))
     masks = compute_batch_masks(states, None, RULES, "cnn")
     observation = type("Seen", (), {"slots": states})()

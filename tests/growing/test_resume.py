@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from esper.growing.course import Course
-from esper.growing.live_engine import prepare
-from esper.growing.randomness import Randomness, own_randomness
-from esper.growing.request import Request
+from esper.growing.api import GrowRun, Growth
+from esper.growing.data import GeneratorStates, seeded_generators
 from esper.growing.result import Grown
+from esper.growing.settings import check_settings
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.utils.launch import StopRequest
 from tests.controllers import Scheduled
@@ -51,13 +50,14 @@ def deeper() -> tuple[nn.Module, Any, dict[str, Any]]:
     return models.small_mlp(), models.table(48), {"folds": 2}
 
 
-def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller: Any) -> Course:
+def begun(make: Callable[[], tuple[nn.Module, Any, dict[str, Any]]], controller: Any) -> GrowRun:
     torch.manual_seed(0)
     model, train, settings = make()
     settings |= {"lr": 1e-2, "lifecycle": QUICK, "progress": False}
     val = models.table(30, seed=1) if make is deeper else models.images(30, seed=1)
-    request = Request(model, train, val, None, controller, EPOCHS, force=True, given=settings)
-    return Course(prepare(request))
+    chosen = check_settings(settings)
+    growth = Growth(model, train, val, chosen, CPU, EPOCHS, controller=controller, force=True)
+    return GrowRun(growth, StopRequest())
 
 
 def bits(grown: Grown) -> dict[str, Tensor]:
@@ -79,30 +79,30 @@ def test_it_goes_on_to_the_same_bits_from_every_epoch(
         return by_name.get(name, name)
 
     saved: list[dict[str, Tensor]] = []
-    stop = StopRequest()
-    with own_randomness(5, CPU):
+    with seeded_generators(5, CPU):
         whole = begun(make, controller())
-        whole.run(stop, lambda _: saved.append({n: v.clone() for n, v in whole.state_dict().items()}))
+        while not whole.done:
+            whole.run_epoch()
+            saved.append({n: v.clone() for n, v in whole.state_dict().items()})
         wanted = bits(whole.finish())
     assert wanted["record.germinated"].any() or name == "tamiyo"
     for epoch in (1, 4, len(saved)):
-        with own_randomness(5, CPU):
+        with seeded_generators(5, CPU):
             again = begun(make, controller())
             again.load_state_dict(saved[epoch - 1])
             assert again.epochs_done == epoch
-            again.run(stop, lambda _: None)
-            found = bits(again.finish())
+            found = bits(again.run())
         assert set(found) == set(wanted)
         different = [n for n in wanted if not torch.equal(found[n].nan_to_num(7), wanted[n].nan_to_num(7))]
         assert not different, f"after epoch {epoch}: {different}"
 
 
 def test_the_state_of_another_model_is_refused() -> None:
-    course = begun(live, "static")
+    run = begun(live, "static")
     other = begun(lambda: (models.small_cnn(6), *live()[1:]), "static")
-    course.run(StopRequest(), lambda _: None)
+    run.run_epoch()
     with pytest.raises(ValueError, match="the saved model"):
-        other.load_state_dict(course.state_dict())
+        other.load_state_dict(run.state_dict())
 
 
 def test_all_generators_go_on_where_they_stood_and_those_of_the_caller_are_left_alone() -> None:
@@ -114,9 +114,9 @@ def test_all_generators_go_on_where_they_stood_and_those_of_the_caller_are_left_
         return [*drawn, float(torch.rand((), generator=own))]
 
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    with own_randomness(1, CPU):
+    with seeded_generators(1, CPU):
         draw()
-        randomness = Randomness(CPU, [loader])
+        randomness = GeneratorStates(CPU, [loader])
         state = randomness.state_dict()
         first = [draw(), draw()]
         randomness.load_state_dict(state)

@@ -1,0 +1,458 @@
+"""A user's model with seeds attached to its submodules by hooks, and folds that make them part of it.
+
+A fold changes the model itself: one more block in a list, wider layers, or a plain module behind another. It
+can be taken back, so that a model can return to an earlier state.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growing.slots import SlotSpec, trainable_parameters
+from esper.growing.surgery.insertion import (
+    RepeatedBlocks,
+    Undo,
+    changed_by_insert,
+    insert_blocks,
+    install_graft,
+    trace_graft,
+)
+from esper.growing.surgery.probe import UNITS_PER_NEW_UNIT, GrowthProbe, SlotOptions
+from esper.growing.surgery.widening import (
+    CannotWiden,
+    GrownParameter,
+    Role,
+    WidenedLayer,
+    Widening,
+    count_cross_weights,
+    units_out,
+)
+from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
+from esper.population.blueprints import BlendGate, build_blueprint, gate_parameter_count, parameter_count
+from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
+from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM
+from esper.population.hosts import Host
+from esper.utils.errors import UserError
+
+
+class LiveSlot(nn.Module):
+    """A forward hook on a submodule. Without a seed, or at alpha 0, it leaves the output as it is."""
+
+    def __init__(self, spec: SlotSpec):
+        super().__init__()
+        self.spec = spec
+        self.blueprint = -1
+        self.seed: nn.Module | None = None
+        self.gate: nn.Module | None = None
+        self.blend = Blend.ADD
+        self.alpha = 0.0
+        self.born = 0  # folds that the model had when the seed was planted
+        self.isolated = False  # whether the seed is trained while the model is not
+        self.also_widened: frozenset[int] = frozenset()  # slots whose activations the seed makes wider
+
+    def set_seed(self, blueprint: int, seed: nn.Module, gate: nn.Module | None = None) -> None:
+        """Put a seed into the slot, at alpha 0."""
+        self.seed, self.gate, self.blueprint, self.alpha = seed, gate, blueprint, 0.0
+
+    def clear(self) -> None:
+        """Remove the seed."""
+        self.seed = self.gate = None
+        self.blueprint, self.alpha, self.also_widened = -1, 0.0, frozenset()
+
+    def graft(self) -> Grafted:
+        """Return a module that changes an activation as the slot does now."""
+        assert self.seed is not None, "an empty slot has nothing to graft"
+        if self.blend is Blend.GATE:
+            assert self.gate is not None, "a seed comes with its gate"
+            return GateGraft(self.seed, self.alpha, self.gate)
+        return (MultiplyGraft if self.blend is Blend.MULTIPLY else AddGraft)(self.seed, self.alpha)
+
+    def hook(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
+        """Change the output of the submodule; None, above all at alpha 0, leaves it as it is."""
+        if self.seed is None or self.alpha == 0.0 or isinstance(self.seed, Widening):
+            return None
+        h = output[0] if self.spec.in_tuple else output
+        if not self.isolated:
+            self.copy_modes(module)
+        if isinstance(self.seed, RepeatedBlocks):
+            # At alpha 1, lerp gives the second tensor to the bit: a fold changes nothing in any dtype.
+            result = torch.lerp(h, self.seed(h, inputs, named).to(h.dtype), self.alpha)
+        else:
+            result = self.graft()(h)
+        return (result, *output[1:]) if self.spec.in_tuple else result
+
+    def copy_modes(self, module: nn.Module) -> None:
+        """Give the seed the train or eval mode of what it is added to; module: that the slot hangs on."""
+        if isinstance(self.seed, RepeatedBlocks | Widening):
+            self.seed.copy_modes()
+        else:
+            self.train(module.training)
+
+    @contextmanager
+    def at_alpha(self, alpha: float, isolated: bool = False) -> Iterator[None]:
+        """Set another alpha for a while. isolated: the seed is trained and the model is not."""
+        before, self.alpha, self.isolated = self.alpha, alpha, isolated
+        try:
+            yield
+        finally:
+            self.alpha, self.isolated = before, False
+
+    def gradient_stats(self, host_norm: Tensor, host_parameters: int) -> Tensor:
+        """Return norm, shares of vanishing and exploding tensors, and ratio to the host's norm, of the seed's
+        gradients.  # host_norm [] → [4], NaN where nothing was trained"""
+        grads = [p.grad for p in self.seed.parameters() if p.grad is not None] if self.seed else []
+        if not grads:
+            return torch.full((4,), float("nan"), device=host_norm.device)
+        norms = torch.stack([g.norm() for g in grads]).to(host_norm)
+        size = sum(g.numel() for g in grads)
+        total = norms.square().sum().sqrt()
+        vanishing = (norms < VANISHING_NORM).float().mean()
+        exploding = (~(norms <= EXPLODING_NORM)).float().mean()
+        # By parameter: a norm grows with the square root of the number of parameters.
+        ratio = total / (host_norm + 1e-12) * (host_parameters / size) ** 0.5
+        return torch.stack([total, vanishing, exploding, ratio])
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A seed that has become part of its model."""
+
+    slot: int
+    blueprint: int
+    blend: Blend
+    born: int  # folds that there were when it was planted
+    module: nn.Module  # that the slot hung on before
+    description: str
+    undo: Undo
+    parameters: int = 0  # that it added to the model
+    grown: list[GrownParameter] = field(default_factory=list)
+    moved: list[tuple[nn.Parameter, nn.Parameter]] = field(default_factory=list)  # of the seed → of the model
+
+    @property
+    def code(self) -> list[int]:
+        """What is needed to do it again: slot, blueprint, blend, and how many folds were before its birth."""
+        return [self.slot, self.blueprint, int(self.blend), self.born]
+
+
+class LiveModel:
+    """A model with its slots."""
+
+    def __init__(self, model: nn.Module, specs: list[SlotSpec], probe: GrowthProbe):
+        self.model, self.probe = model, probe
+        self.names = [spec.name for spec in specs]  # as the user knows them
+        self.topology = specs[0].topology
+        self.modules = [model.get_submodule(spec.name) for spec in specs]  # that the slots hang on
+        self.slots = [LiveSlot(spec) for spec in specs]
+        self.folds: list[Fold] = []
+        self.frozen = not trainable_parameters(model)
+        self.host_parameters = max(1, self.model_parameters())  # of the model as it was given
+        self.version = 0  # rises whenever the model's layers or lists change
+        self._scanned = -1  # at which version
+        self._options: list[SlotOptions] = []
+        self._flops = 0.0
+        self._handles: list[RemovableHandle] = []
+        self._scan()
+
+    @property
+    def options(self) -> list[SlotOptions]:
+        """What can grow in each slot beside the blueprints of its topology."""
+        self._scan()
+        return self._options
+
+    @property
+    def specs(self) -> list[SlotSpec]:
+        """The slots in the model as it is now."""
+        self._scan()
+        return [slot.spec for slot in self.slots]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of one sample's forward pass through the model without seeds.
+
+        Torch counts products and convolutions. A model that has neither counts a multiply-add for each of its
+        parameters: costs are compared with those of the model as it was given, which must not be 0.
+        """
+        self._scan()
+        return self._flops or 2.0 * max(1, self.model_parameters())
+
+    def _scan(self) -> None:
+        """Find out what the model offers, if it has changed since the last time."""
+        if self._scanned == self.version:
+            return
+        self._scanned = self.version
+        self.detach()
+        before = [slot.spec for slot in self.slots]
+        specs, self._options, self._flops = self.probe.scan(self.modules, before)
+        for slot, spec in zip(self.slots, specs, strict=True):
+            slot.spec = spec
+        self.attach()
+
+    # ---- hooks -----------------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Attach the hooks of all slots and seeds."""
+        self.detach()
+        for role in Role:  # consumers of new units come before their producers
+            for slot in self.slots:
+                if isinstance(slot.seed, Widening):
+                    alpha, isolated = partial(getattr, slot, "alpha"), partial(getattr, slot, "isolated")
+                    self._handles += slot.seed.attach(role, alpha, isolated)
+        for module, slot in zip(self.modules, self.slots, strict=True):
+            self._handles.append(module.register_forward_hook(slot.hook, with_kwargs=True))
+
+    def detach(self) -> None:
+        """Remove all hooks from the model."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def plant(self, k: int, blueprint: int, device: torch.device, seed: int) -> None:
+        """Plant a seed in slot k; its weights are drawn from `seed`, and the caller's generator is kept."""
+        slot, options, spec = self.slots[k], self.options[k], self.slots[k].spec
+        self.detach()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if blueprint == Blueprint.CLONE:
+                assert options.span is not None, "a clone was planted where nothing can be repeated"
+                slot.set_seed(blueprint, RepeatedBlocks(options.span))
+            elif blueprint in GROWTH_BLUEPRINTS:
+                slot.set_seed(blueprint, Widening(self._trace(k, Blueprint(blueprint))))
+                slot.also_widened = options.also_widened
+            else:
+                # Drawn in float32, so that the weights are the same in any dtype.
+                body = build_blueprint(blueprint, spec.topology, spec.width, spec.spatial_dims)
+                gate = BlendGate(spec.width, spec.topology)
+                slot.set_seed(blueprint, body.to(device, spec.dtype), gate.to(device, spec.dtype))
+        slot.born = len(self.folds)
+        self.attach()
+
+    def _trace(self, k: int, blueprint: Blueprint) -> list[WidenedLayer]:
+        """Return the layers of a widening of slot k; raises a UserError where they no longer take it."""
+        try:
+            return self.probe.trace(self.options[k], blueprint)
+        except CannotWiden as error:
+            raise UserError(
+                f"the layers ahead of slot {self.names[k]!r} could get wider when the run began and cannot "
+                f"now ({error}): the model computes something else than then, or gives NaN; name other "
+                "slots, or blueprints without WIDEN_HALF and WIDEN_FULL"
+            ) from error
+
+    def clear(self, k: int) -> None:
+        """Remove the seed of slot k."""
+        self.slots[k].clear()
+        self.attach()
+
+    # ---- what can grow ---------------------------------------------------------------------------------
+
+    def can_grow(self, k: int, blueprint: Blueprint) -> bool:
+        """Tell whether a clone or widening can be planted in slot k now."""
+        options = self.options[k]
+        if blueprint not in options.parameters or self.is_widened_elsewhere(k):
+            return False
+        if blueprint == Blueprint.CLONE:
+            return True
+        others = [slot for j, slot in enumerate(self.slots) if j != k and slot.seed is not None]
+        if any(self.slots[j] in others for j in options.also_widened):
+            return False
+        return all(
+            _are_compatible(own, other)
+            for slot in others
+            if isinstance(slot.seed, Widening)
+            for other in slot.seed.widened
+            for own in options.widened
+            if own.layer is other.layer
+        )
+
+    def is_widened_elsewhere(self, k: int) -> bool:
+        """Tell whether the seed of another slot makes the activations of slot k wider."""
+        return any(k in slot.also_widened for j, slot in enumerate(self.slots) if j != k)
+
+    def refusals(self, blueprint: Blueprint) -> list[str]:
+        """Return why slots do not take a blueprint: at most two reasons, with the first slot of each."""
+        reasons: dict[str, str] = {}
+        for name, options in zip(self.names, self.options, strict=True):
+            if blueprint in options.refused:
+                reasons.setdefault(options.refused[blueprint], name)
+        return [f"after {name}, {reason}" for reason, name in list(reasons.items())[:2]]
+
+    # ---- sizes -----------------------------------------------------------------------------------------
+
+    @property
+    def host(self) -> Host:
+        """The slots of the model as those of a host."""
+        specs = self.specs
+        blanks, widths = [nn.Identity() for _ in specs], [spec.width for spec in specs]
+        return Host(blanks, self.topology, nn.Identity(), widths, specs[0].spatial_dims)
+
+    def growth_parameters(self, k: int, blueprint: Blueprint) -> int:
+        """Count the parameters that a clone or widening in slot k adds, beside the seeds that live now."""
+        options = self.options[k]
+        size, divisor = options.parameters[blueprint], UNITS_PER_NEW_UNIT.get(blueprint)
+        for slot in self.slots if divisor is not None else []:
+            if isinstance(slot.seed, Widening) and divisor is not None:
+                theirs, own = slot.seed.widened, options.widened
+                size += (count_cross_weights(theirs, own) + count_cross_weights(own, theirs)) // divisor
+        return size
+
+    def seed_parameters(self) -> Tensor:
+        """Count the parameters of seeds by slot and blueprint, 0 where none fits.  # [S, blueprints]"""
+        table = torch.zeros(len(self.slots), len(Blueprint), dtype=torch.long)
+        for k, (options, spec) in enumerate(zip(self.options, self.specs, strict=True)):
+            for b in selectable_blueprints(spec.topology):
+                table[k, b] = parameter_count(b, spec.topology, spec.width, spec.spatial_dims)
+            for grown in options.parameters:
+                table[k, grown] = self.growth_parameters(k, grown)
+        return table
+
+    def gate_parameters(self) -> Tensor:
+        """Count the parameters of a gate by slot.  # [S]"""
+        return torch.tensor([gate_parameter_count(spec.width) for spec in self.specs])
+
+    def model_parameters(self) -> int:
+        """Count the trained parameters of the model; of one that is frozen as a whole, all."""
+        own = self.model.parameters() if self.frozen else trainable_parameters(self.model)
+        return sum(p.numel() for p in own)
+
+    def parameters(self) -> int:
+        """Count the parameters of all seeds, as they are when they have become part of the model."""
+        total, widened = 0, list[WidenedLayer]()
+        for slot in self.slots:
+            if isinstance(slot.seed, Widening):
+                total += slot.seed.count_parameters(widened)
+                widened += slot.seed.widened
+                continue
+            used = [slot.seed, slot.gate if slot.blend is Blend.GATE else None]
+            total += sum(p.numel() for module in used if module is not None for p in module.parameters())
+        return total
+
+    # ---- folding ---------------------------------------------------------------------------------------
+
+    def fold(self, k: int) -> Fold:
+        """Make the seed of slot k part of the model, at its alpha; the slot is empty afterwards."""
+        self.detach()
+        before = self.model_parameters()
+        try:
+            fold = self._fold(k)
+        except BaseException:
+            self.attach()
+            raise
+        fold = replace(fold, parameters=self.model_parameters() - before)
+        self.folds.append(fold)
+        self.slots[k].clear()
+        self.version += 1
+        self.attach()
+        return fold
+
+    def _fold(self, k: int) -> Fold:
+        slot, seed, module = self.slots[k], self.slots[k].seed, self.modules[k]
+        fold = partial(Fold, k, slot.blueprint, slot.blend, slot.born, module)
+        if isinstance(seed, RepeatedBlocks):
+            description, undo = self._describe_repeat(seed), Undo(changed_by_insert(self.model, seed.span))
+            seed.copy_modes()
+            with undo.on_failure():
+                self.modules[k] = insert_blocks(self.model, seed.span, list(seed.blocks))
+            return fold(description, undo, moved=[(p, p) for p in seed.parameters()])
+        if isinstance(seed, Widening):
+            description, undo = self._describe_widening(seed), Undo(each.layer for each in seed.widened)
+            with undo.on_failure():
+                grown = seed.fold(slot.alpha)
+            return fold(description, undo, grown=grown)
+        graft = slot.graft()
+        plain = trace_graft(graft, slot.spec.spatial_dims)
+        like = next(graft.parameters(), None)
+        plain.to(None if like is None else like.device, slot.spec.dtype).train(module.training)
+        undo = Undo(m for m in self.model.modules() if module in (m, *m.children()))
+        current = next(n for n, m in self.model.named_modules() if m is module)
+        with undo.on_failure():
+            self.modules[k] = install_graft(self.model, current, slot.spec.in_tuple, plain)
+        moved = list(zip(graft.parameters(), plain.parameters(), strict=True))
+        return fold(f"{Blueprint(slot.blueprint).name} behind {self.names[k]}", undo, moved=moved)
+
+    def unfold(self) -> Fold:
+        """Take the latest fold back; its slot is empty."""
+        self.detach()
+        fold = self.folds.pop()
+        fold.undo()
+        self.modules[fold.slot] = fold.module
+        self.slots[fold.slot].clear()
+        self.version += 1
+        self.attach()
+        return fold
+
+    def plain_model(self) -> nn.Module:
+        """Return a copy of the model on the CPU, in eval mode, with every seed above alpha 0 folded in.
+
+        Its class is the model's own; it loads without esper.
+        """
+        version, restore_slots, folds = self.version, Undo(self.slots), len(self.folds)
+        try:
+            for k in [k for k, slot in enumerate(self.slots) if slot.seed is not None and slot.alpha > 0]:
+                self.fold(k)
+            self.detach()
+            return copy.deepcopy(self.model).cpu().eval()
+        finally:
+            while len(self.folds) > folds:  # a fold may have failed
+                self.unfold()
+            restore_slots()
+            self.version = version
+            self.attach()
+
+    # ---- describing ------------------------------------------------------------------------------------
+
+    def describe_folds(self) -> tuple[str, ...]:
+        """Say what has become part of the model, in order."""
+        return tuple(f"{fold.description}, for good, {fold.parameters:,} parameters" for fold in self.folds)
+
+    def describe_growth(self) -> dict[int, tuple[str, int]]:
+        """Say, by slot, how its clone or widening changes the model, and how many parameters it adds.
+
+        Weights between new units of two slots are counted once, at the later slot, so that all add up.
+        """
+        found: dict[int, tuple[str, int]] = {}
+        earlier: list[WidenedLayer] = []
+        for k, slot in enumerate(self.slots):
+            if slot.alpha == 0:
+                continue
+            if isinstance(slot.seed, RepeatedBlocks):
+                size = sum(p.numel() for p in slot.seed.parameters())
+                found[k] = self._describe_repeat(slot.seed), size
+            elif isinstance(slot.seed, Widening):
+                found[k] = self._describe_widening(slot.seed), slot.seed.count_parameters(earlier)
+                earlier += slot.seed.widened
+        return found
+
+    def _describe_repeat(self, seed: RepeatedBlocks) -> str:
+        """Name the block of a list, the entries of a sequence or the whole sequence that is repeated."""
+        blocks, container = seed.span.blocks, seed.span.container
+        names = {module: name for name, module in self.model.named_modules()}
+        if names[container] and len(blocks) == len(list(container.children())) > 1:
+            return f"{names[container]} repeated"
+        first, last = names[blocks[0]], names[blocks[-1]]
+        return f"{first} repeated" if first == last else f"{first} to {last} repeated"
+
+    def _describe_widening(self, seed: Widening) -> str:
+        """Say what a widening changes, as in: conv1 64 → 96 wide, or attn 4 → 6 heads."""
+        producers = [each for each in seed.widened if each.role is Role.PRODUCER]
+        counters = [each for each in seed.widened if each.role is Role.COUNTER]
+        units, extra, what = units_out(producers[0].layer), producers[0].extra, "wide"
+        if counters:
+            units, extra, what = units * counters[0].extra // extra, counters[0].extra, "heads"
+        names = {module: name for name, module in self.model.named_modules()}
+        found = [names[each.layer] for each in counters or producers]
+        listed = found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
+        return f"{listed} {units} → {units + extra} {what}"
+
+
+def _are_compatible(one: WidenedLayer, other: WidenedLayer) -> bool:
+    """Tell whether two widenings can share a layer: one as producer, one as consumer, new units last."""
+    roles = {one.role, other.role} == {Role.PRODUCER, Role.CONSUMER}
+    return roles and one.positions is None and other.positions is None

@@ -1,0 +1,261 @@
+"""Find the submodules of a model after which seeds may grow, by running it once.
+
+A seed hangs on a submodule by a forward hook and changes its output. The model is neither traced nor split,
+so skip connections, several inputs, tuples as outputs and shared weights are no obstacle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from esper.utils.errors import UserError
+
+MOST_SLOTS = 8  # as many as are chosen without being named
+TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of slot wins a tie
+NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
+_LISTS = (nn.ModuleList, nn.Sequential)
+_SEQUENCE_LAYERS = (nn.Embedding, nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.LayerNorm)
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """A submodule whose output a seed may change."""
+
+    name: str
+    topology: str
+    shape: tuple[int, ...]  # of one sample
+    in_tuple: bool = False  # whether the activation is the first value of a tuple
+    dtype: torch.dtype = torch.float32  # of the activation
+
+    @property
+    def width(self) -> int:
+        """Channels or features."""
+        return self.shape[0] if self.topology == "cnn" else self.shape[-1]
+
+    @property
+    def spatial_dims(self) -> int:
+        """Spatial axes: 0 except in a cnn."""
+        return len(self.shape) - 1 if self.topology == "cnn" else 0
+
+
+@dataclass(frozen=True)
+class _ModuleCall:
+    """A submodule that ran. Its output is described, not held: all activations of a large batch together
+    take more memory than training."""
+
+    name: str
+    module: nn.Module
+    output_type: str
+    shape: tuple[int, ...] | None  # of the activation, None where there is none
+    dtype: torch.dtype  # of the activation
+    times: int  # it ran in one forward pass
+
+
+@contextmanager
+def in_eval_mode(model: nn.Module) -> Iterator[None]:
+    """Put every module into eval mode; afterwards each has its own mode again.
+
+    `model.train()` would not do: it also changes the submodules that were frozen in eval mode.
+    """
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def main_tensor(output: Any) -> Tensor | None:
+    """Return the activation in a module's output: a tensor, or the first of a tuple."""
+    if type(output) is tuple and output:
+        output = output[0]
+    return output if isinstance(output, Tensor) else None
+
+
+def is_sequence(module: nn.Module) -> bool:
+    """Tell whether a module runs its children one after another and does nothing else."""
+    return type(module).forward is nn.Sequential.forward
+
+
+def has_weights(module: nn.Module) -> bool:
+    """Tell whether a module has weights beyond those of a norm."""
+    return not isinstance(module, NORMS) and any(True for _ in module.parameters())
+
+
+def floating_dtype(model: nn.Module) -> torch.dtype:
+    """Return the dtype of a model's first floating-point parameter; float32 where it has none."""
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+
+
+def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters of a model that are not frozen."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def find_slots(
+    model: nn.Module,
+    run: Callable[[], Any],
+    names: Sequence[str | int] | None = None,
+    topology: str | None = None,
+) -> list[SlotSpec]:
+    """Return the slots after the named submodules, or at the ends of the model's blocks, in execution order.
+
+    run: one forward pass of the model. All slots have one topology; the name of a list stands for each of its
+    blocks. Raises a UserError for a submodule that is missing, did not run, or has no output for a seed.
+    """
+    calls = _record_calls(model, run)
+    if names is not None:
+        slots = [_named_slot(name, calls, model, topology) for name in _expand_lists(model, names)]
+        if len({slot.topology for slot in slots}) > 1:
+            shapes = ", ".join(f"{slot.name} {list(slot.shape)}" for slot in slots)
+            raise UserError(
+                f"the slots of {type(model).__name__} are of different kinds ({shapes}); choose slots whose "
+                "activations all have the same number of axes"
+            )
+        order = [call.name for call in calls]
+        return sorted(slots, key=lambda slot: order.index(slot.name))
+    candidates = _candidate_modules(model)
+    steps = [(call.module, _slot_after(call, model, topology)) for call in calls if call.name in candidates]
+    slots = _block_ends(steps)
+    if not slots:
+        raise UserError(
+            f"{type(model).__name__} has no submodule after which something could grow; name one with "
+            "slots=[...]: its output must be a float tensor [batch, features], [batch, time, features] or "
+            "[batch, channels, *spatial]"
+        )
+    counts = {kind: sum(slot.topology == kind for slot in slots) for kind in TOPOLOGY_ORDER}
+    chosen = topology or max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
+    slots = [slot for slot in slots if slot.topology == chosen]
+    if len(slots) <= MOST_SLOTS:
+        return slots
+    # Evenly spaced, the last one always among them.
+    return [slots[((k + 1) * len(slots)) // MOST_SLOTS - 1] for k in range(MOST_SLOTS)]
+
+
+def _record_calls(model: nn.Module, run: Callable[[], Any]) -> list[_ModuleCall]:
+    """Return the submodules that run, in the order in which they end."""
+    ended: dict[str, _ModuleCall] = {}
+
+    def record(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, inputs: Any, output: Any) -> None:
+            before, value = ended.pop(name, None), main_tensor(output)
+            shape = None if value is None else tuple(value.shape)
+            dtype, times = torch.long if value is None else value.dtype, before.times if before else 0
+            ended[name] = _ModuleCall(name, module, type(output).__name__, shape, dtype, times + 1)
+
+        return hook
+
+    with in_eval_mode(model), torch.no_grad(), ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if name:
+                hooks.enter_context(module.register_forward_hook(record(name)))
+        run()
+    return list(ended.values())
+
+
+def _candidate_modules(model: nn.Module) -> set[str]:
+    """Return the names of the layers and blocks between which slots are sought."""
+    found: set[str] = set()
+
+    def collect(module: nn.Module, path: str) -> None:
+        for name, child in module.named_children():
+            below = f"{path}.{name}" if path else name
+            listed = isinstance(module, _LISTS)
+            if is_sequence(child) or isinstance(child, nn.ModuleList) or (not listed and _holds_list(child)):
+                collect(child, below)
+            else:
+                found.add(below)
+
+    collect(model, "")
+    return found
+
+
+def _holds_list(module: nn.Module) -> bool:
+    """Tell whether a module contains a list of several blocks."""
+    lists = [m for m in module.modules() if isinstance(m, _LISTS) and m is not module]
+    return any(sum(has_weights(child) for child in blocks) > 1 for blocks in lists)
+
+
+def _block_ends(steps: Iterable[tuple[nn.Module, SlotSpec | None]]) -> list[SlotSpec]:
+    """Return the last slot ahead of each further module with weights.
+
+    steps: modules in execution order, each with the slot after it, if there is one.
+    """
+    chosen: list[SlotSpec] = []
+    candidate: SlotSpec | None = None
+    weighted = opaque = False  # whether the block so far has weights; whether its last layer is not torch's
+    for layer, slot in steps:
+        heavy = has_weights(layer)
+        ends = (heavy and not isinstance(layer, nn.Embedding)) or (opaque and isinstance(layer, NORMS))
+        if ends and weighted and candidate is not None:
+            chosen.append(candidate)
+            candidate, weighted = None, False
+        weighted = weighted or heavy
+        if heavy:
+            opaque = not type(layer).__module__.startswith("torch.nn")
+        candidate = slot or candidate
+    return chosen
+
+
+def _slot_after(call: _ModuleCall, model: nn.Module, topology: str | None) -> SlotSpec | None:
+    shape = call.shape or ()
+    if call.times > 1 or not call.dtype.is_floating_point or not 2 <= len(shape) <= 4:
+        return None
+    kind = {2: "mlp", 4: "cnn"}.get(len(shape)) or topology or _sequence_topology(model)
+    if kind == "cnn" and all(side == 1 for side in shape[2:]):
+        return None  # a convolution over a single point
+    return SlotSpec(call.name, kind, shape[1:], call.output_type == "tuple", call.dtype)
+
+
+def _sequence_topology(model: nn.Module) -> str:
+    """Tell whether three axes are a signal [batch, channels, time] or a sequence [batch, time, features]."""
+    modules = list(model.modules())
+    signals = any(isinstance(m, nn.Conv1d) for m in modules)
+    sequences = any(isinstance(m, _SEQUENCE_LAYERS) for m in modules)
+    return "cnn" if signals and not sequences else "transformer"
+
+
+def _expand_lists(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+    """Return the names of slots, with the name of a list replaced by those of its blocks."""
+    if isinstance(names, str):
+        raise UserError(f"slots is the name {names!r}; give a list of names: [{names!r}]")
+    if not names:
+        raise UserError("slots is empty; name at least one submodule, or leave slots out to have them found")
+    modules, found = dict(model.named_modules()), list[str]()
+    for name in map(str, names):
+        module = modules.get(name)
+        found += [f"{name}.{k}" for k in range(len(module))] if isinstance(module, nn.ModuleList) else [name]
+    twice = next((name for k, name in enumerate(found) if name in found[:k]), None)
+    if twice is not None:
+        raise UserError(f"slots name {twice!r} twice; name every submodule once")
+    return found
+
+
+def _named_slot(name: str, calls: Sequence[_ModuleCall], model: nn.Module, topology: str | None) -> SlotSpec:
+    call = next((call for call in calls if call.name == name), None)
+    slot = None if call is None else _slot_after(call, model, topology)
+    if slot is not None:
+        return slot
+    known = list(dict(model.named_modules()))[1:]
+    if name not in known:
+        few = ", ".join(known[:12])
+        raise UserError(f"slot {name!r} is no submodule of {type(model).__name__}; it has {few} ...")
+    if call is None:
+        reason = "which did not run in a forward pass"
+    elif call.times > 1:
+        reason = f"which runs {call.times} times in a forward pass"
+    else:
+        given = f"a {call.output_type}" if call.shape is None else f"shape {list(call.shape)}"
+        reason = f"which gives {given}"
+    raise UserError(
+        f"{type(model).__name__} cannot have a slot after {name!r}, {reason}; a slot needs one float tensor "
+        "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
+    )

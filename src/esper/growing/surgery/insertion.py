@@ -1,0 +1,343 @@
+"""New modules in a user's model: copies of its own blocks as further entries of their list, and seeds as
+plain modules of torch's layers and functions, which load without esper. `Undo` takes such changes back.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from esper.growing.slots import SlotSpec, has_weights, is_sequence, main_tensor
+from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, SqueezeExcite
+from esper.population.extract import Grafted
+from esper.utils.errors import UserError
+
+COUNT = "num_hidden_layers"  # where the configurations of transformers count the blocks
+INDEX = "layer_idx"  # where their blocks hold their own number
+
+
+class Undo:
+    """A copy of the attributes of some objects, and of the dictionaries among these; call it to restore them.
+
+    The train or eval mode of a module is left as it is.
+    """
+
+    def __init__(self, objects: Iterable[Any]):
+        unique = {id(thing): thing for thing in objects}
+        self._saved = [(thing, _copy_dicts(vars(thing))) for thing in unique.values()]
+
+    def __call__(self) -> None:
+        """Restore the attributes."""
+        for thing, attributes in self._saved:
+            own = vars(thing)
+            mode = {key: own[key] for key in ("training",) if key in own}
+            own.clear()
+            own.update(_copy_dicts(attributes) | mode)
+
+    @contextmanager
+    def on_failure(self) -> Iterator[None]:
+        """Restore the attributes if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self()
+            raise
+
+
+def _copy_dicts(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {key: copy.copy(value) if isinstance(value, dict) else value for key, value in attributes.items()}
+
+
+# ---- copies of blocks ----------------------------------------------------------------------------------
+
+
+class CannotRepeat(Exception):
+    """Raised with the reason why nothing can be repeated behind a module."""
+
+
+@dataclass(frozen=True)
+class BlockSpan:
+    """Consecutive entries of a ModuleList or Sequential that keep the shape of their input."""
+
+    owner: nn.Module | None  # of the container
+    container: nn.Module
+    blocks: tuple[nn.Module, ...]
+    counted: bool = False  # whether integers of the owner that count the blocks must rise too
+
+
+def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tuple[Any, Any]]) -> BlockSpan:
+    """Find the blocks that a copy behind `module` repeats; raises CannotRepeat where there are none.
+
+    In a sequence they are the shortest run of entries up to the module that has weights and keeps the shape,
+    in a list the module itself. shapes: of the input and the output of each module that ran.
+    """
+    found = next(((n, m) for n, m in model.named_modules() if _lists(m, module)), None)
+    if found is None:
+        raise CannotRepeat("it is no entry of a ModuleList or Sequential")
+    name, container = found
+    owner = model.get_submodule(name.rpartition(".")[0]) if name else None
+    entries = list(container.children())
+    last = entries.index(module)
+    for first in range(last, -1, -1) if is_sequence(container) else [last]:
+        blocks = tuple(entries[first : last + 1])
+        if not all(block in shapes for block in blocks):
+            raise CannotRepeat("not all entries of its sequence run")
+        if shapes[blocks[0]][0] == shapes[module][1] and any(has_weights(block) for block in blocks):
+            return BlockSpan(owner, container, blocks)
+    given, gave = (None if shape is None else list(shape) for shape in shapes[module])
+    raise CannotRepeat(
+        f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
+    )
+
+
+def _lists(container: nn.Module, module: nn.Module) -> bool:
+    listed = isinstance(container, nn.ModuleList) or is_sequence(container)
+    return listed and any(child is module for child in container.children())
+
+
+class RepeatedBlocks(nn.Module):
+    """Copies of blocks as a seed: at alpha 1 the blocks run twice."""
+
+    def __init__(self, span: BlockSpan):
+        super().__init__()
+        self.span = span
+        configs = {id(c): c for block in span.blocks for c in _configs_of(block)}  # shared, not copied
+        self.blocks = nn.ModuleList(copy.deepcopy(block, dict(configs)) for block in span.blocks)
+        self.requires_grad_(True)
+
+    def copy_modes(self) -> None:
+        """Give every part of the copies the train or eval mode of the part that it was copied from."""
+        for block, origin in zip(self.blocks, self.span.blocks, strict=True):
+            modes = {name: part.training for name, part in origin.named_modules()}
+            for name, part in block.named_modules():
+                part.training = modes.get(name, part.training)
+
+    def forward(self, h: Tensor, inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+        """Run the copies on h, with the other arguments that the last block was called with.
+
+        A cache of keys and values is left out: it belongs to the block.
+        """
+        rest = {key: _without_cache(value) for key, value in named.items()}
+        if not inputs:
+            main = next(key for key, x in rest.items() if isinstance(x, Tensor) and x.shape == h.shape)
+            rest.pop(main)
+        for block in self.blocks:
+            output = main_tensor(block(h, *(_without_cache(value) for value in inputs[1:]), **rest))
+            assert output is not None, "a block that is repeated returns a tensor"
+            h = output
+        return h
+
+
+def _without_cache(value: Any) -> Any:
+    return None if hasattr(value, "get_seq_length") else value
+
+
+def _configs_of(module: nn.Module) -> list[Any]:
+    """Return the configuration objects that a module and its submodules refer to, each once."""
+    found = [vars(part).get("config") for part in module.modules()]
+    return list({id(c): c for c in found if c is not None and hasattr(c, "__dict__")}.values())
+
+
+def changed_by_insert(model: nn.Module, span: BlockSpan) -> list[Any]:
+    """List the objects that `insert_blocks` may change."""
+    owners = [] if span.owner is None else [span.owner]
+    return [span.container, *owners, *_configs_of(model), *span.container.modules()]
+
+
+def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]) -> nn.Module:
+    """Insert blocks behind a span in place, and update what counts or numbers blocks; return the last one."""
+    container, entries = span.container, list(span.container.children())
+    last, count = entries.index(span.blocks[-1]), len(entries)
+    first = last + 1 - len(blocks)
+    for block, origin in zip(blocks, entries[first : last + 1], strict=True):
+        copies = dict(block.named_modules())
+        for name, part in origin.named_modules():
+            if isinstance(vars(part).get(INDEX), int) and name in copies:
+                setattr(copies[name], INDEX, getattr(part, INDEX))  # it may have moved since it was copied
+    # The new entries, each with the number that it, or its origin, had before.
+    numbered = [(entry, k) for k, entry in enumerate(entries)]
+    numbered[last + 1 : last + 1] = [(block, first + k) for k, block in enumerate(blocks)]
+    keys = list(container._modules)
+    container._modules.clear()
+    for place, (entry, before) in enumerate(numbered):
+        container._modules[_entry_name(container, keys, place, last, len(blocks))] = entry
+        for part in entry.modules():
+            if isinstance(vars(part).get(INDEX), int):
+                setattr(part, INDEX, getattr(part, INDEX) + place - before)
+    for config in _configs_of(model):
+        if getattr(config, COUNT, None) == count:
+            setattr(config, COUNT, count + len(blocks))
+            for name, value in list(vars(config).items()):
+                if isinstance(value, list) and len(value) == count and "layer" in name:
+                    setattr(config, name, [value[before] for _, before in numbered])
+    if span.counted and span.owner is not None:
+        for name, value in list(vars(span.owner).items()):
+            if type(value) is int and value == count:
+                setattr(span.owner, name, count + len(blocks))
+    return blocks[-1]
+
+
+def _entry_name(container: nn.Module, keys: list[str], place: int, last: int, extra: int) -> str:
+    """Return the name of an entry after `extra` ones were inserted behind entry `last`."""
+    if all(key.isdigit() for key in keys):
+        return str(place)
+    if place <= last:
+        return keys[place]
+    if place > last + extra:
+        return keys[place - extra]
+    return _free_name(f"{keys[place - extra]}_again", (*keys, *container._modules))
+
+
+def _free_name(name: str, taken: Iterable[str]) -> str:
+    return name if name not in taken else _free_name(f"{name}_again", taken)
+
+
+# ---- seeds as plain modules ----------------------------------------------------------------------------
+
+# Versions of modules without sizes in their code, so that one trace holds for every batch size and length.
+
+
+class _SqueezeExcite(nn.Module):
+    def __init__(self, seed: SqueezeExcite, spatial_dims: int):
+        super().__init__()
+        self.excite = seed.excite
+        self.blank = (..., *[None] * spatial_dims)
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h * torch.tanh(self.excite(h))[self.blank]
+
+
+class _Gate(nn.Module):
+    def __init__(self, gate: BlendGate, spatial_dims: int):
+        super().__init__()
+        self.linear, self.spatial = gate.linear, gate.spatial
+        self.blank = (..., *[None] * spatial_dims)
+
+    def forward(self, h: Tensor) -> Tensor:
+        pooled = h.flatten(2).mean(-1) if self.spatial else h
+        return torch.sigmoid(self.linear(pooled))[self.blank]
+
+
+class _CausalAttention(nn.Module):
+    def __init__(self, seed: CausalSelfAttention, spatial_dims: int):
+        super().__init__()
+        self.qkv, self.out, self.heads = seed.qkv, seed.out, seed.heads
+        self.width = seed.out.in_features
+
+    def forward(self, h: Tensor) -> Tensor:
+        qkv = self.qkv(F.layer_norm(h, [self.width]))
+        split = qkv.unflatten(-1, [3, self.heads, self.width // self.heads]).permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(split[0], split[1], split[2], is_causal=True)
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+class _AlibiAttention(nn.Module):
+    slopes: Tensor  # [heads, 1, 1]
+
+    def __init__(self, seed: AlibiAttention, spatial_dims: int):
+        super().__init__()
+        self.query, self.key_value, self.out, self.heads = seed.query, seed.key_value, seed.out, seed.heads
+        self.width = seed.out.in_features
+        slopes = torch.exp2(-8.0 * torch.arange(1, self.heads + 1) / self.heads)
+        self.register_buffer("slopes", slopes.view(-1, 1, 1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        unit = F.layer_norm(h, [self.width])
+        query = self.query(unit).unflatten(-1, [self.heads, -1]).transpose(1, 2)  # [B, heads, T, D / heads]
+        pair = self.key_value(unit).unflatten(-1, [2, -1])
+        key, value = pair.select(2, 0).unsqueeze(1), pair.select(2, 1).unsqueeze(1)  # [B, 1, T, D / heads]
+        steps = torch.ones_like(h[0, :, 0], dtype=torch.float32).cumsum(0)  # [T]; bfloat16 ends at 256
+        distance = steps.unsqueeze(0) - steps.unsqueeze(1)  # [T, T], above 0 in the future
+        bias = (self.slopes * distance).masked_fill(distance > 0, float("-inf"))
+        scores = query @ key.transpose(-1, -2) * (self.width // self.heads) ** -0.5
+        mixed = torch.softmax(scores + bias, dim=-1).type_as(value) @ value
+        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return result
+
+
+_TRACEABLE: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
+    SqueezeExcite: _SqueezeExcite,
+    BlendGate: _Gate,
+    CausalSelfAttention: _CausalAttention,
+    AlibiAttention: _AlibiAttention,
+}
+
+
+def trace_graft(grafted: Grafted, spatial_dims: int) -> fx.GraphModule:
+    """Return a seed with its blending as a traced module; raises a UserError where it cannot be traced."""
+    traced = copy.deepcopy(grafted)
+    for name, child in list(traced.named_children()):
+        if type(child) in _TRACEABLE:
+            setattr(traced, name, _TRACEABLE[type(child)](child, spatial_dims))
+    try:
+        graph = fx.Tracer().trace(traced)
+    except (fx.proxy.TraceError, TypeError, RuntimeError, AttributeError) as error:
+        raise UserError(
+            f"the blueprint {type(grafted.seed).__name__} cannot be traced ({error}), so that it would need "
+            "esper to be loaded; write its forward without asking for sizes"
+        ) from error
+    for node in graph.nodes:
+        node.type = None  # an annotation that is only a string cannot be pickled
+    return fx.GraphModule(traced, graph, class_name="Grown")
+
+
+def graft_name(model: nn.Module, slot: SlotSpec) -> str:
+    """Return the name that a graft behind a submodule gets in the model."""
+    owner, _, own = slot.name.rpartition(".")
+    beside = is_sequence(model.get_submodule(owner)) and not is_sequence(model.get_submodule(slot.name))
+    if beside and not slot.in_tuple:
+        return f"{owner}.{own}_grown" if owner else f"{own}_grown"
+    return f"{slot.name}.grown"
+
+
+def install_graft(model: nn.Module, name: str, in_tuple: bool, graft: nn.Module) -> nn.Module:
+    """Put a traced graft behind the submodule of a name, in place; return the module whose output it changes.
+
+    Behind a layer of a sequence it becomes the next entry, behind a whole sequence its last one. Anywhere
+    else it becomes a child `grown` of the submodule, which a forward hook runs: a traced module, so that the
+    model can be copied, pickled and exported with torch alone.
+    """
+    module = model.get_submodule(name)
+    owner, _, own = name.rpartition(".")
+    parent = model.get_submodule(owner)
+    if is_sequence(module):
+        module.add_module(_free_name("grown", module._modules), graft)
+        return module
+    if is_sequence(parent) and not in_tuple:
+        entries = list(parent._modules.items())
+        new = _free_name(f"{own}_grown", parent._modules)
+        parent._modules.clear()
+        for key, child in entries:
+            parent._modules[key] = child
+            if key == own:
+                parent._modules[new] = graft
+        return graft
+    hook = _trace_hook(graft, in_tuple)
+    module.add_module(_free_name("grown", module._modules), hook)
+    module.register_forward_hook(hook)
+    return module
+
+
+def _trace_hook(graft: nn.Module, in_tuple: bool) -> fx.GraphModule:
+    """Return a forward hook as a traced module: (module, inputs, output) → the output with the graft."""
+    root, graph = nn.Module(), fx.Graph()
+    root.add_module("graft", graft)
+    graph.placeholder("module")
+    graph.placeholder("inputs")
+    output = graph.placeholder("output")
+    if in_tuple:
+        first = graph.call_function(operator.getitem, (output, 0))
+        rest = graph.call_function(operator.getitem, (output, slice(1, None)))
+        graph.output(graph.call_function(operator.add, ((graph.call_module("graft", (first,)),), rest)))
+    else:
+        graph.output(graph.call_module("graft", (output,)))
+    return fx.GraphModule(root, graph, class_name="Grown")

@@ -1,0 +1,574 @@
+"""Find which blocks can be repeated and which layers widened, by trial forward passes.
+
+Everything is tried before it is offered: a block is inserted into its list, or units are added to layers, the
+model is run on two samples, and its outputs must be as expected. Then all changes are taken back.
+
+Layers whose units are coupled (by a residual stream, say) must grow together. Gradients tell which producers
+feed the same inputs. Then one pass with marks tells the rest: the producers of a group get new units that
+hold NaN, and whatever these reach is marked. The marks tell where in the input of each consumer the new units
+arrive, whatever the model's own code does between (activations, pooling, flattening, concatenation). Code
+that mixes units (a norm over all channels, a softmax) marks others too, and code that takes no more units
+raises: both are refused.
+
+The dependency graph of torch-pruning was considered. It groups layers for removal, where a LayerNorm or an
+attention in between is no obstacle; it tells which units go, not where new ones arrive; it needs a graph of
+gradients, which frozen modules do not have, and it fails on the tuples of GPT-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import StringIO
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growing.criterion import Criterion
+from esper.growing.data import count_samples, map_batch
+from esper.growing.slots import SlotSpec, in_eval_mode, main_tensor
+from esper.growing.surgery.insertion import (
+    BlockSpan,
+    CannotRepeat,
+    RepeatedBlocks,
+    Undo,
+    changed_by_insert,
+    find_span,
+    insert_blocks,
+)
+from esper.growing.surgery.widening import (
+    CONVOLUTIONS,
+    CannotWiden,
+    Role,
+    UnitGroup,
+    WidenedLayer,
+    Widening,
+    channelwise_kind,
+    count_cross_weights,
+    dense_kind,
+    find_heads,
+    merge_units,
+    other_positions,
+    unit_axis,
+    units_in,
+    units_out,
+)
+from esper.lifecycle.actions import Blueprint
+from esper.utils.errors import one_line
+
+SAMPLES = 2  # on which everything is tried
+SMALL = 0.1  # of the operations between two slots: units that cost less are not the width of the model there
+# The tolerance of outputs, as a share of the largest one. New units change the shapes of products, so that
+# sums are rounded in another order: about 1e-6 in float32, 1e-2 in bfloat16 after a dozen layers.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+UNITS_PER_NEW_UNIT = {Blueprint.WIDEN_HALF: 2, Blueprint.WIDEN_FULL: 1}
+
+
+@dataclass(frozen=True)
+class SlotOptions:
+    """What can grow at a slot beside the blueprints of its topology, and what it costs."""
+
+    span: BlockSpan | None = None
+    units: UnitGroup | None = None
+    widened: tuple[WidenedLayer, ...] = ()  # when the units are doubled
+    also_widened: frozenset[int] = frozenset()  # slots whose activations get wider too
+    parameters: Mapping[Blueprint, int] = field(default_factory=dict)
+    flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
+    refused: Mapping[Blueprint, str] = field(default_factory=dict)  # why the others cannot grow there
+
+    def extra_units(self, blueprint: Blueprint) -> int:
+        """Count the units that a widening adds."""
+        assert self.units is not None, "a widening was asked for where there is none"
+        return max(1, self.units.count // UNITS_PER_NEW_UNIT[blueprint])
+
+
+class GrowthProbe:
+    """Runs trials on a model. `scan` has to be called again whenever the model has changed."""
+
+    def __init__(self, model: nn.Module, criterion: Criterion, batch: Any, enabled: bool = True):
+        """batch: of validation data, on the model's device. enabled: else nothing is tried and offered."""
+        self.model, self.criterion, self.enabled = model, criterion, enabled
+        self.batch = first_samples(batch)
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+
+    def run(self) -> Tensor:
+        """Run the model once; return its loss and, where they are known, its outputs.  # [1 + outputs]"""
+        result = self.criterion(self.model, self.batch)
+        outputs = [] if result.outputs is None else [result.outputs.flatten().double()]
+        return torch.cat([result.loss.detach().double().view(1), *outputs])
+
+    def scan(
+        self, modules: Sequence[nn.Module], slots: Sequence[SlotSpec]
+    ) -> tuple[list[SlotSpec], list[SlotOptions], float]:
+        """Return the slots after these modules as they are now, what each offers, and the FLOPs of one
+        sample's forward pass.
+
+        slots: as they were. A module that does not run for the two samples keeps its slot, without options.
+        No hook of a seed may be attached. The caller's random generators are left as they were.
+        """
+        with self._quiet(), torch.random.fork_rng(devices=[]):
+            scan = _Scan(self, modules)
+            options = [scan.options(k) if self.enabled else SlotOptions() for k in range(len(modules))]
+            return scan.update_slots(slots), options, scan.flops
+
+    def trace(self, options: SlotOptions, blueprint: Blueprint) -> list[WidenedLayer]:
+        """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
+        assert options.units is not None, "a widening was asked for where there is none"
+        with self._quiet():
+            return trace_units(self.model, options.units.widened(options.extra_units(blueprint)), self.run)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        with in_eval_mode(self.model), torch.no_grad(), full_precision(self.device):
+            yield
+
+
+def first_samples(batch: Any) -> Any:
+    """Return the first samples of a batch of any structure."""
+    samples = count_samples(batch)
+    return map_batch(batch, lambda x: x[:SAMPLES] if x.ndim and len(x) == samples else x)
+
+
+class _Scan:
+    """One scan of a model as it is."""
+
+    def __init__(self, probe: GrowthProbe, modules: Sequence[nn.Module]):
+        self.probe, self.model, self.modules = probe, probe.model, modules
+        self.shapes: dict[nn.Module, tuple[Any, Any]] = {}  # of input and output
+        self.dtypes: dict[nn.Module, torch.dtype] = {}  # of outputs
+        self.order: list[nn.Module] = []  # modules in the order in which they ended
+        self._inserts: dict[nn.Module, bool | CannotRepeat] = {}  # by container: whether counts must rise
+        self._refusals: list[str] = []  # why units of the slot at hand cannot be added to
+        self._arrivals: dict[nn.Module, set[tuple[int, int]]] | None = None
+        with ExitStack() as hooks:
+            for module in self.model.modules():
+                hooks.enter_context(module.register_forward_hook(self._record, with_kwargs=True))
+            self.outputs, self.flops, by_name = self._run_counted()
+        root = type(self.model).__name__
+        named = self.model.named_modules()
+        self.costs = {module: by_name.get(f"{root}.{name}", 0.0) for name, module in named}  # FLOPs
+        seen = set[nn.Parameter]()
+        every = [p for _, p in self.model.named_parameters(remove_duplicate=False)]
+        self.shared = {p for p in every if p in seen or seen.add(p)}  # type: ignore[func-returns-value]
+
+    def _record(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
+        given = [x for x in (*inputs, *named.values()) if isinstance(x, Tensor)]
+        value = main_tensor(output)
+        if value is not None and value.is_floating_point():
+            self.dtypes[module] = value.dtype
+        self.shapes[module] = (given[0].shape if given else None, _shape_of(output))
+        self.order.append(module)
+
+    def _run_counted(self) -> tuple[Tensor, float, dict[str, float]]:
+        """Run the model; return its outputs and the FLOPs of one sample, in all and by module name."""
+        samples = count_samples(self.probe.batch)
+        with FlopCounterMode(display=False) as counter:
+            outputs = self.probe.run()
+        by_name = {name: sum(ops.values()) / samples for name, ops in counter.get_flop_counts().items()}
+        return outputs, counter.get_total_flops() / samples, by_name
+
+    def update_slots(self, before: Sequence[SlotSpec]) -> list[SlotSpec]:
+        """Return the slots with the names, shapes and dtypes of now."""
+        names = {module: name for name, module in self.model.named_modules()}
+        found = []
+        for module, slot in zip(self.modules, before, strict=True):
+            shape = self.shapes.get(module, (None, None))[1]
+            now = slot.shape if shape is None else tuple(shape[1:])
+            dtype = self.dtypes.get(module, slot.dtype)
+            found.append(replace(slot, name=names[module], shape=now, dtype=dtype))
+        return found
+
+    def options(self, k: int) -> SlotOptions:
+        """Return what can grow behind module k."""
+        times = self.order.count(self.modules[k])
+        if times != 1:
+            reason = f"it runs {times} times in a forward pass of {SAMPLES} samples"
+            return SlotOptions(refused=dict.fromkeys((Blueprint.CLONE, *UNITS_PER_NEW_UNIT), reason))
+        options = self._widening_options(k)
+        try:
+            span = self._find_span(k)
+        except CannotRepeat as error:
+            return replace(options, refused={**options.refused, Blueprint.CLONE: str(error)})
+        size = sum(p.numel() for block in span.blocks for p in block.parameters())
+        cost = sum(self.costs[block] for block in span.blocks)
+        parameters = {**options.parameters, Blueprint.CLONE: size}
+        flops = {**options.flops, Blueprint.CLONE: cost}
+        return replace(options, span=span, parameters=parameters, flops=flops)
+
+    def _difference(self, found: Tensor, wanted: Tensor) -> str | None:
+        """Say how loss or outputs differ by more than rounding; None where they do not."""
+        if found.shape != wanted.shape:
+            return f"the model then gives {found.numel() - 1} numbers instead of {wanted.numel() - 1}"
+        allowed = max((TOLERANCES.get(dtype, 0.0) for dtype in self.dtypes.values()), default=0.0)
+        for what, part in (("the loss", slice(1)), ("an output", slice(1, None))):
+            if found[part].numel():
+                largest = float(wanted[part].abs().max())
+                apart = float((found[part] - wanted[part]).abs().max())
+                if not apart <= allowed * largest:
+                    return f"{what} differs by {apart:.1e}, more than {allowed:.0e} of {largest:.1e}"
+        return None
+
+    # ---- repeating -------------------------------------------------------------------------------------
+
+    def _find_span(self, k: int) -> BlockSpan:
+        """Return what can be repeated behind module k; raises CannotRepeat."""
+        span = find_span(self.model, self.modules[k], self.shapes)
+        if span.container not in self._inserts:
+            try:
+                self._inserts[span.container] = self._try_insert(span)
+            except CannotRepeat as error:
+                self._inserts[span.container] = error
+        counted = self._inserts[span.container]
+        if isinstance(counted, CannotRepeat):
+            raise counted
+        return replace(span, counted=counted)
+
+    def _try_insert(self, span: BlockSpan) -> bool:
+        """Return whether counts must rise when a list gets one more entry; raises CannotRepeat.
+
+        The expected outputs are those of the blocks called twice in a row by a hook. One more entry then runs
+        the same operations on the same numbers, so that rounding does not matter.
+        """
+        seed = RepeatedBlocks(span)
+
+        def run_twice(module: nn.Module, inputs: Any, named: Any, output: Any) -> Any:
+            again = seed(main_tensor(output), inputs, named)
+            return (again, *output[1:]) if isinstance(output, tuple) else again
+
+        try:
+            with span.blocks[-1].register_forward_hook(run_twice, with_kwargs=True):
+                wanted = self.probe.run()
+        except Exception as error:  # whatever the user's block raises
+            raise CannotRepeat(f"it cannot be called on its own output ({one_line(error)})") from error
+        reasons = []
+        for counted in (False, True):
+            tried = replace(span, counted=counted)
+            blocks, ran = list(RepeatedBlocks(span).blocks), set[nn.Module]()
+            entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
+            try:
+                with ExitStack() as stack:
+                    stack.callback(Undo(changed_by_insert(self.model, tried)))
+                    insert_blocks(self.model, tried, blocks)
+                    for entry in entries:
+                        stack.enter_context(entry.register_forward_hook(lambda m, *_, ran=ran: ran.add(m)))
+                    found = self.probe.run()
+            except Exception as error:  # whatever the user's model raises
+                reasons.append(one_line(error))
+                continue
+            # Blocks that begin as the identity change no output: check that they run.
+            idle = "the model then leaves one out" if len(ran) < len(entries) else None
+            reason = idle or self._difference(found, wanted)
+            if reason is None:
+                return counted
+            reasons.append(reason)
+        raise CannotRepeat(f"its list takes no more entries ({'; '.join(dict.fromkeys(reasons))})")
+
+    # ---- widening --------------------------------------------------------------------------------------
+
+    def _widening_options(self, k: int) -> SlotOptions:
+        """Return the units to add at slot k.
+
+        Units inside its module come first, then units of any layer since the slot before. Where these are but
+        a small part of the computation there, the first layer is widened together with its coupled layers.
+        """
+        self._refusals = []
+        run, inside = self._modules_before(k), set(self.modules[k].modules())
+        for modules in ([module for module in run if module in inside], run):
+            best, enough = self._uncoupled_units(modules)
+            if enough:
+                return best
+        groups = (self._coupled_layers(layer) for layer in run if dense_kind(layer) is not None)
+        coupled = (self._try_widening(UnitGroup(layers)) for layers in groups if len(layers) > 1)
+        found = next((options for options in coupled if options is not None), best)
+        nothing = "no layer with units of its own runs between the slot before and this one"
+        reason = "; ".join(dict.fromkeys(self._refusals)) or nothing
+        refused = {b: reason for b in UNITS_PER_NEW_UNIT if b not in found.parameters}
+        return replace(found, refused=refused)
+
+    def _uncoupled_units(self, modules: Sequence[nn.Module]) -> tuple[SlotOptions, bool]:
+        """Try the units of each layer alone, then the heads of attentions; return the best options, and
+        whether they are more than a small part of the computation of these modules."""
+        layers, best = [module for module in modules if dense_kind(module) is not None], SlotOptions()
+        small = SMALL * sum(self.costs[layer] for layer in layers)
+        own = (UnitGroup((layer,)) for layer in layers)
+        heads = (units for module in modules for units in find_heads(module, layers))
+        for units in chain(own, heads):
+            best = max(best, self._try_widening(units) or best, key=_doubling_flops)
+            if _doubling_flops(best) > small:
+                return best, True
+        return best, False
+
+    def _modules_before(self, k: int) -> list[nn.Module]:
+        """Return the modules that ran once and ended after the slot before k, no later than k."""
+        ends = {module: index for index, module in enumerate(self.order)}
+        here = ends[self.modules[k]]
+        earlier = [ends[m] for m in self.modules if m in ends and ends[m] < here]
+        run = self.order[max(earlier, default=-1) + 1 : here + 1]
+        return [module for module in dict.fromkeys(run) if self.order.count(module) == 1]
+
+    def _coupled_layers(self, producer: nn.Module) -> tuple[nn.Module, ...]:
+        """Return the layers whose outputs are added to, or multiplied with, those of this one; itself first.
+
+        Returns nothing where its units are mixed, with the reason among the refusals.
+        """
+        try:
+            if self._arrivals is None:
+                with torch.enable_grad():
+                    self._arrivals = _find_arrivals(self.model, self.probe.run)
+            if not self._arrivals.get(producer):
+                raise CannotWiden(f"the units of {type(producer).__name__} are mixed, or read by nothing")
+        except CannotWiden as error:
+            self._refusals.append(str(error))
+            return ()
+        group, inputs, arrivals = [producer], set(self._arrivals[producer]), self._arrivals
+        while more := [layer for layer, own in arrivals.items() if layer not in group and own & inputs]:
+            group += more
+            inputs |= set().union(*(arrivals[layer] for layer in more))
+        return tuple(group)
+
+    def _try_widening(self, units: UnitGroup) -> SlotOptions | None:
+        """Double the units for one pass; None, with the reason among the refusals, where that fails."""
+        try:
+            return self._double(units)
+        except (CannotWiden, ValueError) as error:
+            self._refusals.append(str(error))
+            return None
+
+    def _double(self, units: UnitGroup) -> SlotOptions:
+        """Double the units for one pass.
+
+        Raises CannotWiden where the outputs then differ, and ValueError for part of a group of channels.
+        """
+        count = units.count
+        if any(units_out(producer) != units_out(units.producers[0]) for producer in units.producers):
+            raise CannotWiden("layers whose outputs meet have different widths")
+        widened = trace_units(self.model, units.widened(count), self.probe.run)
+        seed = Widening(widened)
+        own = [p for each in widened if each.role is not Role.COUNTER for p in each.layer.parameters()]
+        if not all(p.requires_grad and p not in self.shared for p in own):
+            raise CannotWiden("a layer that would grow is frozen, or shares its weights")
+        shapes: dict[int, Any] = {}
+        handles = [h for role in Role for h in seed.attach(role, lambda: 1.0)]
+        handles += [
+            m.register_forward_hook(lambda _m, _i, out, k=k: shapes.update({k: _shape_of(out)}))
+            for k, m in enumerate(self.modules)
+        ]
+        try:
+            with ExitStack() as hooks:
+                for handle in handles:
+                    hooks.enter_context(handle)
+                outputs, flops, _ = self._run_counted()
+        except Exception as error:  # whatever the user's model raises
+            raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
+        reason = self._difference(outputs, self.outputs)
+        if reason is not None:
+            raise CannotWiden(f"with new units that nothing reads yet, {reason}")
+        options = SlotOptions(
+            units=units,
+            widened=tuple(widened),
+            also_widened=frozenset(
+                k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]
+            ),
+        )
+        size, cross = sum(p.numel() for p in seed.parameters()), count_cross_weights(widened, widened)
+        whole = [b for b in UNITS_PER_NEW_UNIT if _keeps_groups(widened, count, UNITS_PER_NEW_UNIT[b])]
+        extra = {b: options.extra_units(b) for b in whole}
+        return replace(
+            options,
+            parameters={b: size * n // count + cross * n * n // count**2 for b, n in extra.items()},
+            flops={b: (flops - self.flops) * n / count for b, n in extra.items()},
+        )
+
+
+def _doubling_flops(options: SlotOptions) -> float:
+    return options.flops.get(Blueprint.WIDEN_FULL, 0.0)
+
+
+def _keeps_groups(widened: Sequence[WidenedLayer], count: int, divisor: int) -> bool:
+    """Tell whether 1/divisor more units, of `count`, are whole groups for every norm."""
+    norms = [each.layer for each in widened if isinstance(each.layer, nn.GroupNorm)]
+    return count % divisor == 0 and all(norm.num_groups % divisor == 0 for norm in norms)
+
+
+def _shape_of(output: Any) -> Any:
+    found = main_tensor(output)
+    return None if found is None else found.shape
+
+
+# ---- where units go ------------------------------------------------------------------------------------
+
+
+def trace_units(
+    model: nn.Module, given: Sequence[WidenedLayer], run: Callable[[], Tensor]
+) -> list[WidenedLayer]:
+    """Return all layers that grow when these producers and counters do, by one pass with marked units.
+
+    Consumers come first, then channelwise layers, then those given. Raises CannotWiden.
+    """
+    found: dict[nn.Module, WidenedLayer] = {}
+    producers = {each.layer: each for each in given if each.role is Role.PRODUCER}
+
+    def before(layer: nn.Module, inputs: Any) -> Any:
+        """Note which inputs are marked, and take them out again."""
+        if not inputs or not isinstance(inputs[0], Tensor):
+            return None
+        x, axis = inputs[0], unit_axis(layer)
+        marked = x.isnan().movedim(axis % x.ndim, 0).flatten(1).any(1)  # [units]
+        extra = x.shape[axis] - units_in(layer)
+        if extra == 0 and not marked.any():
+            return None
+        positions = marked.nonzero().flatten()
+        if extra <= 0 or len(positions) != extra or layer in found:
+            raise CannotWiden(f"units are mixed before {type(layer).__name__}")
+        role = Role.CONSUMER if dense_kind(layer) is not None else Role.CHANNELWISE
+        last = bool(positions[0] == x.shape[axis] - extra)
+        found[layer] = WidenedLayer(layer, role, axis, extra, None if last else positions)
+        return (x.index_select(axis, other_positions(positions, x.shape[axis])), *inputs[1:])
+
+    def after(layer: nn.Module, inputs: Any, output: Any) -> Tensor | None:
+        """Add marked units to the output."""
+        each = producers.get(layer) or found.get(layer)
+        if each is None or each.role is Role.CONSUMER:
+            return None
+        shape = list(output.shape)
+        shape[each.axis] = each.extra
+        return merge_units(output, output.new_full(shape, torch.nan), each.axis, each.positions)
+
+    def refuse(layer: nn.Module, inputs: Any) -> None:
+        if any(isinstance(x, Tensor) and bool(x.isnan().any()) for x in inputs):
+            raise CannotWiden(f"{type(layer).__name__} takes no more units")
+
+    with ExitStack() as stack:
+        for each in given:  # meanwhile counters have the numbers of the wider model
+            each.add_counts(1)
+            stack.callback(each.add_counts, -1)
+        for layer in model.modules():
+            if dense_kind(layer) is not None or channelwise_kind(layer) is not None:
+                stack.enter_context(layer.register_forward_pre_hook(before))
+                stack.enter_context(layer.register_forward_hook(after))
+            elif layer._parameters:
+                stack.enter_context(layer.register_forward_pre_hook(refuse))
+        stack.enter_context(redirect_stderr(StringIO()))  # where a traced module prints what it raises
+        try:
+            outputs = run()
+        except CannotWiden:
+            raise
+        except Exception as error:  # whatever the user's forward raises about a shape
+            raise CannotWiden(f"the model takes no more units there ({one_line(error)})") from error
+    if not bool(outputs.isfinite().all()):
+        raise CannotWiden("units reach the output of the model")
+    consumers, channelwise = (
+        [each for each in found.values() if each.role is role] for role in (Role.CONSUMER, Role.CHANNELWISE)
+    )
+    if not consumers:
+        raise CannotWiden("nothing reads these units")
+    return [*consumers, *channelwise, *given]
+
+
+def _find_arrivals(model: nn.Module, run: Callable[[], Tensor]) -> dict[nn.Module, set[tuple[int, int]]]:
+    """Return, by dense layer, the inputs that its units arrive at: (id of the layer, position).
+
+    In one pass the output of every dense layer is a leaf of its own, so that the gradient of an input tells
+    which units it comes from. Two inputs of each layer are asked, the first and the last. Layers whose units
+    are mixed on the way are left out.
+    """
+    leaves: dict[nn.Module, Tensor] = {}
+    inputs_of: dict[nn.Module, Tensor] = {}
+
+    def keep_input(layer: nn.Module, inputs: Any) -> None:
+        if inputs and isinstance(inputs[0], Tensor):
+            inputs_of[layer] = inputs[0]
+
+    def skip(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        given: Tensor = inputs[0]
+        return given.clone()  # a norm that begins with a scale of 0 would hide where units go
+
+    def replace_output(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        leaves[layer] = (torch.rand_like(output) + 0.5).requires_grad_(True)
+        return leaves[layer].clone()
+
+    try:
+        with ExitStack() as hooks:
+            for layer in model.modules():
+                if dense_kind(layer) is not None:
+                    hooks.enter_context(layer.register_forward_pre_hook(keep_input))
+                    hooks.enter_context(layer.register_forward_hook(replace_output))
+                elif channelwise_kind(layer) is not None and not isinstance(layer, CONVOLUTIONS):
+                    hooks.enter_context(layer.register_forward_hook(skip))
+            run()
+    except Exception as error:  # a model whose control flow depends on values
+        raise CannotWiden(f"the model does not run with other values ({one_line(error)})") from error
+    found: dict[nn.Module, set[tuple[int, int]]] = {layer: set() for layer in leaves}
+    outputs: list[Any] = list(leaves.values())
+    for consumer, x in inputs_of.items():
+        if not x.requires_grad:
+            continue
+        for position in {0, x.shape[unit_axis(consumer)] - 1}:
+            total = x.select(unit_axis(consumer), position).sum()
+            gradients: tuple[Any, ...] = torch.autograd.grad(
+                total, outputs, retain_graph=True, allow_unused=True
+            )
+            for producer, gradient in zip(leaves, gradients, strict=True):
+                if gradient is None:
+                    continue
+                axis = unit_axis(producer) % gradient.ndim
+                units = int((gradient != 0).movedim(axis, 0).flatten(1).any(1).sum())
+                if units == 1 and producer in found:
+                    found[producer].add((id(consumer), position))
+                elif units > 1:
+                    found.pop(producer, None)
+    return found
+
+
+# ---- precision -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Switch off TF32 and autocast, so that two forward passes can be compared; afterwards restore them.
+
+    With TF32, two equivalent passes of a GPT of width 256 differ by 5e-4.
+    """
+    backends: Any = torch.backends
+    products = (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "highest")
+    convolutions = (lambda: backends.cudnn.allow_tf32, partial(setattr, backends.cudnn, "allow_tf32"), False)
+    kernels = [getattr(backends.cudnn, name, None) for name in ("conv", "rnn")]
+    with ExitStack() as stack:
+        for kind in {"cpu", device.type}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(_exact(*products, [backends.cuda.matmul, backends.mkldnn.matmul]))
+        stack.enter_context(_exact(*convolutions, kernels))
+        yield
+
+
+@contextmanager
+def _exact(
+    get: Callable[[], Any], put: Callable[[Any], Any], exact: Any, backends: Sequence[Any]
+) -> Iterator[None]:
+    """Set a switch of torch's to `exact`, and what newer versions keep of it in each backend to "ieee".
+
+    Torch raises where a switch is read that was set through `fp32_precision`; then only that is set.
+    """
+    newer = [backend for backend in backends if hasattr(backend, "fp32_precision")]  # torch 2.9 and later
+    before = [backend.fp32_precision for backend in newer]
+    try:
+        switch = get()
+    except RuntimeError:
+        switch = None
+    else:
+        put(exact)
+    for backend in newer:
+        if switch is None or backend.fp32_precision not in ("ieee", "none"):
+            backend.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        if switch is not None:
+            put(switch)
+        for backend, value in zip(newer, before, strict=True):
+            backend.fp32_precision = value

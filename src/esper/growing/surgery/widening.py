@@ -1,0 +1,516 @@
+"""Wider layers: which layers have units that can be added to, small side layers that compute the new units,
+and the plain wider layers that both fold into.
+
+A hidden unit (neuron, channel, attention head) has producers, which compute it, channelwise layers, which
+pass it on, and consumers, which read it. A `Widening` puts a small layer beside each of them. Between these
+layers the new units run through the model's own code. At alpha 1 everything folds into wider layers of the
+same class with the same outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils.hooks import RemovableHandle
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+# How attention modules name the size of a head and the number of heads.
+HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "dim_head", "dim_per_head", "d_head")
+HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
+QKV = 3  # queries, keys and values
+
+
+class CannotWiden(Exception):
+    """Raised with the reason why the units of a layer cannot be added to."""
+
+
+# ---- kinds of layers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DenseKind:
+    """A layer in which every output reads every input."""
+
+    axis: int  # of activations, along which its units lie
+    inputs: str  # the attributes that hold its sizes
+    outputs: str
+    weight_in: int  # axes of its weight
+    weight_out: int
+
+
+@dataclass(frozen=True)
+class ChannelwiseKind:
+    """A layer that treats channels one by one, or group by group: norms and depthwise convolutions."""
+
+    sizes: tuple[str, ...]  # attributes that count channels
+    axis: int = 1
+
+
+_LINEAR = DenseKind(-1, "in_features", "out_features", 1, 0)
+_TRANSPOSED_LINEAR = DenseKind(-1, "nx", "nf", 0, 1)  # the `Conv1D` of transformers
+_CONVOLUTION = DenseKind(1, "in_channels", "out_channels", 1, 0)
+_TRANSPOSED_CONVOLUTION = DenseKind(1, "in_channels", "out_channels", 0, 1)
+
+
+def dense_kind(layer: nn.Module) -> DenseKind | None:
+    """Return the kind of a layer whose outputs each read every input by torch's own product, else None."""
+    if layer._parameters.get("weight") is None:
+        return None  # a parametrization computes it in every pass
+    if _has_forward_of(layer, (nn.Linear,)):
+        return _LINEAR
+    if type(layer).__name__ == "Conv1D" and {"nx", "nf"} <= vars(layer).keys():
+        return _TRANSPOSED_LINEAR
+    if getattr(layer, "groups", 0) == 1 and _has_forward_of(layer, CONVOLUTIONS):
+        return _CONVOLUTION
+    if getattr(layer, "groups", 0) == 1 and _has_forward_of(layer, TRANSPOSED):
+        return _TRANSPOSED_CONVOLUTION
+    return None
+
+
+def channelwise_kind(layer: nn.Module) -> ChannelwiseKind | None:
+    """Return the kind of a layer that treats channels one by one or in a fixed number of groups."""
+    if any(True for child in layer.children() for _ in child.parameters()):
+        return None
+    if isinstance(layer, _BatchNorm | _InstanceNorm):
+        return ChannelwiseKind(("num_features",))
+    if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
+        return ChannelwiseKind(("num_channels", "num_groups"))
+    if _has_forward_of(layer, CONVOLUTIONS):
+        convolution = cast(nn.Conv2d, layer)
+        if convolution.groups == convolution.in_channels == convolution.out_channels > 1:
+            return ChannelwiseKind(("in_channels", "out_channels", "groups"))
+    return None
+
+
+def _has_forward_of(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
+    return any(isinstance(layer, kind) and type(layer).forward is kind.forward for kind in kinds)
+
+
+def unit_axis(layer: nn.Module) -> int:
+    """Return the axis of activations along which the units of a dense or channelwise layer lie."""
+    kind = dense_kind(layer) or channelwise_kind(layer)
+    assert kind is not None, f"{type(layer).__name__} has no units"
+    return kind.axis
+
+
+def units_in(layer: nn.Module) -> int:
+    """Count the inputs of a dense or channelwise layer along its axis."""
+    channelwise = channelwise_kind(layer)
+    name = cast(DenseKind, dense_kind(layer)).inputs if channelwise is None else channelwise.sizes[0]
+    return int(getattr(layer, name))
+
+
+def units_out(layer: nn.Module) -> int:
+    """Count the outputs of a dense layer along its axis."""
+    return int(getattr(layer, cast(DenseKind, dense_kind(layer)).outputs))
+
+
+class Role(Enum):
+    """What a layer does with units, in the order in which hooks are attached.
+
+    Consumers and channelwise layers come first, so that producers add to their outputs.
+    """
+
+    CONSUMER = "reads them"
+    CHANNELWISE = "passes them on"
+    PRODUCER = "computes them"
+    COUNTER = "counts them, and has no weights for them"
+
+
+@dataclass(frozen=True)
+class WidenedLayer:
+    """A layer that grows with others when their units grow."""
+
+    layer: nn.Module
+    role: Role
+    axis: int  # of activations, along which the units lie
+    extra: int  # new entries of its input, or of the output of a producer; of a counter, what it counts
+    positions: Tensor | None = None  # [extra] of new units in its input, or a producer's output; None: last
+    counts: tuple[tuple[str, int], ...] = ()  # attributes of a counter, and by how much they rise
+
+    def add_counts(self, times: int) -> None:
+        """Raise the attributes of a counter so many times; below 0, lower them."""
+        for name, extra in self.counts:
+            setattr(self.layer, name, getattr(self.layer, name) + times * extra)
+
+
+def count_cross_weights(consumers: Iterable[WidenedLayer], producers: Iterable[WidenedLayer]) -> int:
+    """Count the weights from new inputs to new outputs, in layers that have both.
+
+    They are 0 when a widening folds, and come on top of the parameters of its side layers.
+    """
+    produced = [(each.layer, each.extra) for each in producers if each.role is Role.PRODUCER]
+    return sum(
+        each.extra * extra * int(cast(Tensor, layer.weight)[0, 0].numel())
+        for each in consumers
+        if each.role is Role.CONSUMER
+        for layer, extra in produced
+        if layer is each.layer
+    )
+
+
+# ---- groups of units -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AttentionHeads:
+    """The heads of an attention module, found by the attributes in which it counts them.
+
+    Not supported: nn.MultiheadAttention and code that takes heads times their size for the width of its
+    input, where more heads of the same size do not fit; and fewer heads of keys and values than of queries.
+    """
+
+    module: nn.Module  # which counts them
+    count: int
+    size: int  # units of a head in each of queries, keys and values
+    widths: tuple[str, ...]  # attributes of the module that hold count times size
+    separate: bool = True  # whether a fused layer computes first all queries, then all keys, then all values
+
+    def widened(self, producers: Sequence[nn.Module], extra: int) -> list[WidenedLayer]:
+        """Return what grows for so many more heads, apart from consumers."""
+        units, fused = extra * self.size, len(producers) == 1
+        found = _producing(producers, units * (QKV if fused else 1))
+        if fused and self.separate:
+            old = self.count * self.size  # new units follow the old ones of queries, of keys and of values
+            starts = [k * (old + units) + old for k in range(QKV)]
+            positions = torch.cat([start + torch.arange(units) for start in starts])  # [3 units]
+            device = next(producers[0].parameters()).device
+            found = [replace(each, positions=positions.to(device)) for each in found]
+        named = [(name, extra) for name in HEAD_COUNTS if vars(self.module).get(name) == self.count]
+        counts = (*named, *((name, units) for name in self.widths))
+        return [*found, WidenedLayer(self.module, Role.COUNTER, -1, extra, counts=counts)]
+
+
+@dataclass(frozen=True)
+class UnitGroup:
+    """Units that grow together: of layers whose outputs are added, or the heads that layers compute."""
+
+    producers: tuple[nn.Module, ...]
+    heads: AttentionHeads | None = None
+
+    @property
+    def count(self) -> int:
+        """How many units, or heads, there are."""
+        return units_out(self.producers[0]) if self.heads is None else self.heads.count
+
+    def widened(self, extra: int) -> list[WidenedLayer]:
+        """Return the layers that compute so many more, and what counts them."""
+        if self.heads is None:
+            return _producing(self.producers, extra)
+        return self.heads.widened(self.producers, extra)
+
+
+def _producing(layers: Iterable[nn.Module], units: int) -> list[WidenedLayer]:
+    return [WidenedLayer(layer, Role.PRODUCER, unit_axis(layer), units) for layer in layers]
+
+
+def find_heads(module: nn.Module, layers: Sequence[nn.Module]) -> Iterator[UnitGroup]:
+    """Yield the ways in which a module may be an attention, to be tried in turn.
+
+    layers: dense ones, in the order in which they ran. The first of the module's own computes queries, keys
+    and values together, or the first three compute one of them each.
+    """
+    numbers = {name: value for name, value in vars(module).items() if type(value) is int and value > 0}
+    size = next((numbers[name] for name in HEAD_SIZES if name in numbers), None)
+    count = next((numbers[name] for name in HEAD_COUNTS if name in numbers), None)
+    if size is None and count is None:
+        return
+    children = set(module.children())
+    own = [layer for layer in layers if layer in children]
+    for producers, fused in ((tuple(own[:QKV]), 1), (tuple(own[:1]), QKV)):
+        width, rest = divmod(units_out(producers[0]) if producers else 0, fused)
+        if len(producers) * fused != QKV or rest:
+            continue
+        heads, head = count or width // (size or width), size or width // (count or width)
+        if heads * head != width:
+            continue
+        known = (*HEAD_COUNTS, *HEAD_SIZES)
+        equal = [name for name, value in numbers.items() if value == width and name not in known]
+        # A number that is called the width of the embedding may equal the heads' by chance: try without.
+        inner = [name for name in equal if not any(word in name for word in ("emb", "hidden", "model"))]
+        for widths in dict.fromkeys((tuple(inner), tuple(equal))):
+            for separate in (True, False) if fused == QKV else (True,):
+                yield UnitGroup(producers, AttentionHeads(module, heads, head, widths, separate))
+
+
+# ---- side layers ---------------------------------------------------------------------------------------
+
+
+def _grown_tensors(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Return what of a layer grows with the units of its role.
+
+    That is, by name, the axes of its tensors along which units lie, and the attributes that count units.
+    """
+    kind = dense_kind(layer)
+    if role is Role.CHANNELWISE or kind is None:
+        old, sizes = units_in(layer), cast(ChannelwiseKind, channelwise_kind(layer)).sizes
+        held = [*layer._parameters.items(), *layer._buffers.items()]
+        named = [name for name, value in held if value is not None and value.ndim and value.shape[0] == old]
+        return dict.fromkeys(named, 0), sizes
+    if role is Role.CONSUMER:
+        return {"weight": kind.weight_in}, (kind.inputs,)
+    return {"weight": kind.weight_out, "bias": 0}, (kind.outputs,)
+
+
+def make_side_layer(layer: nn.Module, role: Role, units: int) -> nn.Module:
+    """Return a layer of the same class for the new units alone.
+
+    That of a producer computes `units` more outputs from the same inputs, that of a channelwise layer treats
+    `units` more channels: fresh weights with the standard deviation of the layer's own. That of a consumer
+    reads `units` more inputs, with weights 0 and no bias. Raises ValueError for part of a group of channels.
+    """
+    axes, sizes = _grown_tensors(layer, role)
+    old = units_out(layer) if role is Role.PRODUCER else units_in(layer)
+    side = _resized(layer, axes, units)
+    for name in sizes:
+        total = getattr(layer, name) * units
+        if total % old:
+            raise ValueError(f"{units} channels are no whole number of groups of {type(layer).__name__}")
+        setattr(side, name, total // old)
+    if role is Role.CONSUMER:
+        if side._parameters.get("bias") is not None:
+            side._parameters.pop("bias")
+            side.register_buffer("bias", torch.zeros_like(cast(Tensor, layer.bias)), persistent=False)
+        nn.init.zeros_(cast(nn.Parameter, side.weight))
+    elif role is Role.PRODUCER or isinstance(layer, CONVOLUTIONS):
+        _init_like(side, layer)
+    else:
+        cast(Any, side).reset_parameters()
+    return side
+
+
+def _with_size(shape: Sequence[int], axis: int, size: int) -> list[int]:
+    return [*shape[:axis], size, *shape[axis + 1 :]]
+
+
+def _resized(layer: nn.Module, axes: dict[str, int], units: int) -> nn.Module:
+    """Return a layer like this one whose tensors are `units` long along these axes, not yet filled."""
+    made = copy.copy(layer)
+    for key, value in list(vars(layer).items()):
+        if isinstance(value, dict):
+            kept = key in ("_parameters", "_buffers", "_modules")  # hooks stay behind
+            made.__dict__[key] = copy.copy(value) if kept else type(value)()
+        elif isinstance(value, set):
+            made.__dict__[key] = set(value)
+    for tensors in cast(list[dict[str, Any]], [made._parameters, made._buffers]):
+        for name, value in tensors.items():
+            if value is not None and value.ndim:
+                shape = _with_size(value.shape, axes[name], units) if name in axes else list(value.shape)
+                new = value.detach().new_empty(shape)
+                tensors[name] = nn.Parameter(new) if isinstance(value, nn.Parameter) else new
+            elif value is not None:
+                tensors[name] = value.clone()
+    return made
+
+
+@torch.no_grad()
+def _init_like(made: nn.Module, like: nn.Module) -> None:
+    weight, own = cast(Tensor, made.weight), cast(Tensor, like.weight).detach()
+    std = float(own.float().square().mean().sqrt()) or own[0].numel() ** -0.5
+    weight.copy_(torch.randn(weight.shape) * std)  # drawn on the CPU: the same on any device
+    if isinstance(made.bias, Tensor):
+        made.bias.zero_()
+
+
+# ---- the seed ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NewEntries:
+    """New entries of a tensor along an axis: at `positions` of the wider tensor, by default last."""
+
+    axis: int
+    positions: Tensor | None = None  # [k] int64
+
+    def insert(self, old: Tensor, new: Tensor) -> Tensor:
+        """Return the wider tensor. Where `old` has grown along other axes since, `new` is 0 there."""
+        shape = _with_size(old.shape, self.axis, new.shape[self.axis])
+        if list(new.shape) != shape:
+            padded = new.new_zeros(shape)
+            padded[tuple(slice(size) for size in new.shape)] = new
+            new = padded
+        return merge_units(old, new, self.axis, self.positions)
+
+
+def merge_units(old: Tensor, new: Tensor, axis: int, positions: Tensor | None) -> Tensor:
+    """Join old and new entries along an axis: the new ones at these positions, by default last."""
+    if positions is None:
+        return torch.cat([old, new], axis)
+    positions = positions.to(old.device)
+    rest = other_positions(positions, old.shape[axis] + new.shape[axis])
+    return torch.cat([old, new], axis).index_select(axis, torch.cat([rest, positions]).argsort())
+
+
+def other_positions(positions: Tensor, size: int) -> Tensor:
+    """Return the positions below `size` that are not among these, in order.  # [k] → [size - k]"""
+    free = torch.ones(size, dtype=torch.bool, device=positions.device)
+    free[positions] = False
+    return free.nonzero().flatten()
+
+
+@dataclass(frozen=True)
+class GrownParameter:
+    """A parameter that a fold has made wider."""
+
+    old: nn.Parameter
+    new: nn.Parameter  # which replaces it
+    side: nn.Parameter  # of the side layer
+    entries: NewEntries
+
+
+class Widening(nn.Module):
+    """New units as a seed. Consumers begin with weights 0, so that the model's outputs do not change yet."""
+
+    def __init__(self, widened: Sequence[WidenedLayer]):
+        """Draw fresh weights. Raises ValueError where a norm would have part of a group."""
+        super().__init__()
+        self.widened = tuple(widened)
+        self.side = nn.ModuleList(
+            nn.Identity() if each.role is Role.COUNTER else make_side_layer(each.layer, each.role, each.extra)
+            for each in widened
+        )
+
+    def _pairs(self) -> Iterator[tuple[WidenedLayer, nn.Module]]:
+        return zip(self.widened, self.side, strict=True)
+
+    def attach(
+        self, role: Role, alpha: Callable[[], float], isolated: Callable[[], bool] = lambda: False
+    ) -> list[RemovableHandle]:
+        """Attach hooks to the layers of a role. Call it for all roles, in their order.
+
+        isolated: whether the seed is trained while the model is not; then its layers keep their modes.
+        """
+        handles = []
+        for each, side in self._pairs():
+            if each.role is not role:
+                continue
+            counter = role is Role.COUNTER
+            before, after = _counter_hooks(each, alpha) if counter else _hooks(each, side, alpha, isolated)
+            if role is not Role.PRODUCER:
+                handles.append(each.layer.register_forward_pre_hook(before))
+            handles.append(each.layer.register_forward_hook(after, always_call=counter))
+        return handles
+
+    def copy_modes(self) -> None:
+        """Give every side layer the train or eval mode of its layer."""
+        for each, side in self._pairs():
+            side.train(each.layer.training)
+
+    def neighbours(self) -> dict[nn.Parameter, nn.Parameter]:
+        """Return, by new parameter, the model's own that it stands beside."""
+        return {
+            value: cast(nn.Parameter, each.layer._parameters[name])
+            for each, side in self._pairs()
+            for name, value in side._parameters.items()
+            if value is not None
+        }
+
+    def count_parameters(self, others: Sequence[WidenedLayer] = ()) -> int:
+        """Count the parameters that a fold adds, with those between new units of this seed and `others`.
+
+        Other widenings may have been folded into its layers since its birth; the weights between those units
+        and the new ones are added as 0.
+        """
+        total = sum(p.numel() for p in self.parameters())
+        for each, side in self._pairs():
+            size = {Role.PRODUCER: units_in, Role.CONSUMER: units_out}.get(each.role)
+            if size is not None:
+                kernel = int(cast(Tensor, each.layer.weight)[0, 0].numel())
+                total += (size(each.layer) - size(side)) * each.extra * kernel
+        total += count_cross_weights(self.widened, self.widened)
+        return total + count_cross_weights(self.widened, others) + count_cross_weights(others, self.widened)
+
+    @torch.no_grad()
+    def fold(self, alpha: float) -> list[GrownParameter]:
+        """Widen the layers in place; afterwards the model alone computes what model and seed did."""
+        grown: list[GrownParameter] = []
+        for each, side in self._pairs():
+            if each.role is Role.COUNTER:
+                each.add_counts(1)
+                continue
+            layer, scale = each.layer, alpha if each.role is Role.CONSUMER else 1.0
+            axes, sizes = _grown_tensors(layer, each.role)
+            for name, axis in axes.items():
+                entries = NewEntries(axis, each.positions)
+                if layer._parameters.get(name) is not None:
+                    grown.append(_widen_parameter(layer, name, side, entries, scale))
+                elif layer._buffers.get(name) is not None:
+                    layer._buffers[name] = entries.insert(layer.get_buffer(name), side.get_buffer(name))
+            for name in sizes:
+                setattr(layer, name, getattr(layer, name) + getattr(side, name))
+        return grown
+
+
+def _widen_parameter(
+    layer: nn.Module, name: str, side: nn.Module, entries: NewEntries, scale: float
+) -> GrownParameter:
+    """Replace a parameter of a layer by a wider one."""
+    old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, side))
+    new = nn.Parameter(entries.insert(old.detach(), scale * small.detach()), old.requires_grad)
+    layer._parameters[name] = new
+    return GrownParameter(old, new, small, entries)
+
+
+def _hooks(
+    widened: WidenedLayer, side: nn.Module, alpha: Callable[[], float], isolated: Callable[[], bool]
+) -> tuple[Any, Any]:
+    """Return the hooks before and after a layer, which do nothing at alpha 0."""
+    axis, positions, new_inputs = widened.axis, widened.positions, list[Tensor]()
+    # Another widening may have been folded into the layer since: the side layer reads its first inputs alone.
+    inputs_read = units_in(side) if widened.role is Role.PRODUCER else 0
+
+    def before(layer: nn.Module, inputs: Any) -> Any:
+        if alpha() == 0.0:
+            return None
+        x = inputs[0]
+        if positions is None:
+            old, new = x.split([x.shape[axis] - widened.extra, widened.extra], axis)
+        else:
+            old = x.index_select(axis, other_positions(positions, x.shape[axis]))
+            new = x.index_select(axis, positions)
+        new_inputs[:] = [new]
+        return (old, *inputs[1:])
+
+    def after(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor | None:
+        if alpha() == 0.0:
+            return None
+        if not isolated():
+            side.train(layer.training)
+        if widened.role is Role.PRODUCER:
+            return merge_units(output, side(inputs[0].narrow(axis, 0, inputs_read)), axis, positions)
+        if widened.role is Role.CHANNELWISE:
+            return merge_units(output, side(new_inputs.pop()), axis, positions)
+        added = alpha() * side(new_inputs.pop())
+        missing = output.shape[axis] - added.shape[axis]  # units that were folded in since, at the end
+        if missing:
+            added = torch.cat([added, torch.zeros_like(output.narrow(axis, 0, missing))], axis)
+        result: Tensor = output + added
+        return result
+
+    return before, after
+
+
+def _counter_hooks(widened: WidenedLayer, alpha: Callable[[], float]) -> tuple[Any, Any]:
+    """Return hooks by which a counter counts the new units while it runs, above alpha 0."""
+    raised: list[None] = []
+
+    def before(layer: nn.Module, inputs: Any) -> None:
+        if alpha() != 0.0:
+            raised.append(None)
+            widened.add_counts(1)
+
+    def after(layer: nn.Module, inputs: Any, output: Any) -> None:
+        if raised:
+            raised.pop()
+            widened.add_counts(-1)
+
+    return before, after
