@@ -163,7 +163,7 @@ def test_a_process_that_fails_says_where_in_one_line(
 
     for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
-    monkeypatch.setattr("esper.commands.train.resolve_settings", fail)
+    monkeypatch.setattr("esper.commands.common.resolve_settings", fail)
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     assert cli.run(["train"]) == code

@@ -7,26 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from esper.commands.common import (
-    CONTROLLER_HELP,
-    ConfigFile,
-    Device,
-    Force,
-    JsonResult,
-    Out,
-    Overrides,
-    Preset,
-    Quiet,
-    TaskName,
-    begin_folder,
-    check_range,
-    console,
-    print_line,
-    requested,
-    resolve_settings,
-    resume_hint,
-    step_progress,
-)
+from esper.commands import common
 from esper.utils.launch import Launch
 
 if TYPE_CHECKING:
@@ -49,7 +30,7 @@ def compare(
         typer.Option(
             "--controllers",
             "-C",
-            help=f"names with commas between them, the first one is the baseline: {CONTROLLER_HELP}; "
+            help=f"names with commas between them, the first one is the baseline: {common.CONTROLLER_HELP}; "
             "final:NAME is the network that NAME ended with, trained from the start, and best-of (or "
             "best-of:8) the best of several that never grow; fixed:hidden=16+depth=2 is a host of that size",
         ),
@@ -61,15 +42,15 @@ def compare(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", help="how often all of it is repeated")] = 1,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    task: TaskName = None,
-    out: Out = None,
-    device: Device = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    as_json: JsonResult = False,
+    config: common.ConfigFile = None,
+    preset: common.Preset = None,
+    overrides: common.Overrides = None,
+    task: common.TaskName = None,
+    out: common.Out = None,
+    device: common.Device = None,
+    force: common.Force = False,
+    quiet: common.Quiet = False,
+    as_json: common.JsonResult = False,
 ) -> None:
     """Compare controllers on the same networks, and say which differences are larger than chance.
 
@@ -79,17 +60,24 @@ def compare(
     first run folder among the controllers, if there is one. A learned controller, and the rule of thumb
     'schedule', do not grow outside of the conditions that they were trained or found in, and say so.
     """
-    check_range("--members", members, 1, 1_000_000)
-    check_range("--seeds", seeds, 1, 10_000)
+    common.check_range("--members", members, 1, 1_000_000)
+    common.check_range("--seeds", seeds, 1, 10_000)
     names = [name.strip().removeprefix("final:") for name in controllers.split(",")]
-    settings = resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
+    settings = common.resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
     from esper.training import shared_config, with_shards
     from esper.utils.gather import processes
 
     request = {"controllers": controllers, "seeds": seeds, "force": force}
     with processes(Launch.of()) as gather:
         shared = with_shards(shared_config(settings, gather), gather)
-        _run(shared, request, gather, lambda: begin_folder(shared, out, "compare", request), quiet, as_json)
+        _run(
+            shared,
+            request,
+            gather,
+            lambda: common.begin_folder(shared, out, "compare", request),
+            quiet,
+            as_json,
+        )
 
 
 def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json: bool) -> None:
@@ -102,7 +90,7 @@ def compare_again(folder: RunFolder | None, gather: Gather, quiet: bool, as_json
     def read() -> tuple[RunConfig, dict[str, Any]]:
         if folder is None:
             return RunConfig(), {}
-        request = {name: requested(folder, name) for name in ("controllers", "seeds")}
+        request = {name: common.requested(folder, name) for name in ("controllers", "seeds")}
         return read_config(folder), {**request, "force": bool(folder.request.get("force"))}
 
     def reopen() -> RunFolder:
@@ -142,7 +130,7 @@ def _run(
         experiment.run()
         return
     with folder:
-        with resume_hint(folder):
+        with common.resume_hint(folder):
             comparison = run_experiment(experiment, quiet)
         for lanes in experiment.lanes:
             folder.lanes.write(lanes, len(experiment.lanes))
@@ -152,13 +140,13 @@ def _run(
         print(to_json({"folder": str(folder.path), "report": str(page), **json_values(comparison)}))
     else:
         print_comparison(comparison)
-        print_line(f"wrote {page}")
+        common.print_line(f"wrote {page}")
 
 
 def run_experiment(experiment: Experiment, quiet: bool = False) -> Comparison:
     """Run an experiment and show how far it is."""
     total = experiment.seeds * len(experiment.arms)
-    with step_progress(total, "comparing", quiet) as advance:
+    with common.step_progress(total, "comparing", quiet) as advance:
         return experiment.run(advance)
 
 
@@ -173,7 +161,7 @@ def print_comparison(comparison: Comparison, potential: bool = True) -> None:
     from esper.utils.statistics import mean_interval
 
     baseline = comparison.controllers[0].name
-    screen = console()
+    screen = common.console()
     if not screen.is_terminal:
         screen.width = WIDTH
     titles = [t for t in (WIDE if screen.width >= WIDTH else NARROW) if potential or "Φ" not in t]
@@ -196,12 +184,14 @@ def print_comparison(comparison: Comparison, potential: bool = True) -> None:
         }
         table.add_row(result.name, *[cells[title] for title in titles])
     members = len(comparison.controllers[0].members)
-    print_line(f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval.")
-    print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
+    common.print_line(
+        f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval."
+    )
+    common.print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
     if potential:
-        print_line("Φ is accuracy less a price on parameters: what a controller is rewarded for.")
-    print_line("")
+        common.print_line("Φ is accuracy less a price on parameters: what a controller is rewarded for.")
+    common.print_line("")
     screen.print(table)
     screen.print()
     for remark in comparison.remarks:
-        print_line(remark)
+        common.print_line(remark)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from esper.commands.common import ConfigFile, Overrides, Preset, console, plural
+from esper.commands import common
 
 app = typer.Typer(help="Show a configuration, or check one.")
 
@@ -21,9 +21,9 @@ def root(context: typer.Context) -> None:
 
 @app.command()
 def show(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    overrides: Overrides = None,
+    config: common.ConfigFile = None,
+    preset: common.Preset = None,
+    overrides: common.Overrides = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="what each key means and takes, as a table")
     ] = False,
@@ -42,7 +42,7 @@ def show(
 @app.command()
 def validate(
     config: Annotated[Path, typer.Argument(help="the YAML file to check")],
-    overrides: Overrides = None,
+    overrides: common.Overrides = None,
 ) -> None:
     """Check a file: exit code 0 and one line, or exit code 2 and what is wrong with it."""
     from esper.config import load_config
@@ -58,8 +58,8 @@ def presets() -> None:
 
     for name in preset_names():
         resolved = load_config(preset=name)
-        steps = plural(resolved.episode.steps, "step")
-        members, rounds = plural(resolved.members, "member"), plural(resolved.rounds, "round")
+        steps = common.plural(resolved.episode.steps, "step")
+        members, rounds = common.plural(resolved.members, "member"), common.plural(resolved.rounds, "round")
         print(f"{name:12} {members}, {rounds} of {steps}\n{'':12} {about_preset(name)}")
 
 
@@ -81,4 +81,4 @@ def _explain(values: dict[str, Any]) -> None:
         table.add_row(
             key.path, Text(str(value), "" if value == key.default else "bold"), key.allowed, key.meaning
         )
-    console().print(table)
+    common.console().print(table)

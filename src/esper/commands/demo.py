@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.common import (
-    Out,
-    Overrides,
-    check_range,
-    new_folder,
-    print_line,
-    resolve_settings,
-    resume_hint,
-    run_training,
-)
+from esper.commands import common
 
 if TYPE_CHECKING:
     from esper.runs.schema import Comparison
@@ -28,23 +19,23 @@ SCHEDULE, LEARNED = "schedule:widen_full@0.05+clone@0.2", "trained here"
 
 
 def demo(
-    out: Out = None,
+    out: common.Out = None,
     members: Annotated[
         int, typer.Option("--members", "-n", help="fresh networks under each controller")
     ] = USUAL_MEMBERS,
-    overrides: Overrides = None,
+    overrides: common.Overrides = None,
 ) -> None:
     """Train a controller for a minute, then grow networks beside fixed sizes at equal compute.
 
     The first line says about how long it will take. Ctrl-C is safe: 'esper resume' completes the demo.
     """
-    check_range("--members", members, 1, 1_000_000)
-    settings = resolve_settings(None, "demo", overrides)
+    common.check_range("--members", members, 1, 1_000_000)
+    settings = common.resolve_settings(None, "demo", overrides)
     from esper.training import TrainingRun
 
-    path = out or new_folder("demo", settings.task)
+    path = out or common.new_folder("demo", settings.task)
     run = TrainingRun.start(settings, path, kind="demo", request={"members": members})
-    code = run_training(run, report=False)
+    code = common.run_training(run, report=False)
     if code:
         raise typer.Exit(code)
     complete(run, members)
@@ -62,14 +53,14 @@ def complete(run: TrainingRun, members: int) -> None:
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
     with run.folder.reopened():
-        with resume_hint(run.folder):
+        with common.resume_hint(run.folder):
             config = run.config.model_copy(update={"members": members})
             comparison = run_experiment(Experiment(config, arms))
         run.folder.write(comparison)
         page = write_report(run.folder)
     print_comparison(comparison, potential=False)
-    print_line(verdict(comparison))
-    print_line(f"\nThe report with all pictures: {page}")
+    common.print_line(verdict(comparison))
+    common.print_line(f"\nThe report with all pictures: {page}")
 
 
 def verdict(comparison: Comparison) -> str:

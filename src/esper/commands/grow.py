@@ -7,25 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.common import (
-    CONTROLLER_HELP,
-    ConfigFile,
-    Device,
-    Force,
-    JsonResult,
-    Out,
-    Overrides,
-    Preset,
-    Quiet,
-    TaskName,
-    begin_folder,
-    check_range,
-    print_line,
-    requested,
-    resolve_settings,
-    resume_hint,
-    step_progress,
-)
+from esper.commands import common
 
 if TYPE_CHECKING:
     from esper.config import RunConfig
@@ -38,21 +20,21 @@ BASELINE = "static"
 
 def grow(
     controller: Annotated[
-        str, typer.Option("--controller", "-C", help=f"who decides what grows: {CONTROLLER_HELP}")
+        str, typer.Option("--controller", "-C", help=f"who decides what grows: {common.CONTROLLER_HELP}")
     ] = "schedule",
     members: Annotated[
         int | None,
         typer.Option("--members", "-n", help=f"networks to grow; the best is kept; usually {USUAL_MEMBERS}"),
     ] = None,
-    config: ConfigFile = None,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    task: TaskName = None,
-    out: Out = None,
-    device: Device = None,
-    force: Force = False,
-    quiet: Quiet = False,
-    as_json: JsonResult = False,
+    config: common.ConfigFile = None,
+    preset: common.Preset = None,
+    overrides: common.Overrides = None,
+    task: common.TaskName = None,
+    out: common.Out = None,
+    device: common.Device = None,
+    force: common.Force = False,
+    quiet: common.Quiet = False,
+    as_json: common.JsonResult = False,
 ) -> None:
     """Grow networks on a task, and write the one that is best on the validation split.
 
@@ -63,10 +45,19 @@ def grow(
     A learned controller, and the rule of thumb 'schedule', do not grow outside of the conditions that they
     were trained or found in, and say so: '--preset compute' has those.
     """
-    check_range("--members", members, 1, 1_000_000)
-    settings = resolve_settings(config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS)
+    common.check_range("--members", members, 1, 1_000_000)
+    settings = common.resolve_settings(
+        config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS
+    )
     request = {"controller": controller, "force": force}
-    _run(settings, controller, force, lambda: begin_folder(settings, out, "grow", request), quiet, as_json)
+    _run(
+        settings,
+        controller,
+        force,
+        lambda: common.begin_folder(settings, out, "grow", request),
+        quiet,
+        as_json,
+    )
 
 
 def grow_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
@@ -74,7 +65,7 @@ def grow_again(folder: RunFolder, quiet: bool, as_json: bool) -> None:
     from esper.runs.run_folder import RunFolder
     from esper.training import read_config
 
-    settings, controller = read_config(folder), requested(folder, "controller")
+    settings, controller = read_config(folder), common.requested(folder, "controller")
     force = bool(folder.request.get("force"))
     _run(settings, controller, force, lambda: RunFolder.open(folder.path), quiet, as_json)
 
@@ -110,9 +101,9 @@ def _run(
         arms = {BASELINE: Static()}
     with open_folder() as folder:
         with (
-            resume_hint(folder),
+            common.resume_hint(folder),
             cpu_threads(settings.threads),
-            step_progress(len(arms), "growing", quiet) as advance,
+            common.step_progress(len(arms), "growing", quiet) as advance,
         ):
             runs = compare(environment, arms, advance)
             best = GrownMember.best(environment, runs[-1], runs[0])
@@ -127,7 +118,7 @@ def _run(
         summary = {"folder": str(folder.path), "report": str(page), "network": best.record()}
         print(to_json({**summary, **json_values(comparison)}))
         return
-    print_line(best.describe().split("\n```")[0])
+    common.print_line(best.describe().split("\n```")[0])
     for remark in remarks:
-        print_line(remark)
-    print_line(f"wrote {folder.path / 'network.pt2'} and {page}")
+        common.print_line(remark)
+    common.print_line(f"wrote {folder.path / 'network.pt2'} and {page}")

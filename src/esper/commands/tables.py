@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from esper.commands.common import check_range, console, print_line, print_table
+from esper.commands import common
 
 # The packages of each extra, by the names that pip knows.
 EXTRAS: dict[str, tuple[str, ...]] = {
@@ -40,8 +40,8 @@ def schema() -> None:
         )
         for row in schema_rows()
     ]
-    print_table(("block", "columns", "name", "formula", "range", "unknown"), rows)
-    console().print(
+    common.print_table(("block", "columns", "name", "formula", "range", "unknown"), rows)
+    common.console().print(
         f"\n{BASE_FEATURE_SIZE} columns for the member, then {SLOT_FEATURE_SIZE} for each slot: "
         f"{BASE_FEATURE_SIZE} + {SLOT_FEATURE_SIZE} · S.   schema {schema_hash()[:16]}"
     )
@@ -52,7 +52,7 @@ def blueprints(
     topology: Annotated[str | None, typer.Option(help="cnn, transformer or mlp; all without it")] = None,
 ) -> None:
     """List the architectures that a seed may have, and what each costs at a slot of some width."""
-    check_range("--width", width, 1, 65536)
+    common.check_range("--width", width, 1, 65536)
     import esper.population.blueprints  # noqa: F401  (registers them)
     from esper.population.registry import blueprint_table
 
@@ -60,15 +60,15 @@ def blueprints(
         (row.topology, row.index, row.name, f"{row.parameters:,}", row.summary)
         for row in blueprint_table(width=width, topology=topology)
     ]
-    console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
-    print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
+    common.console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
+    common.print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
 
 
 def controllers() -> None:
     """List the controllers that can decide what grows: what to give to -C of 'esper compare' and 'grow'."""
     from esper.controllers import describe
 
-    print_table(("name", "what it is"), describe())
+    common.print_table(("name", "what it is"), describe())
 
 
 def tasks() -> None:
@@ -87,7 +87,7 @@ def tasks() -> None:
         for row in task_table()
     ]
     titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
-    print_table(titles, rows, right=(2,))
+    common.print_table(titles, rows, right=(2,))
 
 
 def runs(
@@ -104,13 +104,13 @@ def runs(
             print(to_json(run))
         return
     if not found:
-        print_line(f"there are no runs in {folder}; begin one with 'esper train' or 'esper demo'")
+        common.print_line(f"there are no runs in {folder}; begin one with 'esper train' or 'esper demo'")
         return
     rows = []
     for run in found:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
         rows.append((Path(run.path).name, run.kind, run.task, run.state, figures))
-    print_table(("run", "kind", "task", "state", "figures"), rows)
+    common.print_table(("run", "kind", "task", "state", "figures"), rows)
 
 
 def doctor() -> None:
@@ -132,7 +132,7 @@ def doctor() -> None:
         there = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
         hint = f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
         rows.append((f"extra {extra}", hint if missing else there))
-    print_table(("", ""), rows)
+    common.print_table(("", ""), rows)
 
 
 def _version(package: str) -> str | None:

@@ -7,21 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from esper.commands.common import (
-    ConfigFile,
-    Device,
-    JsonLines,
-    Out,
-    Overrides,
-    Preset,
-    Quiet,
-    TaskName,
-    new_folder,
-    plural,
-    print_line,
-    resolve_settings,
-    run_training,
-)
+from esper.commands import common
 from esper.utils.errors import UserError
 from esper.utils.launch import Launch
 
@@ -34,11 +20,11 @@ FROM_THE_START = ("compare", "grow")  # kinds of run that keep nothing until the
 
 
 def train(
-    config: ConfigFile = None,
-    preset: Preset = None,
-    overrides: Overrides = None,
-    task: TaskName = None,
-    out: Out = None,
+    config: common.ConfigFile = None,
+    preset: common.Preset = None,
+    overrides: common.Overrides = None,
+    task: common.TaskName = None,
+    out: common.Out = None,
     resume: Annotated[
         bool,
         typer.Option(
@@ -47,9 +33,9 @@ def train(
             "differ from those of the run are refused, but for rounds, device, patience and telemetry",
         ),
     ] = False,
-    device: Device = None,
-    quiet: Quiet = False,
-    json_lines: JsonLines = False,
+    device: common.Device = None,
+    quiet: common.Quiet = False,
+    json_lines: common.JsonLines = False,
 ) -> None:
     """Train a controller that decides when and where networks grow.
 
@@ -60,7 +46,7 @@ def train(
 
     On several GPUs or machines: torchrun --nproc-per-node=4 -m esper train ... (docs/scaling.md).
     """
-    settings = resolve_settings(config, preset, overrides, task, device)
+    settings = common.resolve_settings(config, preset, overrides, task, device)
     launch = Launch.of()
     if (launch.may_restart or resume) and out is None:
         raise UserError(
@@ -71,17 +57,17 @@ def train(
     from esper.utils.gather import broadcast, processes
 
     with processes(launch) as gather:
-        folder, again = out or new_folder("train", settings.task), resume or launch.restarts > 0
+        folder, again = out or common.new_folder("train", settings.task), resume or launch.restarts > 0
         if broadcast(gather, again and (folder / "config.yaml").is_file()):
             run = TrainingRun.resume(
                 folder,
                 device,
-                change=lambda begun: resolve_settings(config, preset, overrides, task, base=begun),
+                change=lambda begun: common.resolve_settings(config, preset, overrides, task, base=begun),
                 gather=gather,
             )
         else:
             run = TrainingRun.start(settings, folder, gather=gather)
-        code = run_training(run, quiet, json_lines)
+        code = common.run_training(run, quiet, json_lines)
     raise typer.Exit(code)
 
 
@@ -90,10 +76,10 @@ def resume(
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", help="an older checkpoint of the run; by default its last")
     ] = None,
-    overrides: Overrides = None,
-    device: Device = None,
-    quiet: Quiet = False,
-    json_lines: JsonLines = False,
+    overrides: common.Overrides = None,
+    device: common.Device = None,
+    quiet: common.Quiet = False,
+    json_lines: common.JsonLines = False,
 ) -> None:
     """Go on with a run that was stopped, or extend one with --set rounds=N.
 
@@ -135,7 +121,7 @@ def resume(
         continued = TrainingRun.resume(
             run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
         )
-        code = _go_on(continued, seen, quiet, json_lines) if folder else run_training(continued)
+        code = _go_on(continued, seen, quiet, json_lines) if folder else common.run_training(continued)
     raise typer.Exit(code)
 
 
@@ -150,14 +136,14 @@ def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> 
     folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
     if seen > done:
-        print_line(
+        common.print_line(
             f"note: what came after round {done}, up to round {seen}, is done again", for_machines=True
         )
     unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
     if not (quiet or json_lines):
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
-        print_line(f"{folder.path}: {done} of {plural(rounds, 'round')} are done, {left}")
-    code = run_training(continued, quiet, json_lines, report=not unfinished_demo)
+        common.print_line(f"{folder.path}: {done} of {common.plural(rounds, 'round')} are done, {left}")
+    code = common.run_training(continued, quiet, json_lines, report=not unfinished_demo)
     if unfinished_demo and code == 0:
         complete(continued, int(folder.request.get("members", USUAL_MEMBERS)))
     return code
@@ -172,8 +158,10 @@ def _is_finished(folder: RunFolder, as_json: bool) -> bool:
         from esper.watch.report import write_report
 
         with RunFolder.open(folder.path) as opened:
-            print_line(f"wrote {write_report(opened)}", as_json)
-    print_line(f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json)
+            common.print_line(f"wrote {write_report(opened)}", as_json)
+    common.print_line(
+        f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json
+    )
     return True
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from esper.commands.common import plural, print_line
+from esper.commands import common
 from esper.utils.errors import UserError
 
 
@@ -39,7 +39,9 @@ def watch(
         ) from None
 
     def ready(address: str) -> None:
-        print_line(f"watching {plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)")
+        common.print_line(
+            f"watching {common.plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)"
+        )
         if show:
             import webbrowser
 
@@ -53,4 +55,4 @@ def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -
     from esper.runs.run_folder import RunFolder
     from esper.watch.report import write_report
 
-    print_line(f"wrote {write_report(RunFolder.read(run))}")
+    common.print_line(f"wrote {write_report(RunFolder.read(run))}")

