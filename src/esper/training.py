@@ -29,7 +29,7 @@ from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
 from esper.utils.gather import Alone, Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
-from esper.utils.settings import Config, dump, parse_yaml
+from esper.utils.settings import dump, parse_yaml
 
 # Settings of a run that has begun; the others decide its bits.
 MAY_CHANGE = ("rounds", "device", "patience", "telemetry")
@@ -120,7 +120,7 @@ class TrainingRun:
                     raise UserError(f"{path} holds a run of 'esper {folder.kind}', which trains nothing")
                 before = read_config(folder)
                 changed = change(before) if change else before
-                _check_kept(before, changed)
+                folder.check_settings(before.model_dump(), changed.model_dump(), MAY_CHANGE)
                 return folder, changed
 
             folder, config = all_or_none(gather, open_folder)
@@ -142,10 +142,11 @@ class TrainingRun:
 
     def _rewind(self, checkpoint: Path | None) -> None:
         """Load a checkpoint, by default the last, and remove from the folder what came after it."""
-        if checkpoint is not None or self.store.last.exists():
-            self.load(checkpoint or self.store.last)
-        else:
-            self.folder.check_unbegun()
+        start = checkpoint or self.store.last
+        if checkpoint is None:
+            self.folder.check_checkpoint(start)
+        if checkpoint is not None or start.exists():
+            self.load(start)
         done = self.trainer.rounds_done
         if self.config.rounds < done:
             raise UserError(f"rounds is {self.config.rounds}, and {done} are done; give at least that")
@@ -229,21 +230,6 @@ def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
     if config.shards is not None or gather.size == 1:
         return config
     return config.model_copy(update={"shards": gather.size})
-
-
-def _check_kept(before: RunConfig, config: RunConfig) -> None:
-    """Raise UserError for a setting outside of MAY_CHANGE that differs."""
-    for name in RunConfig.model_fields:
-        was, asked = getattr(before, name), getattr(config, name)
-        if name in MAY_CHANGE or was == asked:
-            continue
-        if isinstance(was, Config):  # name the setting itself, not its group
-            key = next(key for key in type(was).model_fields if getattr(was, key) != getattr(asked, key))
-            name, was, asked = f"{name}.{key}", getattr(was, key), getattr(asked, key)
-        raise UserError(
-            f"{name} is {asked!r} here and {was!r} in the run that has begun, which keeps it; what may "
-            f"change is {', '.join(MAY_CHANGE)}: leave {name} out, or start a new run with 'esper train'"
-        )
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:

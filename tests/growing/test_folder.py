@@ -19,8 +19,7 @@ from esper import cli
 from esper.growing.result import Grown
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.runs import files
-from esper.runs.run_folder import RunFolder
-from esper.runs.run_list import describe
+from esper.runs.run_folder import RunFolder, describe
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
@@ -123,7 +122,7 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.Captu
     out = tmp_path / "mine"
     grown = grow(out)
     folder = RunFolder.read(out)
-    assert (folder.kind, folder.seed) == ("grow", 0)
+    assert (folder.kind, folder.about["seed"]) == ("grow", 0)
     growth, network = folder.growth(), folder.network()
     assert growth is not None
     assert growth.finished

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.runs import files
-from esper.runs.jsonl import JsonLines
+from esper.runs.files import JsonLines
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary
 from esper.utils.errors import UserError
@@ -38,7 +38,7 @@ def results() -> Comparison:
 
 def test_a_new_folder_holds_what_made_the_run(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
-        assert folder.seed == 3
+        assert folder.about["seed"] == 3
     again = RunFolder.read(tmp_path / "run")
     assert again.config_text() == "seed: 3\n"
     assert again.command_text() == "esper train --out 'a b'"

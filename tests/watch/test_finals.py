@@ -8,7 +8,7 @@ import pytest
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Curve, Growth, RoundSummary
 from esper.utils.statistics import mean_interval
-from esper.watch.finals import ALONE, BY_SAMPLES, PAIRED, UNPAIRED, differences, final_of
+from esper.watch.facts import ALONE, BY_SAMPLES, PAIRED, UNPAIRED, differences, final_of
 from tests.runs.made_up_lanes import made_up_lanes
 
 

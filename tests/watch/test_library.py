@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from esper.runs.files import file_in
 from esper.utils.errors import UserError
-from esper.watch.library import Library, file_of
+from esper.watch.library import Library
 
 
 def make_run(path: Path) -> Path:
@@ -42,7 +43,7 @@ def test_links_out_of_the_given_folders_are_passed_over(tmp_path: Path) -> None:
     assert list(Library([given]).runs()) == ["mine"]
     (run / "metrics.jsonl").symlink_to(secret / "versions.json")
     with pytest.raises(UserError, match="leads out of the run's folder"):
-        file_of(run, "metrics.jsonl")
+        file_in(run, "metrics.jsonl")
 
 
 @pytest.mark.parametrize("name", ["", "..", "../elsewhere", "/etc", "mine/../..", "none"])

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from esper.watch import tail
-from esper.watch.tail import Position, read_on
+from esper.watch import reading
+from esper.watch.reading import Position, read_on
 
 START = Position()
 
@@ -81,7 +81,7 @@ def test_whatever_the_writes_every_line_comes_once(
     cuts: list[int],
     chunk: int,
 ) -> None:
-    monkeypatch.setattr(tail, "CHUNK", chunk)
+    monkeypatch.setattr(reading, "CHUNK", chunk)
     file = tmp_path / "lines"
     file.unlink(missing_ok=True)
     data = b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)

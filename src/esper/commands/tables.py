@@ -95,7 +95,7 @@ def runs(
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per run on stdout")] = False,
 ) -> None:
     """List the runs in a folder: what each is, how far it came, and its last figures."""
-    from esper.runs.run_list import list_runs
+    from esper.runs.run_folder import list_runs
     from esper.runs.schema import to_json
 
     found = list_runs(folder)

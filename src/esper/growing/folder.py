@@ -26,7 +26,6 @@ from esper.runs.schema import RoundSummary, SavedNetwork, SavedSlot
 from esper.simic.rollout import EpisodeRecord
 from esper.simic.telemetry import episode_events, lanes_of
 from esper.utils.errors import UserError, one_line
-from esper.utils.settings import parse_yaml
 from esper.watch import report
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ class GrowFolder:
             curves=(),
         )
         if resume and (out / "config.yaml").exists():
-            _check_same(RunFolder.read(out), config)
-            found = cls(RunFolder.open(out), begun)
-            found._check_unbegun()
-            return found
+            folder = RunFolder.read(out)
+            _check_same(folder, config)
+            folder.check_checkpoint(folder.checkpoints_path / f"{GROWN}.safetensors")
+            return cls(RunFolder.open(out), begun)
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
         request = {"call": CALL, "controller": begun.controller}
         return cls(
@@ -149,14 +148,6 @@ class GrowFolder:
     def _checkpoint(self, name: str) -> Path:
         return self.folder.checkpoints_path / f"{name}.safetensors"
 
-    def _check_unbegun(self) -> None:
-        if not self._checkpoint(GROWN).exists() and len(list(self.folder.metrics_file)) > 1:
-            self.folder.close()
-            raise UserError(
-                f"{self.folder.path} holds finished epochs, and {self._checkpoint(GROWN)} is missing: to go "
-                "on would erase them; choose another folder"
-            )
-
 
 def _current_name(name: str) -> str | None:
     """Return the name that a tensor of a snapshot has in the bodies of now; None for any other tensor."""
@@ -175,14 +166,7 @@ def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
         raise UserError(
             f"{folder.path} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
         )
-    before = parse_yaml(folder.config_text(), str(folder.path / "config.yaml"))
-    before = before if isinstance(before, dict) else {}
-    for key in (key for key in {**before, **config} if key not in (*MAY_CHANGE, *_FORMER)):
-        if before.get(key) != config.get(key):
-            raise UserError(
-                f"{key} is {config.get(key)!r}, and {folder.path} was begun with {before.get(key)!r}; give "
-                "the same to go on, or choose another folder"
-            )
+    folder.check_settings(folder.settings(), config, (*MAY_CHANGE, *_FORMER))
 
 
 def describe_argument(value: Any) -> Any:

@@ -1,14 +1,22 @@
-"""Writing files so that a crash at any moment leaves the old file or the new one, never half of each."""
+"""Files that survive a crash: replaced whole or not at all, or appended to line by line.
+
+Records are JSON lines and not Parquet: a line is appended in one write, so that a crash costs at most the
+last line; the file can be read while the run goes on, with any tool and no dependency; and a round is one
+line, so that a column store would have nothing to gain.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from esper.runs.schema import to_json
 from esper.utils.errors import UserError
 
 _REASONS = {
@@ -23,14 +31,12 @@ _REASONS = {
     errno.EISDIR: "it is a folder, and a file was expected; check the path",
     errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
 }
-
-
 _UNFINISHED = re.compile(r"\..+\.\d+\.tmp")  # the names that `write_atomically` writes under
 
 
 @contextmanager
 def disk_errors(doing: str, path: Path) -> Iterator[None]:
-    """Turn what the operating system says into one clear sentence."""
+    """Raise a UserError of one sentence in place of an OSError."""
     try:
         yield
     except OSError as error:
@@ -51,30 +57,111 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        _sync_folder(path.parent)
+        if os.name == "posix":  # a rename is durable once its folder is on disk
+            handle = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
 
 
 def is_unfinished(path: Path) -> bool:
-    """Whether a file is named like one that `write_atomically` had not put into its place yet."""
+    """Whether a file is named like one that `write_atomically` had not renamed yet."""
     return _UNFINISHED.fullmatch(path.name) is not None
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what writers that were killed left half-written in a folder, which need not exist.
-
-    Nobody else may be writing in it.
-    """
+    """Remove what killed writers left half-written in a folder. Nobody else may be writing in it."""
     with disk_errors("write in", folder):
         for path in filter(is_unfinished, folder.glob(".*.tmp")):
             path.unlink(missing_ok=True)
 
 
-def _sync_folder(folder: Path) -> None:
-    """A rename is durable once its folder is on disk; systems that cannot open folders need no such step."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
+def file_in(folder: Path, name: str) -> Path:
+    """Return the path of a file in a run folder; it need not exist.
+
+    Whatever a page may show is read through this. Raises UserError for a link that leads out of the folder.
+    """
+    path = folder / name
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        inside = path.resolve().is_relative_to(folder.resolve())
+    except (OSError, RuntimeError):  # a link that leads to itself
+        inside = False
+    if not inside:
+        raise UserError(f"{name} leads out of the run's folder")
+    return path
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of a JSON file. Raises UserError where it is missing or damaged."""
+    with disk_errors("read", path):
+        data = path.read_bytes()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is damaged: it is not JSON") from None
+
+
+class JsonLines:
+    """One file of JSON lines, each a record with the `round` that it belongs to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, records: Iterable[Any]) -> None:
+        """Add all records in one write and force them to disk."""
+        text = "".join(to_json(record) + "\n" for record in records)
+        if not text:
+            return
+        with disk_errors("write", self.path), open(self.path, "ab", buffering=0) as file:
+            whole = os.fstat(file.fileno()).st_size
+            rest = memoryview(text.encode())
+            try:
+                while rest:
+                    rest = rest[file.write(rest) :]
+                os.fsync(file.fileno())
+            except OSError:  # a full disk: what came before stays readable
+                with suppress(OSError):
+                    os.truncate(self.path, whole)
+                raise
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """Yield every whole line; a half-written last one is passed over."""
+        for number, line in enumerate(self._whole_lines(), start=1):
+            record = _parse(line)
+            if not isinstance(record, dict) or not isinstance(record.get("round"), int):
+                raise UserError(
+                    f"{self.path} is damaged in line {number}: it is no record of a round; remove it"
+                )
+            yield record
+
+    def mend(self) -> None:
+        """Cut off a last line that has no end, or that a dying machine left as something else than JSON."""
+        lines = self._whole_lines()
+        if lines and _parse(lines[-1]) is None:
+            lines.pop()
+        self._rewrite(lines)
+
+    def truncate_after(self, last_round: int) -> None:
+        """Keep the lines of rounds up to `last_round`: a resumed run writes the others again."""
+        lines = self._whole_lines()
+        self._rewrite([line for line, r in zip(lines, self, strict=True) if r["round"] <= last_round])
+
+    def _whole_lines(self) -> list[bytes]:
+        if not self.path.exists():
+            return []
+        with disk_errors("read", self.path):
+            return self.path.read_bytes().split(b"\n")[:-1]
+
+    def _rewrite(self, lines: list[bytes]) -> None:
+        data = b"".join(line + b"\n" for line in lines)
+        if self.path.exists() and self.path.stat().st_size != len(data):
+            write_atomically(self.path, data)
+
+
+def _parse(line: bytes) -> Any:
+    """Return the value of a line, None for what is not JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None

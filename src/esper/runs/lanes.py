@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from esper.runs.files import disk_errors, write_atomically
+from esper.runs.files import disk_errors, file_in, write_atomically
 from esper.runs.schema import json_values
 from esper.utils.errors import UserError
 
@@ -130,9 +130,10 @@ class LanesFolder:
         return sorted(int(f.stem) for f in self.path.glob("*.safetensors") if f.stem.isdecimal())
 
     def read_bytes(self, round: int) -> bytes:
-        """The file of one round, as it is. Raises `UserError` where there is none."""
-        with disk_errors("read", self.file(round)):
-            return self.file(round).read_bytes()
+        """The file of one round, as it is. Raises `UserError` where there is none, or a link."""
+        path = file_in(self.path.parent, f"{self.path.name}/{self.file(round).name}")
+        with disk_errors("read", path):
+            return path.read_bytes()
 
     def columns(self, round: int) -> dict[str, NDArray[Any]]:
         """The columns of one round. Raises `UserError` where the file is missing or damaged."""

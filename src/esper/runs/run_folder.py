@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind, and the only door to the files in it.
+"""The folder that a run leaves behind: its files, the rules for resuming it, and the list of runs.
 
     versions.json   what made the run: its kind, what was asked for, esper, python, packages, platform, seed
     command.txt     the command lines, the first and each that resumed it, ready to be pasted
@@ -13,7 +13,8 @@
     report.html     everything above, as one page
 
 Order of writing in a round: events, metrics, then the checkpoint. After a crash the checkpoint is the
-truth, and `truncate_after` takes the rest back to it.
+truth, and `truncate_after` takes the rest back to it. A run is resumed by the same rules whoever wrote it:
+`check_settings` and `check_checkpoint`.
 """
 
 from __future__ import annotations
@@ -22,15 +23,24 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import numpy as np
 from filelock import FileLock, Timeout
 
-from esper.runs.files import disk_errors, is_unfinished, remove_unfinished, write_atomically
-from esper.runs.jsonl import JsonLines
+from esper.runs.files import (
+    JsonLines,
+    disk_errors,
+    file_in,
+    is_unfinished,
+    read_json,
+    remove_unfinished,
+    write_atomically,
+)
 from esper.runs.lanes import LanesFolder
 from esper.runs.schema import (
     Comparison,
@@ -43,12 +53,14 @@ from esper.runs.schema import (
     to_json,
 )
 from esper.utils.errors import UserError
+from esper.utils.settings import parse_yaml
 
 FORMAT = "esper-run"
 FORMAT_VERSION = 1
 CALL = "esper.grow"  # what a folder says under `call` that no command wrote
 Kind = Literal["train", "compare", "grow", "demo"]
 KINDS: tuple[str, ...] = get_args(Kind)
+TRAINING_KINDS = ("train", "demo")
 _BEGINNING = {"versions.json", "command.txt", "checkpoints", ".lock"}  # all that is there before config.yaml
 _FILES: dict[type, str] = {
     Comparison: "results.json",
@@ -125,7 +137,7 @@ class RunFolder:
             raise UserError(f"there is no run folder at {path}; give a folder that esper wrote")
         if not (path / "versions.json").is_file():
             raise UserError(f"{path} is not a run folder: it has no versions.json; give one that esper wrote")
-        about = _load_json(path / "versions.json")
+        about = read_json(file_in(path, "versions.json"))
         if not _is_marker(about):
             raise UserError(f"{path} is not a run folder: its versions.json was not written by esper")
         if about.get("format_version") != FORMAT_VERSION or about.get("kind", "train") not in KINDS:
@@ -184,20 +196,16 @@ class RunFolder:
         """Whether a process is writing here now, this one included."""
         if self._lock.is_locked:
             return True
-        if not (self.path / ".lock").exists():
-            return False
         try:
-            with FileLock(self.path / ".lock", timeout=0):
-                return False
+            lock = file_in(self.path, ".lock")
+            if lock.exists():
+                with FileLock(lock, timeout=0):
+                    pass
         except Timeout:
             return True
-        except OSError:  # a folder that may only be read
-            return False
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-        return int(self.about["seed"])
+        except (OSError, UserError):  # a folder that may only be read, or a link
+            pass
+        return False
 
     @property
     def checkpoints_path(self) -> Path:
@@ -212,6 +220,11 @@ class RunFolder:
     def config_text(self) -> str:
         """config.yaml as it stands."""
         return self._read_text("config.yaml")
+
+    def settings(self) -> dict[str, Any]:
+        """Return config.yaml as a mapping, empty where it holds none. Raises UserError if it is damaged."""
+        found = parse_yaml(self.config_text(), str(self.path / "config.yaml"))
+        return found if isinstance(found, dict) else {}
 
     def command_text(self) -> str:
         """The command lines that wrote here, one on each line."""
@@ -255,15 +268,38 @@ class RunFolder:
         self.events_file.truncate_after(last_round)
         self.lanes.truncate_after(last_round)
 
-    def check_unbegun(self) -> None:
-        """Raise UserError if going on without a checkpoint would erase more than a first round in flight."""
+    def check_settings(
+        self, before: Mapping[str, Any], now: Mapping[str, Any], may_change: Container[str]
+    ) -> None:
+        """Raise UserError for a setting that decides the numbers of the run and differs from before."""
+        was, asked = flatten(before), flatten(now)
+        for name in {**was, **asked}:
+            free = name in may_change or name.partition(".")[0] in may_change
+            if not free and was.get(name) != asked.get(name):
+                raise UserError(
+                    f"{name} is {asked.get(name)!r}, and {self.path} was begun with {was.get(name)!r}, which "
+                    "stays as it is; give the same to go on, or choose another folder for a new run"
+                )
+
+    def check_checkpoint(self, path: Path) -> None:
+        """Raise UserError if the checkpoint at `path` is missing and finished rounds would be lost."""
         rounds = [line["round"] for file in (self.metrics_file, self.events_file) for line in file]
-        if max(rounds, default=0) > 1 or self.report_path.exists() or (self.path / "results.json").exists():
+        ended = self.report_path.exists() or (self.path / "results.json").exists()
+        if not path.exists() and (max(rounds, default=0) > 1 or ended):
             raise UserError(
-                f"{self.path} holds finished rounds, and {self.checkpoints_path / 'last.safetensors'} is "
-                "missing: to go on would erase them; give a checkpoint with --checkpoint, or start anew with "
-                f"'esper train --config {self.path / 'config.yaml'}'"
+                f"{self.path} holds finished rounds, and {path} is missing: to go on would erase them; give "
+                "a checkpoint of the run, or choose another folder for a new run"
             )
+
+    def state(self, rounds_done: int, rounds: int) -> str:
+        """Return "finished", "running" or "stopped"; `rounds` were asked for, 0 if nobody knows."""
+        growth = self.growth()
+        if growth is not None:
+            finished = growth.finished
+        else:
+            trained = self.kind not in TRAINING_KINDS or 0 < rounds <= rounds_done
+            finished = trained and (self.kind == "train" or (self.path / "results.json").exists())
+        return "finished" if finished else "running" if self.in_use else "stopped"
 
     def write(self, record: Comparison | Growth | SavedNetwork) -> None:
         """Replace the file that holds this kind of record."""
@@ -282,11 +318,11 @@ class RunFolder:
         return self._record(SavedNetwork)
 
     def _record(self, kind: type[Record]) -> Record | None:
-        path = self.path / _FILES[kind]
-        return from_json(kind, _load_json(path), str(path)) if path.exists() else None
+        path = file_in(self.path, _FILES[kind])
+        return from_json(kind, read_json(path), str(path)) if path.exists() else None
 
     def _read_text(self, name: str) -> str:
-        path = self.path / name
+        path = file_in(self.path, name)
         with disk_errors("read", path):
             data = path.read_bytes()
         try:
@@ -322,7 +358,7 @@ def _vacant(path: Path) -> bool:
     if not names <= _BEGINNING or any((path / "checkpoints").glob("*")):
         return False
     if names & {"versions.json", "command.txt"}:
-        return (path / "versions.json").is_file() and _is_marker(_load_json(path / "versions.json"))
+        return (path / "versions.json").is_file() and _is_marker(read_json(path / "versions.json"))
     return True
 
 
@@ -346,10 +382,64 @@ def _is_marker(about: Any) -> bool:
     return isinstance(about, dict) and about.get("format") == FORMAT and isinstance(about.get("seed"), int)
 
 
-def _load_json(path: Path) -> Any:
-    with disk_errors("read", path):
-        data = path.read_bytes()
+def flatten(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings under dotted names: {"ppo": {"clip": 0.2}} is {"ppo.clip": 0.2}."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flat |= flatten(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+@dataclass(frozen=True)
+class RunLine:
+    """One run of `esper runs`: how far it came, and its last figures (accuracy in percent)."""
+
+    path: str
+    kind: str = ""
+    task: str = ""
+    state: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+
+def list_runs(folder: Path) -> list[RunLine]:
+    """Return every run folder in `folder`, or `folder` itself if it is one, in the order of their names.
+
+    A folder that cannot be read is listed with the reason as its state; UserError if there is no folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}; begin a run with 'esper train', or say where runs are")
+    paths = [folder] if (folder / "versions.json").exists() else sorted(folder.iterdir())
+    return [describe(path) for path in paths if (path / "versions.json").is_file()]
+
+
+def describe(path: Path) -> RunLine:
+    """Return one run folder as a line."""
     try:
-        return json.loads(data)
-    except (ValueError, RecursionError):
-        raise UserError(f"{path} is damaged: it is not JSON") from None
+        folder = RunFolder.read(path)
+        if not (path / "config.yaml").exists():
+            return RunLine(str(path), folder.kind, state="never began")
+        settings, rounds = folder.settings(), folder.metrics()
+        unit = "epoch" if folder.from_python else "round"
+        asked, done = int(settings.get(f"{unit}s", 0)), rounds[-1].round if rounds else 0
+        state = folder.state(done, asked)
+        if state != "finished" and done < asked and (folder.from_python or folder.kind in TRAINING_KINDS):
+            state += f" in {unit} {done + 1} of {asked}"
+        return RunLine(str(path), folder.kind, str(settings.get("task", "")), state, _figures(folder, rounds))
+    except (UserError, TypeError, ValueError) as error:
+        return RunLine(str(path), state=f"cannot be read: {error}")
+
+
+def _figures(folder: RunFolder, rounds: Sequence[RoundSummary]) -> dict[str, float]:
+    growth, results = folder.growth(), folder.results()
+    if growth is not None:
+        return {f"{curve.name} {growth.score_name}": curve.score[-1] for curve in growth.curves}
+    if results is not None:
+        return {f"{r.name} %": 100 * float(np.nanmean(r.test_accuracy)) for r in results.controllers}
+    if not rounds:
+        return {}
+    last = rounds[-1]
+    twins = {"above twin": last.extra["above_twin"]} if "above_twin" in last.extra else {}
+    return {"return": last.return_mean, "validation %": 100 * last.accuracy_mean, **twins}

@@ -1,21 +1,22 @@
-"""What the page is told of a run besides its rounds: what it is, its settings and its results."""
+"""What the page is told of runs besides their rounds: settings, results, outcome and final figures."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from functools import lru_cache, partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import yaml
+import numpy as np
+from numpy.typing import NDArray
 
 from esper.runs.console import interval, learning_in_words, number
-from esper.runs.run_folder import RunFolder
-from esper.runs.run_list import TRAINING_KINDS
+from esper.runs.files import file_in
+from esper.runs.run_folder import TRAINING_KINDS, RunFolder, flatten
 from esper.runs.schema import (
     COMPARED,
+    NAN,
     Comparison,
     Growth,
     SavedNetwork,
@@ -23,15 +24,15 @@ from esper.runs.schema import (
     json_values,
 )
 from esper.utils.errors import UserError
-from esper.utils.statistics import clear_of_zero, mean_interval
-from esper.watch.library import MARKER, file_of
+from esper.utils.statistics import clear_of_zero, mean_interval, paired_interval, proportion_half
+from esper.watch.reading import last_line
 
 _SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")
-_BACK = (64 * 1024, 4 * 1024 * 1024)  # bytes at the end of a file in which its last line is looked for
+Read = TypeVar("Read")
 
 
 def signature(run: Path) -> str:
-    """Changes whenever `facts` would: the page asks again then."""
+    """Return a text that changes whenever `facts` would: the page asks again then."""
     marks = []
     for name in _SIGNED:
         try:
@@ -42,50 +43,70 @@ def signature(run: Path) -> str:
     return "/".join(marks)
 
 
-def read_run(run: Path) -> RunFolder:
-    """Open a run folder to read it. Raises `UserError` as `RunFolder.read` and `file_of` do."""
-    file_of(run, MARKER)
-    return RunFolder.read(run)
+def last_round(run: Path) -> dict[str, Any] | None:
+    """Return the last line of metrics.jsonl that can be read, None without one."""
+    return _or_none(lambda: last_line(file_in(run, "metrics.jsonl")))
 
 
-def growth_of(folder: RunFolder) -> Growth | None:
-    """Return what growth.json holds, None without one. Raises `UserError` where it is damaged or a link."""
-    file_of(folder.path, "growth.json")
-    return folder.growth()
+def state(run: Path) -> str:
+    """Return "finished", "running" or "stopped"; a folder that cannot be read is stopped."""
+    last = last_round(run) or {}
+    done, rounds = last.get("round", 0), last.get("rounds", 0)
+    return _or_none(lambda: RunFolder.read(run).state(done, rounds)) or "stopped"
 
 
 def facts(run: Path) -> dict[str, Any]:
-    """Everything but the rounds. What is missing is null, and what is damaged is told under `problems`."""
+    """Return everything but the rounds. What is missing is null; what is damaged is told in `problems`."""
     problems: list[str] = []
 
-    def tried(read: Any) -> Any:
+    def tried(read: Callable[[], Read]) -> Read | None:
         try:
             return read()
         except UserError as error:
             problems.append(str(error))
             return None
 
-    folder = tried(lambda: read_run(run))
-    about = folder.about if folder is not None else {}
-    folder = folder or RunFolder(run, about)
-    config = tried(lambda: settings_of(run))
-    for name in ("metrics.jsonl", "events.jsonl"):  # read elsewhere, and passed over without a word there
-        tried(partial(file_of, run, name))
-    return {
-        "kind": tried(lambda: file_of(run, "command.txt") and folder.kind),
-        "about": about,
-        "command": tried(lambda: file_of(run, "command.txt") and folder.command_text()),
-        "config": config or {},
-        "results": _results(tried(lambda: file_of(run, "results.json") and folder.results())),
+    folder = tried(lambda: RunFolder.read(run)) or RunFolder(run, {})
+    found = {
+        "kind": tried(lambda: folder.kind),
+        "about": folder.about,
+        "command": tried(folder.command_text),
+        "config": json_values(flatten(tried(folder.settings) or {})),
+        "results": _results(tried(folder.results)),
         "network": tried(lambda: _text(run, "network.md")),
-        "growth": json_values(tried(lambda: growth_of(folder))),
-        "outcome": tried(lambda: outcome(folder)) or NO_OUTCOME,
-        "lanes": tried(lambda: file_of(run, "lanes") and folder.lanes.rounds()) or [],
-        "problems": list(dict.fromkeys(problems)),
+        "growth": json_values(tried(folder.growth)),
+        "lanes": tried(lambda: file_in(run, "lanes") and folder.lanes.rounds()) or [],
+        "outcome": tried(lambda: outcome(folder)) or _outcome([]),
     }
+    for name in ("metrics.jsonl", "events.jsonl"):  # what reads them elsewhere says nothing of links
+        tried(lambda name=name: file_in(run, name))  # type: ignore[misc]
+    return {**found, "problems": list(dict.fromkeys(problems))}
 
 
-NO_OUTCOME: dict[str, Any] = {"sentences": [], "grew": [], "story": None}
+def _or_none(read: Callable[[], Read]) -> Read | None:
+    try:
+        return read()
+    except UserError:
+        return None
+
+
+def _text(run: Path, name: str) -> str | None:
+    try:
+        return file_in(run, name).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+
+
+def _results(results: Comparison | None) -> dict[str, Any] | None:
+    """Return a comparison as JSON, with the mean and the interval of every quantity of every controller."""
+    if results is None:
+        return None
+    found: dict[str, Any] = json_values(results)
+    found["differences"] += json_values(differences_from_growers(results.controllers))
+    for entry, controller in zip(found["controllers"], results.controllers, strict=True):
+        pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
+        entry["figures"] = json_values({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
+    return found
 
 
 def outcome(folder: RunFolder) -> dict[str, Any]:
@@ -93,23 +114,23 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
 
     Nothing is said of a run that is still going on.
     """
-    for name in ("growth.json", "network.json", "results.json", "metrics.jsonl"):
-        file_of(folder.path, name)
     growth, network, results = folder.growth(), folder.network(), folder.results()
+    grew = [] if network is None else _grew(network, "accuracy" if growth is None else growth.score_name)
     if growth is not None:
         if not growth.finished or not growth.curves:
-            return NO_OUTCOME
-        sentences = [_growth_verdict(growth), *map(_sentence, growth.verdicts)]
-    else:
-        sentences = [] if network is None else [_network_verdict(network)]
-        if results is not None:
-            sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
-        last = last_line(folder.path)
-        if last is not None and folder.kind in TRAINING_KINDS and state(folder.path, last) == "finished":
-            sentences.append(learning_in_words(folder.metrics()))
-    score = "accuracy" if growth is None else growth.score_name
-    story = None if growth is None else (_text(folder.path, "network.md") or "").split("```")[0].strip()
-    return {"sentences": sentences, "grew": [] if network is None else _grew(network, score), "story": story}
+            return _outcome([])
+        story = (_text(folder.path, "network.md") or "").split("```")[0].strip()
+        return _outcome([_growth_verdict(growth), *map(_sentence, growth.verdicts)], grew, story)
+    sentences = [] if network is None else [_network_verdict(network)]
+    if results is not None:
+        sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
+    if folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
+        sentences.append(learning_in_words(folder.metrics()))
+    return _outcome(sentences, grew)
+
+
+def _outcome(sentences: list[str], grew: Sequence[str] = (), story: str | None = None) -> dict[str, Any]:
+    return {"sentences": sentences, "grew": list(grew), "story": story}
 
 
 def _sentence(text: str) -> str:
@@ -148,104 +169,135 @@ def comparison_verdicts(results: Comparison) -> list[str]:
 
 
 def _grew(network: SavedNetwork, score: str) -> list[str]:
-    """Return what grew in a network, a line for each, or why there is nothing to tell."""
+    """Return what grew in a network, a line for each."""
     lines = list(network.changes)
     for slot in network.slots:
-        if slot.blueprint is None:
-            continue
-        line = f"{slot.blueprint} at {slot.slot}"
-        if math.isfinite(slot.contribution):
+        if slot.blueprint is not None:
             way = "falls" if slot.contribution >= 0 else "rises"
-            line += f": the validation {score} {way} by {abs(slot.contribution):.1f} points if it is removed"
-        lines.append(line)
+            points = f"{way} by {abs(slot.contribution):.1f} points if it is removed"
+            effect = f": the validation {score} {points}" if math.isfinite(slot.contribution) else ""
+            lines.append(f"{slot.blueprint} at {slot.slot}{effect}")
     if not lines and network.parameters == network.host_parameters:
         return ["nothing: the network has the size that it began with"]
     return lines
 
 
-def _results(results: Comparison | None) -> dict[str, Any] | None:
-    """A comparison as JSON, with the mean and the interval of every quantity of every controller."""
-    if results is None:
+# ---- final figures of several runs ------------------------------------------------------------------------
+
+QUANTITIES = ("return", "accuracy", "parameter_ratio")
+# Settings that make member i of two runs the same member; those of a growth from Python are behind them.
+_SAME = ("seed", "task", "task_seed", "model.parameters", "train", "val")
+PAIRED = "member by member"
+UNPAIRED = "unpaired: other members"
+BY_SAMPLES = "one model each: chance of the validation samples, not of another seed"
+ALONE = "one model each: no interval"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A mean with its 95 % half-width."""
+
+    mean: float
+    ci: float
+
+
+@dataclass(frozen=True)
+class Final:
+    """The last round of a run with its figures; of a growth, the last epoch."""
+
+    name: str
+    round: int
+    figures: Mapping[str, Figure]
+    rows: Mapping[str, NDArray[np.float64]]  # quantity → [N], where the round's lanes are on disk
+    members: tuple[int, ...]
+    origin: tuple[Any, ...]  # runs of equal origin have the same members
+    score: str = "accuracy"  # what the figure `accuracy` is
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far `name` lies above `baseline`."""
+
+    name: str
+    baseline: str
+    quantity: str
+    mean: float
+    ci: float
+    basis: str  # of the interval, in words
+
+
+def final_figures(runs: Mapping[str, Path]) -> dict[str, Any]:
+    """Return the final figures of some runs, and the differences of each from the first."""
+    finals = [final for name, run in runs.items() if (final := final_of(name, run)) is not None]
+    shown = ("name", "round", "score", "figures")
+    rows = [{name: getattr(final, name) for name in shown} for final in finals]
+    return {"rows": rows, "differences": differences(finals)}
+
+
+def final_of(name: str, run: Path) -> Final | None:
+    """Return the final figures of a run, None where no round was finished."""
+    last = last_round(run)
+    if last is None or not isinstance(last.get("round"), int):
         return None
-    found: dict[str, Any] = json_values(results)
-    found["differences"] += json_values(differences_from_growers(results.controllers))
-    for entry, controller in zip(found["controllers"], results.controllers, strict=True):
-        pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
-        entry["figures"] = json_values({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})
-    return found
+    folder = RunFolder(run, {})
+    config, growth = flatten(_or_none(folder.settings) or {}), _or_none(folder.growth)
+    last_number = int(last["round"])
+    rows, members = _rows(folder, last_number if growth is None else 0)
+    figures = {q: Figure(_float(last.get(f"{q}_mean")), _float(last.get(f"{q}_ci"))) for q in QUANTITIES}
+    host = sorted((key, value) for key, value in config.items() if key.startswith("host."))
+    same = (*(config.get(key) for key in _SAME), *host)
+    if growth is None:
+        return Final(name, last_number, figures, rows, members, (last_number, *same))
+    rows = {quantity: rows[quantity] for quantity in rows if quantity != "return"}  # a growth has no reward
+    figures |= {quantity: _growth_figure(quantity, values, growth) for quantity, values in rows.items()}
+    return Final(name, last_number, figures, rows, members, same, growth.score_name)
 
 
-def settings_of(run: Path) -> dict[str, Any]:
-    """Return config.yaml as dotted names and plain values. Raises `UserError` where it is damaged."""
-    path = file_of(run, "config.yaml")
+def _growth_figure(quantity: str, rows: NDArray[np.float64], growth: Growth) -> Figure:
+    """Return a figure of a growth; of a single model, by the samples that its accuracy is a share of."""
+    mean, ci = mean_interval(rows.tolist())
+    if len(rows) == 1 and quantity == growth.score_name == "accuracy":
+        ci = proportion_half(mean, growth.validation_samples)
+    return Figure(mean, ci)
+
+
+def differences(finals: Sequence[Final]) -> list[Difference]:
+    """Return every run against the first one, in every quantity that both have."""
+    return [
+        _difference(final, finals[0], quantity)
+        for final in finals[1:]
+        for quantity in QUANTITIES
+        if quantity != "accuracy" or final.score == finals[0].score
+        if math.isfinite(final.figures[quantity].mean - finals[0].figures[quantity].mean)
+    ]
+
+
+def _difference(final: Final, base: Final, quantity: str) -> Difference:
+    paired = final.origin == base.origin and final.members == base.members and len(base.members) > 1
+    called = final.score if quantity == "accuracy" else quantity
+    if paired and quantity in final.rows and quantity in base.rows:
+        mean, ci = paired_interval(final.rows[quantity].tolist(), base.rows[quantity].tolist())
+        return Difference(final.name, base.name, called, mean, ci, PAIRED)
+    mine, other = final.figures[quantity], base.figures[quantity]
+    ci = math.hypot(mine.ci, other.ci)
+    single = len(final.members) == 1 or len(base.members) == 1
+    basis = UNPAIRED if not single else BY_SAMPLES if math.isfinite(ci) else ALONE
+    return Difference(final.name, base.name, called, mine.mean - other.mean, ci, basis)
+
+
+def _rows(folder: RunFolder, round: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        raise UserError(f"{path} is missing or damaged") from None
-    return dict(_flat(data)) if isinstance(data, Mapping) else {}
+        columns = folder.lanes.columns(round)
+        parameters = columns["parameters"].astype(np.float64)
+        rows = {
+            "return": columns["returns"].astype(np.float64),
+            "accuracy": columns["accuracy"][-1].astype(np.float64),
+            "parameter_ratio": parameters[-1] / parameters[0],
+        }
+        return rows, tuple(columns["members"].tolist())
+    except (UserError, KeyError, IndexError):
+        return {}, ()
 
 
-def _flat(data: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
-    for key, value in data.items():
-        if isinstance(value, Mapping) and value:
-            pairs += _flat(value, f"{prefix}{key}.")
-        else:
-            pairs.append((f"{prefix}{key}", json_values(value) if not isinstance(value, str) else value))
-    return pairs
-
-
-def state(run: Path, last: Mapping[str, Any] | None) -> str:
-    """finished, running or stopped, by the last line of the metrics and the lock of whoever writes there."""
-    try:
-        folder = read_run(run)
-        growth = growth_of(folder)
-        if growth is not None:
-            done = growth.finished
-        elif last is None:
-            done = file_of(run, "results.json").exists()
-        else:
-            done = last.get("round", 0) >= last.get("rounds", 0)
-        in_use = not done and file_of(run, ".lock").exists() and folder.in_use
-        return "finished" if done else "running" if in_use else "stopped"
-    except UserError:
-        return "stopped"
-
-
-def last_line(run: Path) -> dict[str, Any] | None:
-    """Return the last whole line of metrics.jsonl that can be read. The file is read again if it changed."""
-    try:
-        path = file_of(run, "metrics.jsonl")
-        stat = path.stat()
-    except (OSError, UserError):
-        return None
-    return _last_line(path, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=1024)
-def _last_line(path: Path, changed: int, size: int) -> dict[str, Any] | None:
-    lines: list[bytes] = []
-    try:
-        with open(path, "rb") as file:
-            for back in _BACK:
-                file.seek(max(size - back, 0))
-                lines = file.read(back).split(b"\n")[:-1]
-                if len(lines) > 1 or back >= size:
-                    break
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict):
-            return record
-    return None
-
-
-def _text(run: Path, name: str) -> str | None:
-    try:
-        return file_of(run, name).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else NAN

@@ -16,15 +16,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from esper.runs.files import write_atomically
+from esper.runs.files import file_in, write_atomically
+from esper.runs.lanes import LanesFolder
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import to_json
 from esper.utils.errors import UserError
-from esper.watch.events import round_events
-from esper.watch.facts import facts, last_line, state
-from esper.watch.finals import final_figures
-from esper.watch.library import file_of, lanes_of
-from esper.watch.tail import Position, read_on
+from esper.watch.facts import facts, final_figures, last_round, state
+from esper.watch.reading import Position, read_on, round_events
 
 PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 2_500_000  # of the answers; the page itself has about 300,000
@@ -84,20 +82,20 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
     the bytes of a file.
     """
     about, name = facts(run), run.resolve().name
-    how = state(run, last_line(run))
+    how = state(run)
     yield "api/runs", [{"name": name, "state": "stopped" if how == "running" else how}]
     yield "api/facts", about
     yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
     yield "api/finals", final_figures({name: run})
-    rounds = about["lanes"] or ([last["round"]] if (last := last_line(run)) else [0])
+    rounds = about["lanes"] or ([last["round"]] if (last := last_round(run)) else [0])
     events = 0
     for number in reversed(rounds):
         if events < _MOST_EVENTS:
-            told = round_events(file_of(run, "events.jsonl"), number)
-            events += told.total
+            told = round_events(file_in(run, "events.jsonl"), number)
+            events += told["total"]
             yield f"api/events {number}", told
         try:
-            yield f"api/lanes {number}", lanes_of(run, number).read_bytes(number)
+            yield f"api/lanes {number}", LanesFolder(run / "lanes").read_bytes(number)
         except UserError:  # the page says that it is missing
             continue
 
@@ -105,7 +103,7 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
 def _rounds(run: Path) -> dict[str, Any]:
     """Return the lines of metrics.jsonl, thinned out if they are many, and how many could not be read."""
     position, lines, damaged = Position(), list[str](), 0
-    while piece := read_on(file_of(run, "metrics.jsonl"), position):
+    while piece := read_on(file_in(run, "metrics.jsonl"), position):
         position, damaged = piece.position, damaged + piece.damaged
         lines += piece.lines
     stride = -(-len(lines) // _MOST_ROUNDS) or 1

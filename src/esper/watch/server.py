@@ -34,14 +34,14 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from esper.runs.files import file_in
+from esper.runs.lanes import LanesFolder
 from esper.runs.schema import json_values
 from esper.utils.errors import UserError
 from esper.utils.launch import interruptible
-from esper.watch.events import round_events
-from esper.watch.facts import facts, last_line, signature, state
-from esper.watch.finals import final_figures
-from esper.watch.library import Library, file_of, lanes_of
-from esper.watch.tail import Position, read_on
+from esper.watch.facts import facts, final_figures, signature, state
+from esper.watch.library import Library
+from esper.watch.reading import Position, read_on, round_events
 
 ADDRESS = "127.0.0.1"
 USUAL_PORT = 8642
@@ -92,12 +92,12 @@ class _Routes:
         run, member = self._run(request), request.query_params.get("member")
         number = _whole(request.query_params.get("round"), "round")
         return round_events(
-            file_of(run, "events.jsonl"), number, None if member is None else _whole(member, "member")
+            file_in(run, "events.jsonl"), number, None if member is None else _whole(member, "member")
         )
 
     def lanes(self, request: Request) -> Any:
         run, number = self._run(request), _whole(request.query_params.get("round"), "round")
-        data = lanes_of(run, number).read_bytes(number)
+        data = LanesFolder(run / "lanes").read_bytes(number)
         return Response(data, media_type="application/octet-stream")
 
     def finals(self, request: Request) -> Any:
@@ -151,9 +151,7 @@ class _Routes:
                 await asyncio.sleep(POLL)
 
     def _list(self) -> list[dict[str, Any]]:
-        runs = self.library.runs()
-        last = {name: last_line(run) for name, run in runs.items()}
-        return [{"name": name, "state": state(run, last[name])} for name, run in runs.items()]
+        return [{"name": name, "state": state(run)} for name, run in self.library.runs().items()]
 
     def _run(self, request: Request) -> Path:
         return self.library.find(request.query_params.get("run", ""))
@@ -161,7 +159,7 @@ class _Routes:
 
 def _read(run: Path, position: Position) -> Any:
     try:
-        return read_on(file_of(run, "metrics.jsonl"), position)
+        return read_on(file_in(run, "metrics.jsonl"), position)
     except UserError:
         return None
 

@@ -1,0 +1,229 @@
+"""Reading JSON lines that somebody else may be writing, cutting short or replacing: rounds and events."""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+from zlib import crc32
+
+from esper.runs.schema import NAN, Event, from_json
+from esper.utils.errors import UserError
+from esper.utils.statistics import mean_interval
+
+CHUNK = 512 * 1024  # bytes that are read at a time
+MOST_TOLD = 2_000  # events of a round that are sent as they are; the others are counted only
+_LONGEST_LINE = 32 * CHUNK  # a longer one is passed over
+_MOST_READ = 100_000  # lines of one round that are looked at
+_MARKED = 64  # bytes that the checksum of a position covers
+_FARTHEST = 2**63  # offsets from here on cannot be sought
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a file was read: a byte offset, and a checksum of the bytes before it.
+
+    The checksum tells a file that was cut and written anew from one that only grew.
+    """
+
+    offset: int = 0
+    mark: int = 0
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        """Return what `str` made of a position; the beginning of the file for anything else."""
+        offset, _, mark = text.partition("-")
+        try:
+            position = cls(int(offset), int(mark, 16))
+        except ValueError:
+            return cls()
+        return position if 0 <= position.offset < _FARTHEST else cls()
+
+    def __str__(self) -> str:
+        return f"{self.offset}-{self.mark:x}"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was found behind a position."""
+
+    position: Position  # to read on from
+    lines: list[str]  # whole lines, each one JSON object without line ends
+    damaged: int  # whole lines that are not
+    restarted: bool  # the file is another one: forget what came before
+
+
+def read_on(path: Path, position: Position) -> Piece | None:
+    """Return the next whole lines behind `position`, about `CHUNK` bytes of them; None if there are none.
+
+    A last line without an end is held back until it has one.
+    """
+    try:
+        with open(path, "rb") as file:
+            restarted = position.offset > 0 and _mark(file, position.offset) != position.mark
+            start = 0 if restarted else position.offset
+            data = _whole_lines(file, start)
+            end = start + len(data)
+            after = Position(end, _mark(file, end)) if end else Position()
+    except OSError:  # not there, or not there any more
+        return Piece(Position(), [], 0, True) if position.offset else None
+    if not data and not restarted:
+        return None
+    lines = [line for line in data.split(b"\n") if line.strip()]
+    whole = [text for line in lines if (text := _json_object(line)) is not None]
+    return Piece(after, whole, len(lines) - len(whole), restarted)
+
+
+def last_line(path: Path) -> dict[str, Any] | None:
+    """Return the last whole line of a file that is a JSON object; None without one."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(file.seek(0, 2) - CHUNK, 0))
+            lines = file.read().split(b"\n")[:-1]
+    except OSError:
+        return None
+    found = (text for line in reversed(lines) if (text := _json_object(line)) is not None)
+    text = next(found, None)
+    return None if text is None else dict(json.loads(text))
+
+
+def _mark(file: BinaryIO, offset: int) -> int:
+    """Return a checksum of the bytes before `offset`; 0 where the file is shorter."""
+    begin = max(offset - _MARKED, 0)
+    file.seek(begin)
+    data = file.read(offset - begin)
+    return crc32(data) if len(data) == offset - begin else 0
+
+
+def _whole_lines(file: BinaryIO, start: int) -> bytes:
+    file.seek(start)
+    data = file.read(CHUNK)
+    while b"\n" not in data and len(data) < _LONGEST_LINE:
+        more = file.read(CHUNK)
+        if not more:
+            return b""
+        data += more
+    return data[: data.rfind(b"\n") + 1] or data
+
+
+def _json_object(line: bytes) -> str | None:
+    """Return a line as text without line ends, None for anything but a JSON object."""
+    try:
+        text = line.decode()
+        record = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    # JSON allows a carriage return as white space only; in a server-sent event it would end the line.
+    return text.replace("\r", " ").strip() if isinstance(record, dict) else None
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def round_events(path: Path, round: int, member: int | None = None) -> dict[str, Any]:
+    """Return the events of `round`, or those of one member in it: as many as may be told, and their sums.
+
+    events: at most `MOST_TOLD`; total, damaged: how many there are, and how many could not be read; kinds:
+    how many of each; ledger: what became of each blueprint. A file that is not there has none.
+    """
+    events, damaged = [], 0
+    for line in _lines_of_round(path, round):
+        try:
+            event = from_json(Event, json.loads(line), str(path))
+        except (ValueError, RecursionError, UserError):
+            damaged += 1
+            continue
+        if event.round == round and member in (None, event.member):
+            events.append(event)
+    kinds = dict(Counter[str](event.kind for event in events))
+    sums = {"total": len(events), "damaged": damaged, "kinds": kinds, "ledger": blueprint_ledger(events)}
+    return {"events": events[:MOST_TOLD], **sums}
+
+
+def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
+    """Return what became of the seeds of each blueprint, the most planted first.
+
+    Seeds that were pruned or rolled back are taken out. `contribution` (points) and `parameters` are means
+    over the seeds that were kept.
+    """
+    by_kind: dict[str, dict[str, list[Event]]] = {}
+    for event in events:
+        if event.blueprint:
+            by_kind.setdefault(event.blueprint, {}).setdefault(event.kind, []).append(event)
+    ledger = []
+    for blueprint, kinds in by_kind.items():
+        planted, kept, *out = (
+            kinds.get(k, []) for k in ("germinated", "fossilised", "pruned", "rolled_back")
+        )
+        taken_out = sum(map(len, out))
+        contribution, half = mean_interval([event.numbers.get("contribution", NAN) for event in kept])
+        parameters, _ = mean_interval([event.numbers.get("parameters", NAN) for event in kept])
+        ledger.append(
+            {
+                "blueprint": blueprint,
+                "planted": len(planted),
+                "kept": len(kept),
+                "taken out": taken_out,
+                "unfinished": max(len(planted) - len(kept) - taken_out, 0),
+                "contribution": contribution,
+                "contribution_ci": half,
+                "parameters": parameters,
+            }
+        )
+    return sorted(ledger, key=lambda entry: (-entry["planted"], entry["blueprint"]))
+
+
+def _lines_of_round(path: Path, round: int) -> Iterator[bytes]:
+    """Yield the lines of a round, and damaged ones among them.
+
+    Rounds only grow from line to line, so that the first line is found by halving the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(_first_offset(file, round))
+            for count, line in enumerate(file):
+                found = _round_of(line)
+                if not line.endswith(b"\n") or count >= _MOST_READ or (found is not None and found > round):
+                    break
+                yield line
+    except OSError:
+        return
+
+
+def _first_offset(file: BinaryIO, round: int) -> int:
+    """Return the offset of the first line whose round is `round` or later, or the end of the file."""
+
+    def at(offset: int) -> float:
+        found = _line_behind(file, offset)[1]
+        return math.inf if found is None else found
+
+    return _line_behind(file, bisect_left(range(file.seek(0, 2)), float(round), key=at))[0]
+
+
+def _line_behind(file: BinaryIO, offset: int) -> tuple[int, int | None]:
+    """Return where the first readable line that begins at `offset` or behind it begins, and its round."""
+    file.seek(max(offset - 1, 0))
+    if offset:
+        file.readline()
+    while True:
+        start = file.tell()
+        line = file.readline()
+        found = _round_of(line)
+        if found is not None or not line:
+            return start, found
+
+
+def _round_of(line: bytes) -> int | None:
+    """Return the round of a line, without parsing all of it where it begins as ours do."""
+    try:
+        if line.startswith(b'{"round":'):
+            return int(line[9 : line.index(b",", 9)])
+        return int(json.loads(line)["round"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
