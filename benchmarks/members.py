@@ -175,7 +175,7 @@ def measure(args: argparse.Namespace, name: str, members: int, rates: tuple[floa
     grouped = tried(lambda: population_step("grouped"), 1 / BATCHES) if preset == "resnet" else math.nan
     looped = tried(lambda: compiled_step(make().to(device), x, y, precision), members)
     stacked = tried(lambda: stacked_step([make().to(device) for _ in range(members)], x, y, precision), 1.0)
-    alone = Population(make, PopulationConfig(initial_weights=1), torch.arange(1)).bodies
+    alone = Population(make, PopulationConfig(initial_weights=1), torch.arange(1)).network
     flops = TRAINING_PASSES * BATCH * ForwardCosts.of(alone, inputs[:1], torch.device("cpu")).host * members
     moved = UPDATE_BYTES * alone.host_parameters * members
     shares = (work / ours * 1e3 / rate for work, rate in zip((flops, moved), rates, strict=True))

@@ -1,7 +1,7 @@
 """One-after-another modules against the population: the same arithmetic, one run, one table.
 
 python -m benchmarks.population --members 4 16 --device cpu
-python -m benchmarks.population --members 128 512 2048 --device cuda --compile --plot population.png
+python -m benchmarks.population --members 128 512 2048 --device cuda --plot population.png
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Result:
     member_epochs_per_s: float
     kilobytes_per_member: float
     activations_mb: float
-    compiled: bool
+    compiled: bool  # of older results; always False now
     precision: str
 
 
@@ -117,13 +117,11 @@ class OneAfterAnother:
 
 
 def planted(
-    args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool = False
+    args: argparse.Namespace, num_members: int, seeds: bool
 ) -> tuple[Population, SlotStates, MemberData]:
     """A population on random images, with or without seeds."""
     device = torch.device(args.device)
-    config = PopulationConfig(
-        batch_size=BATCH, batches_per_epoch=args.batches, compile=compiled, precision=args.precision
-    )
+    config = PopulationConfig(batch_size=BATCH, batches_per_epoch=args.batches, precision=args.precision)
     shape = (args.channels, args.side, args.side)
 
     def make_host() -> Host:
@@ -136,9 +134,9 @@ def planted(
     return population, states, MemberData.shared(inputs, targets, num_members).to(device)
 
 
-def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: bool) -> Result:
+def measure(args: argparse.Namespace, num_members: int, seeds: bool) -> Result:
     device, batches = torch.device(args.device), args.batches
-    population, states, data = planted(args, num_members, seeds, compiled)
+    population, states, data = planted(args, num_members, seeds)
     inputs, targets = data.inputs[0], data.targets[0]
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -164,7 +162,7 @@ def measure(args: argparse.Namespace, num_members: int, seeds: bool, compiled: b
         member_epochs_per_s=round(num_members / (ours * batches) * 1e3, 1),
         kilobytes_per_member=round(stored, 1),
         activations_mb=round(activations, 1),
-        compiled=compiled,
+        compiled=False,
         precision=args.precision,
     )
 
@@ -209,7 +207,6 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--batches", type=int, default=16, help="minibatches in an epoch")
     parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--compile", action="store_true", help="measure the compiled population too")
     parser.add_argument("--json", action="store_true", help="one object per line instead of a table")
     parser.add_argument("--plot", type=Path, help="write a picture here")
     parser.add_argument("--read", type=Path, help="show the lines of a file instead of measuring")
@@ -218,12 +215,11 @@ def main() -> None:
     machine = machine_name(args.device)
     if args.read:
         results, machine = read_results(parser, args.read, Result)
-    for compiled in () if args.read else (False, True) if args.compile else (False,):
-        for seeds in (False, True):
-            for num_members in args.members:
-                results.append(measure(args, num_members, seeds, compiled))
-                if args.json:
-                    print(line_of(results[-1], machine), flush=True)
+    for seeds in () if args.read else (False, True):
+        for num_members in args.members:
+            results.append(measure(args, num_members, seeds))
+            if args.json:
+                print(line_of(results[-1], machine), flush=True)
     if not args.json:
         show(results, machine)
     if args.plot:

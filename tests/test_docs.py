@@ -77,14 +77,14 @@ def test_a_task_of_ones_own_is_named_by_module_and_function(
 
 
 def test_a_blueprint_of_ones_own_takes_the_place_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.population import registry
+    from esper.population import blueprints
 
-    monkeypatch.setattr(registry, "_REGISTRY", dict(registry._REGISTRY))
+    monkeypatch.setattr(blueprints, "_REGISTRY", dict(blueprints._REGISTRY))
     names: dict[str, object] = {}
     exec(compile(snippets_of("extend.md")[1], "extend.md", "exec"), names)
-    seed = registry.build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 2)
+    seed = blueprints.build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 2)
     assert type(seed) is names["WideConvolution"]
-    assert sum(p.numel() for p in seed.parameters()) == registry.parameter_count(
+    assert sum(p.numel() for p in seed.parameters()) == blueprints.parameter_count(
         Blueprint.CONV_LIGHT, "cnn", 4, 2
     )
 

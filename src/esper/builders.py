@@ -21,8 +21,8 @@ from torch import Tensor
 
 from esper.config import RunConfig
 from esper.lifecycle.actions import HEAD_CHOICES
+from esper.population.extract import fresh_host
 from esper.population.hosts import Host, build_host
-from esper.population.shapes import fresh_host
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy

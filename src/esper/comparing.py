@@ -31,7 +31,7 @@ from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
 from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.shapes import shapes_of
+from esper.population.extract import shapes_of
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.simic.costs import Prices

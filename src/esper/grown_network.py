@@ -18,8 +18,7 @@ from esper.comparing import ControllerRun
 from esper.growing.result import save_archive, save_network
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.stages import Stage
-from esper.population.describe import describe_growth
-from esper.population.extract import extract
+from esper.population.extract import describe_growth, extract
 from esper.runs.files import disk_errors
 from esper.runs.schema import SavedNetwork, SavedSlot
 from esper.simic.environment import GrowthEnvironment

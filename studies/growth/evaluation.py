@@ -26,8 +26,8 @@ from torch import Tensor
 
 from esper.builders import shaped_host
 from esper.lifecycle.actions import Head, Op
+from esper.population.extract import shapes_of
 from esper.population.hosts import Host
-from esper.population.shapes import shapes_of
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.simic.steps import EnvironmentSpec

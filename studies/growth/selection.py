@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from esper.population.population import Population
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import Episode
 from esper.tamiyo.scripted import Static
@@ -43,6 +44,13 @@ def heirs(accuracy: Tensor, due: Tensor) -> Tensor:
     return torch.where(due, source, itself)
 
 
+def take_over(population: Population, source: Tensor) -> None:
+    """Let every member go on as a copy of another, or of itself, in all of its rows.  # source [N] int64"""
+    for value in population.tensors().values():
+        rows = value.unflatten(0, (population.num_members, -1))  # a member's slots lie together
+        value.copy_(rows.index_select(0, source).flatten(0, 1))
+
+
 def play_with_selection(environment: GrowthEnvironment) -> Episode:
     """An episode of groups of networks that never grow, to its end."""
     played = Episode(environment, Static())
@@ -52,5 +60,5 @@ def play_with_selection(environment: GrowthEnvironment) -> Episode:
         for k, share in enumerate(SHARES):
             due = (seen.progress >= share) & ~done[k]
             done[k] |= due
-            environment.population.take_over(heirs(seen.val_accuracy, due))
+            take_over(environment.population, heirs(seen.val_accuracy, due))
     return played

@@ -17,9 +17,8 @@ from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
-from esper.population.objectives import CLASSIFICATION
 from esper.population.population import Population
-from tests.population.worlds import CLASSES, EXACT, SMALL, Fold, OneAfterAnother, plant, record
+from tests.population.worlds import CLASSES, SMALL, Fold, OneAfterAnother, plant, record
 
 ALPHAS = (0.25, 0.5, 0.75, 1.0)  # the plan holds them in float32
 GROWN_STAGES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
@@ -69,8 +68,7 @@ class Life:
             "rewarm": int(rng.choice([0, 3])),
         }
         config = PopulationConfig(**{**SMALL, **drawn, **settings})
-        objective = EXACT if torch.get_default_dtype() == torch.float64 else CLASSIFICATION
-        self.population = Population(make_host, config, torch.arange(members), seed, objective=objective)
+        self.population = Population(make_host, config, torch.arange(members), seed)
         dice = torch.Generator().manual_seed(seed)
         inputs: Tensor = torch.randn(24, *shape, generator=dice)
         targets = torch.randint(CLASSES, (24, *shape) if preset == "gpt" else (24,), generator=dice)

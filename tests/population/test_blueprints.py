@@ -20,9 +20,9 @@ from esper.population.blueprints import (
     attention_heads,
     blueprint,
     blueprint_entry,
-    blueprint_table,
     build_blueprint,
     gate_parameter_count,
+    list_blueprints,
     parameter_count,
 )
 from esper.population.hosts import Host
@@ -51,7 +51,7 @@ def awakened(seed: nn.Module) -> nn.Module:
 
 def test_every_selectable_blueprint_of_every_topology_is_registered() -> None:
     for topology, names in TOPOLOGY_BLUEPRINTS.items():
-        assert {row.name for row in blueprint_table(topology=topology)} == {b.name for b in names}
+        assert {entry.blueprint for entry in list_blueprints(topology)} == set(names)
 
 
 @pytest.mark.parametrize(("topology", "dims"), PLACES)
@@ -202,8 +202,8 @@ def test_one_decorated_class_replaces_a_body() -> None:
             return h * self.scale.reshape(-1, *[1] * (h.ndim - 2))
 
     assert isinstance(build_blueprint(Blueprint.CONV_LIGHT, "cnn", 6, 2), Scale)
-    rows = {row.name: row for row in blueprint_table(6, topology="cnn")}
-    assert (rows["CONV_LIGHT"].parameters, rows["CONV_LIGHT"].summary) == (6, "A scale per channel.")
+    entry = blueprint_entry(Blueprint.CONV_LIGHT, "cnn")
+    assert (entry.parameters(6, 2), entry.summary) == (6, "A scale per channel.")
 
 
 @pytest.mark.usefixtures("restored_entry")

@@ -7,7 +7,7 @@ import pytest
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.describe import describe_growth
+from esper.population.extract import describe_growth
 from esper.population.population import Population
 from tests.population.worlds import WORLDS, make_population, plant, record
 
@@ -21,7 +21,7 @@ def folded(population: Population, *rounds: tuple[Blueprint | None, Blueprint | 
         rows: list[SlotRecord | None] = [None if n is None else record(Stage.FOSSILIZED, n) for n in names]
         states = plant(population, SlotStates.from_records([rows]))
         population.fold(states.blueprint >= 0, states.style)
-        population.look(NOTHING)
+        population.read_slots(NOTHING)
     return population
 
 

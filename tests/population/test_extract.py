@@ -12,8 +12,8 @@ from torch import nn
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.bodies import Bodies
 from esper.population.extract import extract
+from esper.population.network import RowNetwork
 from esper.population.population import Population
 from esper.population.row_module import RowModule
 from tests.population.worlds import (
@@ -63,22 +63,14 @@ def test_an_extracted_member_says_what_it_said_in_the_population(world: str) -> 
     population.train_epoch(states, data, CLOCK)
     inputs = data.inputs[0, :5]
     ours = outputs_of(population, states, inputs)
-    fossils = states.replace(
-        stage=torch.where(states.stage == Stage.FOSSILIZED, states.stage, Stage.DORMANT),
-        blueprint=torch.where(states.stage == Stage.FOSSILIZED, states.blueprint, -1),
-    )
-    permanent = outputs_of(population, fossils, inputs)
     heard = modules_of_seeds(world, states)
     blocks = population.num_slots if world in RESIDUAL else 0
     for i in range(members):
         module = extract(population, states, i)
         assert not module.training
-        trunk = sum(part is not None for part in population.bodies.trunk)
+        trunk = sum(part is not None for part in population.network.trunk)
         assert len(module) == trunk + blocks + heard[i]  # the host and the seeds that are heard
         torch.testing.assert_close(module(inputs), ours[i], atol=1e-5, rtol=1e-5)
-        lasting = extract(population, states, i, fossilised_only=True)
-        torch.testing.assert_close(lasting(inputs), permanent[i], atol=1e-5, rtol=1e-5)
-    assert not torch.allclose(ours, permanent)
 
 
 def test_nothing_of_the_population_is_left_in_the_module() -> None:
@@ -87,7 +79,7 @@ def test_nothing_of_the_population_is_left_in_the_module() -> None:
     plant(population, states)
     module = extract(population, states, states.num_members - 1)
     reached = reachable(module)
-    assert not any(isinstance(thing, Population | Bodies | RowModule) for thing in reached)
+    assert not any(isinstance(thing, Population | RowNetwork | RowModule) for thing in reached)
     for value in module.state_dict().values():
         assert value.untyped_storage().nbytes() == value.numel() * value.element_size()  # no view of rows
     saved = io.BytesIO()

@@ -9,7 +9,7 @@ from torch import Tensor
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.population import Population
 from esper.population.schedule import rate_share
@@ -146,7 +146,7 @@ def test_chunks_and_neighbours_change_neither_data_nor_updates() -> None:
         for epoch in range(3):
             population.train_epoch(SlotStates.empty(len(ids), 2), data, Clock(0, epoch, 3))
         assert population.hosts.steps.tolist() == [6.0] * len(ids)
-        order = population._data_order(24)
+        order = DataOrder(population.seed, population.members, 24, population.config.batch_size)
         passes = torch.cat([order.batch(0, b)[-1] for b in range(6)])
         assert sorted(passes.tolist()) == list(range(24))  # a pass meets every sample once
         if len(ids) == 1:

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population import first_weights
+from esper.population import surgery
 from esper.population.blocks import Branch
 from esper.population.data import Clock
 from esper.population.extract import Grafted, extract
 from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
-from esper.population.layout import flatten, load_flat
 from esper.population.population import Population
+from esper.population.row_module import flatten, load_flat
 from tests.population.lives import Life, doubles
 from tests.population.worlds import (
     CLOCK,
-    EXACT,
     RESIDUAL,
     WORLDS,
     OneAfterAnother,
@@ -117,7 +116,7 @@ def test_moments_come_along_with_what_is_folded(world: str, optimizer: str) -> N
     old = [reference_member(population, states, i) for i in range(2)]
     before = copy.deepcopy(population.parts)
     population.fold(states.blueprint >= 0, states.style)
-    population.look(SlotStates.empty(2, 2))
+    population.read_slots(SlotStates.empty(2, 2))
     for s in (0, 1):
         block, seed = old[0].chains[s][0], old[0].seed_at(s)
         new = reference_member(population, SlotStates.empty(2, 2), 0, [(s, int(names[0]), 0)]).chains[s][0]
@@ -150,7 +149,7 @@ def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: 
     for epoch in range(5):  # the first step of any optimizer is one of signs: let the host be further on
         population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
     plant(population, states, awake=False)
-    start = population.bodies.slots[1].pair_start if world == "text" else 0
+    start = population.network.slots[1].pair_start if world == "text" else 0
     for expected in (True, False):
         for i in (0, 1):
             block = reference_member(population, states, i).chains[1][0]
@@ -210,7 +209,7 @@ def test_copied_units_part_from_each_other_and_learn_within_two_steps(world: str
     before = population.seeds.weights.clone()
     for epoch in range(2):
         population.train_epoch(states, make_data(world, 2), Clock(0, epoch, 10))
-    for s, slot in enumerate(population.bodies.slots):
+    for s, slot in enumerate(population.network.slots):
         branch = slot.module(int(Blueprint.WIDEN_FULL))
         assert isinstance(branch, Branch)
         row, size = part_row(population, 0, s, 0), flatten(branch).numel()
@@ -309,7 +308,7 @@ def test_when_everyone_is_finished_nothing_is_left_to_do() -> None:
 
 def grown_course(world: str, ids: list[int], chunk: int) -> Population:
     """Members that clone, widen and fold, each in its own way by its id, out of a crowd of six."""
-    population = make_population(world, ids, EXACT, rows_per_chunk=chunk)
+    population = make_population(world, ids, rows_per_chunk=chunk)
     data = make_data(world, len(ids))
     epoch = 0
     for names in ((13, 14, 3), (14, 13, 13)):
@@ -356,7 +355,7 @@ def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) ->
     population.germinate(free, waiting)
     population.finished[0] = True
     saved = population.snapshot()
-    other = Population(population.bodies.make_host, population.config, population.members, population.seed)
+    other = Population(population.network.make_host, population.config, population.members, population.seed)
     other.begin_episode(5)
     other.restore(saved)
     for one in (population, other):
@@ -396,7 +395,7 @@ def test_a_clone_may_be_born_and_folded_in_one_step(world: str) -> None:
     fast.germinate(clones.blueprint >= 0, clones.blueprint)
     fast.fold(clones.blueprint >= 0, clones.style)
     torch.testing.assert_close(outputs_of(fast, nothing, inputs), before)
-    slow.look(nothing)
+    slow.read_slots(nothing)
     for name, value in slow.tensors().items():
         assert torch.equal(fast.tensors()[name], value), name
 
@@ -408,7 +407,7 @@ def test_a_clone_counts_from_its_birth_on() -> None:
         bare = int(population.parameter_counts(SlotStates.empty(1, 2)))
         population.germinate(states.blueprint >= 0, states.blueprint)
         waiting = int(population.parameter_counts(states))
-        population.look(states)
+        population.read_slots(states)
         assert waiting == int(population.parameter_counts(states)) > bare
 
 
@@ -418,7 +417,7 @@ def test_two_blocks_are_cloned_only_where_both_are_there() -> None:
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.LORA), None], [None, None]])
     plant(population, states)
     population.fold(states.blueprint >= 0, states.style)
-    population.look(SlotStates.empty(2, 2))
+    population.read_slots(SlotStates.empty(2, 2))
     fits = population.growable()
     assert fits[:, 1, Blueprint.CLONE].tolist() == [False, True]
     assert fits[:, 1, Blueprint.WIDEN_HALF].all()
@@ -434,7 +433,7 @@ def test_a_block_is_widened_up_to_its_limit() -> None:
         if widths[-1][0]:
             plant(population, states)
             population.fold(states.blueprint >= 0, states.style)
-            population.look(SlotStates.empty(1, 2))
+            population.read_slots(SlotStates.empty(1, 2))
     assert widths == [[True, True], [True, False], [False, False]]
     block = extract(population, SlotStates.empty(1, 2), 0)[1]
     assert block.branch.units == 2 * WORLDS["residual vectors"][3]["hidden"]
@@ -447,9 +446,9 @@ def test_a_slot_without_a_place_for_another_part_says_so() -> None:
         plant(population, states)
         population.fold(states.blueprint >= 0, states.style)
         if int((population.forms[0, 0, 1:] != -1).sum()) == 1:
-            population.look(SlotStates.empty(1, 2))
+            population.read_slots(SlotStates.empty(1, 2))
     with pytest.raises(ValueError, match=r"member 0 holds 2 folded parts.*raise population.folds"):
-        population.look(SlotStates.empty(1, 2))
+        population.read_slots(SlotStates.empty(1, 2))
 
 
 # ---- learning rates of each row --------------------------------------------------------------------------
@@ -477,7 +476,7 @@ def test_the_rate_of_each_member_follows_what_it_has_spent(world: str, schedule:
                 [None, None],
             ]
         )
-        population = make_population(world, 3, EXACT, schedule=schedule, warmup=0.1, decay=0.4)
+        population = make_population(world, 3, schedule=schedule, warmup=0.1, decay=0.4)
         plant(population, states)
         plain = OneAfterAnother(population, states, rate=RATES[schedule])
         share, spent = torch.tensor([0.3, 0.2, 0.05]), torch.zeros(3)
@@ -503,7 +502,7 @@ def test_no_rate_is_left_once_everything_is_spent() -> None:
 def test_a_host_is_clipped_by_the_norm_of_all_its_parts_together(world: str) -> None:
     settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "host_lr": 1.0, "clip_norm": 1e-3}
     with doubles():
-        population = make_population(world, 3, EXACT, batches_per_epoch=1, **settings)
+        population = make_population(world, 3, batches_per_epoch=1, **settings)
         rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]
         before = torch.cat(rows, dim=1)
         population.train_epoch(SlotStates.empty(3, 2), make_data(world, 3), CLOCK)
@@ -515,7 +514,7 @@ def test_a_host_is_clipped_by_the_norm_of_all_its_parts_together(world: str) -> 
 @pytest.mark.parametrize("world", RESIDUAL)
 def test_new_parts_warm_up_on_their_own_and_the_host_does_not(world: str) -> None:
     with doubles():
-        population = make_population(world, 2, EXACT, new_part_warmup=5)
+        population = make_population(world, 2, new_part_warmup=5)
         data = make_data(world, 2)
         plain = OneAfterAnother(population, SlotStates.empty(2, 2))
         population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, 0, 10))
@@ -545,7 +544,7 @@ def test_an_episode_begins_with_the_same_hosts_whether_they_were_kept_or_drawn_a
     monkeypatch: pytest.MonkeyPatch, keeps: bool
 ) -> None:
     if not keeps:
-        monkeypatch.setattr(first_weights, "HOST_BYTES", 0)
+        monkeypatch.setattr(surgery, "HOST_BYTES", 0)
     population = make_population("residual vectors", 3, initial_weights=10**9)
     first = {name: value.clone() for name, value in population.tensors().items()}
     population.begin_episode(1)
@@ -559,7 +558,7 @@ def test_slots_of_one_kind_share_first_weights_within_the_bytes_of_their_bank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     population = make_population("residual vectors", 2, seed_weights=10**6)
-    monkeypatch.setattr(first_weights, "SEED_BYTES", 3 * 4 * population.bodies.part_width)
+    monkeypatch.setattr(surgery, "SEED_BYTES", 3 * 4 * population.network.part_width)
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
     assert len({tuple(row.tolist()) for row in population.seeds.weights}) <= 3

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,18 +13,16 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, SEED_STAGES, Stage
-from esper.population.forms import HALVES, NO_FORM, FormCodes
-from esper.population.plan import (
+from esper.population.forms import NO_FORM, FormCodes
+from esper.population.plan.packing import Plan, PlanSpec, widened_span
+from esper.population.plan.rows import (
     NO_BLEND,
     NO_ROW,
-    Measurement,
-    Plan,
     Rows,
     SlotView,
     measurement_rows,
     training_rows,
 )
-from esper.population.planning import Sketch, build_plan
 
 CPU = torch.device("cpu")
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]
@@ -106,8 +104,8 @@ def test_training_rows_equal_a_loop(crowd: list[list[SlotRecord]]) -> None:
     assert as_lists(training_rows(view_of(crowd))) == expected
 
 
-def subset_row(found: Measurement, row: int) -> tuple[int, list[float]]:
-    return int(found.rows.member[row]), found.rows.alpha[row].tolist()
+def subset_row(found: Rows, row: int) -> tuple[int, list[float]]:
+    return int(found.member[row]), found.alpha[row].tolist()
 
 
 @settings(max_examples=60, deadline=None)
@@ -122,19 +120,19 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
         assert subset_row(found, i) == (i, own)
         subsets.add((i, tuple(own)))
         for s, r in enumerate(row):
-            asked = {
-                "without": (own[s] > 0, [0.0 if k == s else a for k, a in enumerate(own)]),
-                "shadow": (r.stage == Stage.TRAINING, [1.0 if k == s else a for k, a in enumerate(own)]),
+            asked = {  # by table
+                0: (own[s] > 0, [0.0 if k == s else a for k, a in enumerate(own)]),
+                1: (r.stage == Stage.TRAINING, [1.0 if k == s else a for k, a in enumerate(own)]),
             }
             for name, (wanted, alphas) in asked.items():
-                place = int(getattr(found, name)[i, s])
+                place = int(found.tables[name][i, s])
                 if wanted and ablate:
                     assert subset_row(found, place) == (i, alphas)
                     subsets.add((i, tuple(alphas)))
                 else:
                     assert place == NO_ROW
-    assert len(found.rows.member) == len(subsets)  # each distinct subset once
-    assert (found.rows.shadow_slot == NO_ROW).all()
+    assert len(found.member) == len(subsets)  # each distinct subset once
+    assert (found.shadow_slot == NO_ROW).all()
 
 
 @pytest.mark.parametrize(("members", "slots"), [(4, 62), (8, 61), (3, 130), (2048, 53), (2048, 64)])
@@ -149,18 +147,17 @@ def test_measurement_rows_hold_for_many_slots(members: int, slots: int) -> None:
     forms = torch.full((members, slots, 1), NO_FORM)
     found = measurement_rows(SlotView.read(states, forms, forms[..., 1:], nothing_waits)[0])
     own = np.where(stage == Stage.HOLDING, 0.5, 0.0)
-    np.testing.assert_array_equal(found.rows.alpha[:members], own)
-    asked = {"without": (Stage.HOLDING, 0.0), "shadow": (Stage.TRAINING, 1.0)}
-    for name, (where, alpha) in asked.items():
-        table = getattr(found, name)
+    np.testing.assert_array_equal(found.alpha[:members], own)
+    asked = ((Stage.HOLDING, 0.0), (Stage.TRAINING, 1.0))  # without the seed, with it
+    for table, (where, alpha) in zip(found.tables, asked, strict=True):
         np.testing.assert_array_equal(table >= 0, stage == where)
         member, slot = np.nonzero(stage == where)
         expected = own[member]
         expected[range(len(slot)), slot] = alpha
         row = table[member, slot]
-        np.testing.assert_array_equal(found.rows.alpha[row], expected)
-        np.testing.assert_array_equal(found.rows.member[row], member)
-        np.testing.assert_array_equal(found.rows.fork[row], slot)
+        np.testing.assert_array_equal(found.alpha[row], expected)
+        np.testing.assert_array_equal(found.member[row], member)
+        np.testing.assert_array_equal(found.fork[row], slot)
 
 
 def fork_of(rows: Rows, row: int) -> int:
@@ -178,10 +175,10 @@ def check_forks(plan: Plan, rows: Rows) -> None:
     assert rows.fork.tolist() == forks == sorted(forks)
     for s, stations in enumerate(plan.stations):
         for work in stations:
-            there = s + 1 if work.place == 0 else s
+            there = s + 1 if work.position == 0 else s
             assert work.before == sum(f < s for f in forks)
             assert work.after == len(work.base) == len(work.entry) == sum(f < there for f in forks)
-            forked = work.place == 0
+            forked = work.position == 0
             came_from = [int(rows.member[r]) if forks[r] == s and forked else r for r in range(work.after)]
             assert work.base.tolist() == came_from
             assert work.source.tolist() == [came_from[r] for r in work.rows.tolist()]
@@ -217,9 +214,9 @@ def met_by(
 def check_readings(plan: Plan, crowd: list[list[SlotRecord]], folded: Chains) -> None:
     """Every widening reads what the last block of its slot was given; one that forks there, a constant."""
     for s, stations in enumerate(plan.stations):
-        seeds = next((work for work in stations if work.place == 0), None)
-        wide = [] if seeds is None else range(len(seeds.rows))[seeds.span(min(HALVES), max(HALVES) + 1)]
-        for work in (work for work in stations if work.place > 0):
+        seeds = next((work for work in stations if work.position == 0), None)
+        wide = [] if seeds is None else range(len(seeds.rows))[widened_span(seeds.groups)]
+        for work in (work for work in stations if work.position > 0):
             blocks = any(group.form >= NUM_BLUEPRINTS for group in work.groups)
             beside, read_by = [], [NO_ROW] * work.before
             for k, entry in enumerate(wide):
@@ -227,8 +224,8 @@ def check_readings(plan: Plan, crowd: list[list[SlotRecord]], folded: Chains) ->
                 row, source = int(seeds.rows[entry]), int(seeds.source[entry])
                 chain = folded[int(plan.members[row])][s]
                 last = max((p for p, form in enumerate(chain, 1) if form >= NUM_BLUEPRINTS), default=0)
-                beside.append(source if last == work.place else NO_ROW)
-                if last == work.place and row == source:
+                beside.append(source if last == work.position else NO_ROW)
+                if last == work.position and row == source:
                     read_by[row] = k
             assert work.beside.tolist() == (beside if blocks else [])
             assert work.read_by.tolist() == read_by
@@ -243,7 +240,7 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
     for s in range(len(crowd[0])):
-        works = {work.place: work for work in plan.stations[s]}
+        works = {work.position: work for work in plan.stations[s]}
         assert list(works) == [p for p in (1, 2, 3, 0) if p in works]  # the seed is met last
         for place in (1, 2, 3, 0):
             there = [r for r in range(len(rows.member)) if rows.fork[r] < s + (place == 0)]
@@ -260,7 +257,7 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
             assert names == sorted(set(names))
             entries = zip(work.rows.tolist(), work.alpha.tolist(), work.blend.tolist(), strict=True)
             for group in work.groups:
-                assert (group.slot, group.place, group.size >= 1) == (s, place, True)
+                assert (group.slot, group.position, group.size >= 1) == (s, place, True)
                 for k in range(group.size):
                     row, alpha, blend = next(entries)
                     entry, part = next(met_parts)
@@ -287,11 +284,11 @@ def test_plans_meet_every_part_in_its_group(grown: tuple[list[list[SlotRecord]],
     crowd, folded = grown
     view = view_of(crowd, folded)
     trained = training_rows(view)
-    plan = build_plan(trained, view, CPU)
+    plan = PlanSpec(trained, view).pack().to(CPU)
     check_plan(plan, trained, crowd, folded)
     assert len(set(plan.live.tolist())) == len(plan.live)  # a part learns in one row
-    measured = measurement_rows(view).rows
-    check_plan(build_plan(measured, view, CPU), measured, crowd, folded)
+    measured = measurement_rows(view)
+    check_plan(PlanSpec(measured, view).pack().to(CPU), measured, crowd, folded)
 
 
 Heard = tuple[int, int, int, int, int, int, float, int, bool]
@@ -313,23 +310,23 @@ def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
                 assert int(work.entry[row]) == k
                 rows = row_of[row], row_of[int(work.source[k])]
                 blend = int(work.blend[k])
-                found.add((work.slot, work.place, form, *rows, part, alpha, blend, entry in learning))
+                found.add((work.slot, work.position, form, *rows, part, alpha, blend, entry in learning))
             assert row_of[row] != NO_ROW or alpha == 0
     return found
 
 
 @settings(max_examples=80, deadline=None)
 @given(grown_crowds(), st.booleans(), st.booleans())
-def test_a_plan_in_a_larger_room_is_the_same_plan(
+def test_a_padded_plan_is_the_same_plan(
     grown: tuple[list[list[SlotRecord]], Chains], trains: bool, light: bool
 ) -> None:
     view = view_of(*grown)
-    rows = training_rows(view) if trains else measurement_rows(view).rows
+    rows = training_rows(view) if trains else measurement_rows(view)
     blank = view.form.size
-    sketch = Sketch(rows, view, (np.arange(len(rows.member)),), blank)
-    tight, room = sketch.draft().on(CPU), sketch.need.roomier(light)
-    for _ in range(2):  # what follows from the room is kept for the next plan
-        roomy = sketch.draft(room).on(CPU)
+    spec = PlanSpec(replace(rows, tables=(np.arange(len(rows.member)),)), view, blank)
+    tight, bucket = spec.pack().to(CPU), spec.need.with_margin(light)
+    for _ in range(2):  # the layout of a bucket is kept for the next plan
+        roomy = spec.pack(bucket).to(CPU)
         place = roomy.tables[0].tolist()  # of each row
         row_of = [NO_ROW] * roomy.num_rows
         for number, at in enumerate(place):
@@ -353,6 +350,6 @@ def test_a_view_says_what_the_records_say(crowd: list[list[SlotRecord]]) -> None
     assert view.alpha.tolist() == [heard_alphas(row) for row in crowd]
     assert view.frozen.tolist() == [[r.alpha_mode == AlphaMode.DOWN for r in row] for row in crowd]
     assert view.training.tolist() == [[r.stage == Stage.TRAINING for r in row] for row in crowd]
-    last = view.of(np.array([len(crowd) - 1]))
+    last = view.select(np.array([len(crowd) - 1]))
     assert last.shape == (1, len(crowd[0]))
     assert np.array_equal(last.form[0, :, 0], [r.blueprint for r in crowd[-1]])

@@ -14,7 +14,6 @@ from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
 from tests.population.worlds import (
     CLOCK,
-    EXACT,
     WORLDS,
     OneAfterAnother,
     every_pair,
@@ -67,7 +66,7 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
 @pytest.mark.parametrize("world", WORLDS)
 def test_six_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
     states = crowd(world)
-    population = make_population(world, states.num_members, EXACT, batches_per_epoch=3, clip_norm=0.5)
+    population = make_population(world, states.num_members, batches_per_epoch=3, clip_norm=0.5)
     plant(population, states)
     before = population.snapshot()
     plain = OneAfterAnother(population, states)
@@ -177,7 +176,7 @@ def test_a_gate_is_trained_from_the_moment_it_exists(world: str, stage: Stage) -
     states = states.replace(alpha=states.alpha * (stage is Stage.BLENDING))
     population = make_population(world, 2)
     plant(population, states)
-    slot = population.bodies.slots[0]
+    slot = population.network.slots[0]
     end = slot.gate_start + slot.gate.layout.total
     gates = population.seeds.weights.unflatten(0, (2, 2))[:, 0, slot.gate_start : end]
     untouched = gates.clone()

@@ -1,30 +1,21 @@
-"""Layers over rows against vmap, what has no row form, and what is compiled."""
+"""Layers over rows against vmap, and what has no row form."""
 
 from __future__ import annotations
 
 import functools
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._dynamo.utils import counters
 from torch.func import functional_call, vmap
 from torch.nn.utils.parametrizations import weight_norm
 
-from esper.lifecycle.actions import Blueprint, selectable_blueprints
-from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import Stage
-from esper.population import row_module
+from esper.lifecycle.actions import selectable_blueprints
 from esper.population.blocks import attention, convolutions, perceptron
 from esper.population.blueprints import BlendGate, build_blueprint
-from esper.population.data import Clock
-from esper.population.hosts import CausalAttention, GlobalMean, TokenEmbedding
-from esper.population.layout import Layout
-from esper.population.row_layers import row_form
-from esper.population.row_module import RowModule
-from tests.population.worlds import make_data, make_population, plant, record
+from esper.population.hosts import GlobalMean, TokenEmbedding
+from esper.population.row_module import ParameterLayout, RowModule, row_form
 
 CPU = torch.device("cpu")
 ROWS, BATCH = 3, 2
@@ -57,7 +48,6 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "activations": (nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.ELU(), nn.Tanh()), (4,)),
     "gate of images": (BlendGate(4, "cnn"), (4, 5, 5)),
     "gate of text": (BlendGate(4, "transformer"), (5, 4)),
-    "attention": (CausalAttention(6, heads=3), (5, 6)),
     "branch of an attention": (attention(6, heads=2).branch, (5, 6)),
     "branch of a perceptron": (perceptron(6, hidden=5).branch, (5, 6)),
     "branch of convolutions": (convolutions(nn.Conv2d, 4, 6, 3).branch, (4, 5, 5)),
@@ -70,7 +60,7 @@ def under_vmap(module: nn.Module, rows: Tensor, x: Tensor) -> Tensor:
         result: Tensor = functional_call(module, tensors, (sample,))
         return result
 
-    return vmap(run)(Layout.of(module).unflatten(rows), x)
+    return vmap(run)(ParameterLayout.of(module).unflatten(rows), x)
 
 
 def check_against_vmap(module: nn.Module, shape: tuple[int, ...], way: str) -> RowModule:
@@ -211,99 +201,3 @@ def test_what_behaves_differently_in_evaluation_is_refused(layer: nn.Module) -> 
     with pytest.raises(ValueError, match=f"1 is a {type(layer).__name__}, which behaves differently"):
         RowModule(nn.Sequential(nn.Linear(4, 4), layer), CPU)
     assert RowModule(nn.BatchNorm1d(4, track_running_stats=False), CPU).layout.total == 8
-
-
-# ---- compiled --------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[object]]:
-    """torch.compile with the graphs that are traced run as they are; yields what was compiled."""
-    compiled: list[object] = []
-
-    def compile_lightly(run: Callable[..., Tensor], dynamic: bool) -> Callable[..., Tensor]:
-        compiled.append(run)
-        return torch.compile(run, dynamic=dynamic, backend="eager")
-
-    torch._dynamo.reset()
-    counters.clear()
-    light = type("Torch", (), {"compile": staticmethod(compile_lightly), "device": torch.device})
-    monkeypatch.setattr(row_module, "torch", light)
-    yield compiled
-    torch._dynamo.reset()
-    counters.clear()
-
-
-def test_the_compiled_function_is_called_and_growth_does_not_recompile_without_bound(
-    traced: list[object],
-) -> None:
-    world, names, members = "vectors", [Blueprint.LORA, Blueprint.MLP], 3
-    compiled = make_population(world, members, compile=True)
-    modules = len(traced)
-    plain = make_population(world, members)
-    data = make_data(world, members)
-    graphs = []
-    for epoch in range(2 * members + 1):
-        grown = [  # one more seed each epoch, of changing kinds, until every member holds two
-            [
-                record(Stage.HOLDING, names[i % len(names)]) if i < epoch else None,
-                record(Stage.TRAINING, names[(i + epoch) % len(names)]) if members + i < epoch else None,
-            ]
-            for i in range(members)
-        ]
-        states = SlotStates.from_records(grown)
-        for population in (compiled, plain):
-            plant(population, states, awake=False)
-            population.train_epoch(states, data, Clock(0, epoch, 99))
-            population.validate(states, data)
-        graphs.append(counters["stats"]["unique_graphs"])
-    assert graphs[0] > 0
-    assert graphs[-1] <= 4 * modules  # one row, and any number of rows; with gradients, and without
-    assert graphs[-1] == graphs[-2]
-    torch.testing.assert_close(compiled.hosts.weights, plain.hosts.weights, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(compiled.seeds.weights, plain.seeds.weights, atol=1e-5, rtol=1e-5)
-
-
-def test_a_convolution_over_rows_is_traced_for_any_number_of_them(traced: list[object]) -> None:
-    """One graph for a single row and one for all others; the seed behind it has a norm too."""
-    module = nn.Sequential(nn.Conv1d(1, 4, 3, padding=1), build_blueprint(Blueprint.CONV_SMALL, "cnn", 4, 1))
-    body, plain = (RowModule(module, CPU, "product", compiled) for compiled in (True, False))
-    for rows in (1, 2, 3, 6):
-        weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 2, 1, 8)
-        torch.testing.assert_close(body(weights, x), plain(weights, x))
-    assert len(traced) == 1
-    assert 0 < counters["stats"]["unique_graphs"] <= 2
-
-
-def test_modules_do_not_share_a_limit_of_graphs(traced: list[object]) -> None:
-    """More modules than one code object may have graphs, each traced and none left uncompiled."""
-    bodies = [RowModule(nn.Linear(4, k), CPU, compiled=True) for k in range(2, 6)]
-    with torch._dynamo.config.patch(recompile_limit=2):
-        for rows in (3, 4):  # another number of rows is the same graph
-            for body in bodies:
-                body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4))
-            assert counters["stats"]["unique_graphs"] == len(bodies) == 4
-    assert len({id(run.__code__) for run in traced}) == len(traced) == 4  # type: ignore[attr-defined]
-
-
-def test_what_would_be_traced_for_every_number_of_rows_is_not_compiled(traced: list[object]) -> None:
-    body = RowModule(nn.Conv1d(4, 4, 3, padding=1), CPU, "grouped", compiled=True)
-    for rows in range(2, 12):
-        assert body(torch.randn(rows, body.layout.total), torch.randn(rows, 2, 4, 6)).isfinite().all()
-    assert traced == []
-    assert counters["stats"]["unique_graphs"] == 0
-    assert make_population("signals", 2, compile=True).bodies.in_row_form
-    assert len(traced) > 0
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="compiling for a CPU needs a C++ compiler")
-def test_real_code_is_compiled_and_equal() -> None:
-    torch._dynamo.reset()
-    counters.clear()
-    module = nn.Linear(4, 3)
-    body, plain = (RowModule(module, CPU, compiled=compiled) for compiled in (True, False))
-    for rows in (2, 5):
-        weights, x = torch.randn(rows, body.layout.total), torch.randn(rows, 3, 4)
-        torch.testing.assert_close(body(weights, x), plain(weights, x))
-    assert counters["stats"]["unique_graphs"] == 1
-    torch._dynamo.reset()

@@ -9,13 +9,13 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
-from esper.population.objectives import Objective
-from esper.population.plan import measurement_rows
+from esper.population.metrics import cross_entropy
+from esper.population.plan import graphs
+from esper.population.plan.rows import measurement_rows
 from esper.population.population import Population
 from tests.population.worlds import (
     CLOCK,
     WORLDS,
-    double_entropy,
     every_pair,
     make_data,
     make_population,
@@ -128,7 +128,9 @@ def accuracy_alone(population: Population, states: SlotStates, member: int, alph
     return float(population.validate(changed, data, ablate=False).accuracy[member])
 
 
-def test_fused_ablation_equals_separate_passes() -> None:
+def test_fused_ablation_equals_separate_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a smooth score, which shows small differences."""
+    monkeypatch.setattr(graphs, "accuracy", lambda *given: torch.exp(-cross_entropy(*given)))
     names = [n for n, _ in every_pair("signals")[::4]]
     rows: list[list[SlotRecord | None]] = [
         [record(Stage.HOLDING, names[0], Style.GATED_GATE), record(Stage.BLENDING, names[1], 1, 0.5)],
@@ -138,8 +140,7 @@ def test_fused_ablation_equals_separate_passes() -> None:
         [None, record(Stage.FOSSILIZED, names[6])],
     ]
     states = SlotStates.from_records(rows)
-    smooth = Objective(double_entropy, lambda outputs, targets: torch.exp(-double_entropy(outputs, targets)))
-    population = make_population("signals", 5, smooth, validation_samples=60)
+    population = make_population("signals", 5, validation_samples=60)
     plant(population, states)
     measured = population.validate(states, make_data("signals", 5, samples=60))
     for i, row in enumerate(rows):
@@ -157,13 +158,13 @@ def test_fused_ablation_equals_separate_passes() -> None:
             assert float(measured.shadow_gain[i, s]) == pytest.approx(gain, abs=1e-3, nan_ok=True)
     assert measured.contribution[0].abs().min() > 0.02  # well above the tolerance
     # own rows; two ablations; one and a shadow; a shadow; nothing; one.
-    asked = measurement_rows(population.look(states))
-    assert len(asked.rows.member) == 5 + 2 + 2 + 1 + 0 + 1
+    asked = measurement_rows(population.read_slots(states))
+    assert len(asked.member) == 5 + 2 + 2 + 1 + 0 + 1
 
 
 def test_an_ablation_that_is_not_asked_for_costs_nothing() -> None:
     population, states = grown("vectors")
     measured = population.validate(states, make_data("vectors", 4), ablate=False)
-    assert len(measurement_rows(population.look(states), ablate=False).rows.member) == 4
+    assert len(measurement_rows(population.read_slots(states), ablate=False).member) == 4
     assert measured.contribution.isnan().all()
     assert measured.shadow_gain.isnan().all()

@@ -17,13 +17,12 @@ from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blocks import Block
 from esper.population.config import PopulationConfig
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.hosts import HOST_PRESETS, Host
-from esper.population.layout import flatten, load_flat
-from esper.population.objectives import CLASSIFICATION, Objective, accuracy
-from esper.population.plan import measurement_rows
-from esper.population.planning import build_plan
+from esper.population.plan.packing import PlanSpec
+from esper.population.plan.rows import measurement_rows
 from esper.population.population import Population
+from esper.population.row_module import flatten, load_flat
 from tests.population.reference import (
     CopiedBlocks,
     NewUnits,
@@ -65,15 +64,6 @@ SMALL = {
 CLOCK = Clock(0, 0, 10)
 
 
-def double_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy in the precision of the outputs.  # [R, B, ..., classes], [R, B, ...] → [R]"""
-    picked = torch.log_softmax(outputs, -1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return -picked.flatten(1).mean(1)
-
-
-EXACT = Objective(double_entropy, accuracy)
-
-
 def host_maker(world: str) -> Callable[[], Host]:
     """A host whose every block can be cloned, so that clones of one block and of two occur."""
     preset, shape, _, options = WORLDS[world]
@@ -86,15 +76,10 @@ def host_maker(world: str) -> Callable[[], Host]:
     return make
 
 
-def make_population(
-    world: str,
-    members: int | Sequence[int] = 3,
-    objective: Objective = CLASSIFICATION,
-    **settings: Any,
-) -> Population:
+def make_population(world: str, members: int | Sequence[int] = 3, **settings: Any) -> Population:
     ids = torch.arange(members) if isinstance(members, int) else torch.tensor(members)
     config = PopulationConfig(**{**SMALL, **settings})
-    return Population(host_maker(world), config, ids, seed=5, objective=objective)
+    return Population(host_maker(world), config, ids, seed=5)
 
 
 def make_data(world: str, members: int, tasks: int = 1, samples: int = 24) -> MemberData:
@@ -138,7 +123,7 @@ def plant(population: Population, states: SlotStates, awake: bool = True) -> Slo
     """Write the seeds of the states into the rows; awake ones say something already."""
     where = states.blueprint >= 0
     population.germinate(where, states.blueprint)
-    population.look(states)
+    population.read_slots(states)
     if awake:
         noise = torch.randn(population.seeds.weights.shape, generator=torch.Generator().manual_seed(17))
         # A seed's padding is stirred too: nothing may read it.
@@ -148,10 +133,10 @@ def plant(population: Population, states: SlotStates, awake: bool = True) -> Slo
 
 def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Tensor:
     """What every member says to one batch.  # [B, ...] → [N, B, ...]"""
-    view = population.look(states)
-    plan = build_plan(measurement_rows(view, ablate=False).rows, view, population.device)
+    view = population.read_slots(states)
+    plan = PlanSpec(measurement_rows(view, ablate=False), view).pack().to(population.device)
     with torch.no_grad():
-        return population.bodies.forward(
+        return population.network.forward(
             plan,
             population.hosts.weights,
             population.parts.weights.index_select(0, plan.live.index_select(0, plan.seed)),
@@ -171,13 +156,13 @@ def reference_member(
 
     Its shape follows from the host, what was folded in since, in that order, and the seeds; not from `forms`.
     """
-    bodies = population.bodies
-    member = ReferenceMember(bodies.make_host())
+    network = population.network
+    member = ReferenceMember(network.make_host())
     for slot, blueprint, style in folds:
         member.germinate(slot, blueprint, STYLE_BLEND[Style(style)])
         member.fold(slot)
     for module, flat in zip(
-        member.trunk, population.hosts.weights[row].split(bodies.trunk_sizes), strict=True
+        member.trunk, population.hosts.weights[row].split(network.trunk_sizes), strict=True
     ):
         load_flat(module, flat)
     for s, chain in enumerate(member.chains):
@@ -207,7 +192,7 @@ def part_row(
 
 def pieces(population: Population, part: nn.Module, s: int) -> Iterator[tuple[nn.Module, int]]:
     """The modules of a part and where each begins in its row."""
-    slot = population.bodies.slots[s]
+    slot = population.network.slots[s]
     if isinstance(part, ReferenceSeed):
         yield part.seed, 0
         if part.gate is not None:
@@ -339,7 +324,9 @@ class OneAfterAnother:
 
     def epoch(self, data: MemberData, clock: Clock, resting: Sequence[int] = ()) -> Tensor:
         """The mean loss of each member, 0 of those that rest.  # [N]"""
-        order, count = self.population._data_order(data.num_samples), self.config.batches_per_epoch
+        population, count = self.population, self.config.batches_per_epoch
+        sizes = data.num_samples, self.config.batch_size
+        order = DataOrder(population.seed, population.members, *sizes)
         losses = torch.zeros(len(self.members))
         for i, member in enumerate(self.members):
             heard = {s for s, alpha in enumerate(member.alphas) if alpha > 0}

@@ -322,9 +322,9 @@ def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded
     environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
     assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
     population, states = environment.population, environment.begin(Actions.wait(2)).states
-    population.look(states)
+    population.read_slots(states)
     assert states.stage[0, 0] == Stage.DORMANT
-    size = population.bodies.slots[0].body(int(population.forms[0, 0, 1])).parameters
+    size = population.network.slots[0].body(int(population.forms[0, 0, 1])).parameters
     moments = population.parts.second[2, :size]  # of the first member's block, as wide as it is now
     assert (moments > 0).all(), "none of Adam's moments is 0 under the older count of the block"
 

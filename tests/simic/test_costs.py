@@ -13,7 +13,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.population.hosts import HOST_PRESETS
-from esper.population.plan import Rows, measurement_rows, training_rows
+from esper.population.plan.rows import Rows, measurement_rows, training_rows
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.rollout import play
@@ -38,7 +38,7 @@ def slow_rows(found: ForwardCosts, population: Population, states: SlotStates, r
     for m, alphas, fork in zip(rows.member.tolist(), rows.alpha, rows.fork.tolist(), strict=True):
         total[m] += float(found.trunk[fork + 1 :].sum())
         for s in range(max(fork, 0), states.num_slots):
-            folded = [p for p in range(1, population.places) if forms[m, s, p] >= 0 and s > fork]
+            folded = [p for p in range(1, population.positions) if forms[m, s, p] >= 0 and s > fork]
             total[m] += sum(part(m, s, place) for place in folded + [0] * bool(alphas[s] > 0))
     return total
 
@@ -46,7 +46,7 @@ def slow_rows(found: ForwardCosts, population: Population, states: SlotStates, r
 def grown(preset: str, seed: int) -> tuple[Life, ForwardCosts]:
     """A random population after two rounds of seeds that were folded in, with new seeds of every kind."""
     life = Life(preset, seed, members=4, mirrored=False).grow(rounds=2)
-    bodies = life.population.bodies
+    bodies = life.population.network
     return life, ForwardCosts.of(bodies, life.inputs[:1], torch.device("cpu"))
 
 
@@ -66,9 +66,9 @@ def test_work_costs_what_its_rows_cost(preset: str, seed: int, ablate: bool) -> 
 def assert_rows_are_counted(life: Life, found: ForwardCosts, ablate: bool) -> None:
     """Forks, seeds, gates and folded parts of every row, added up one by one."""
     population, states = life.population, life.states
-    view = population.look(states)
+    view = population.read_slots(states)
     expected = 3 * 32 * slow_rows(found, population, states, training_rows(view))
-    expected += 48 * slow_rows(found, population, states, measurement_rows(view, ablate).rows)
+    expected += 48 * slow_rows(found, population, states, measurement_rows(view, ablate))
     work = Work(training=32, validation=48, ablate=ablate)
     counted = found.epoch(states, population, work)
     np.testing.assert_allclose(counted.numpy(), expected, rtol=1e-12)
@@ -91,7 +91,7 @@ def assert_what_waits_is_charged_as_if_it_were_done(life: Life, found: ForwardCo
     work, population = Work(training=8, validation=4), life.population
     life.fold_some()
     before = found.epoch(life.states, population, work)
-    population.look(life.states)
+    population.read_slots(life.states)
     torch.testing.assert_close(found.epoch(life.states, population, work), before, rtol=1e-12, atol=0)
     fits = population.growable()
     name = torch.where(
@@ -104,19 +104,19 @@ def assert_what_waits_is_charged_as_if_it_were_done(life: Life, found: ForwardCo
     )
     population.germinate(name >= 0, name)
     before = found.epoch(states, population, work)
-    population.look(states)
+    population.read_slots(states)
     torch.testing.assert_close(found.epoch(states, population, work), before, rtol=1e-12, atol=0)
 
 
 def test_an_mlp_host_costs_two_operations_per_weight() -> None:
     environment = make_environment(members=(0,), steps=1)
-    weights = sum(p.numel() for p in environment.population.bodies.host.parameters() if p.ndim == 2)
+    weights = sum(p.numel() for p in environment.population.network.host.parameters() if p.ndim == 2)
     assert environment.population.host_flops == 2 * weights
 
 
 def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
     environment = make_environment(members=(0,), steps=1, name="digits")
-    host = environment.population.bodies.host
+    host = environment.population.network.host
     expected = 0
     for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
         expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
@@ -133,7 +133,7 @@ def test_an_ungrown_episode_costs_its_epochs() -> None:
 
 def test_counting_leaves_the_bodies_as_they_were() -> None:
     environment = make_environment(members=(0,), steps=1, name="digits")
-    bodies = environment.population.bodies
+    bodies = environment.population.network
     before = [p.clone() for p in bodies.host.parameters()]
     ForwardCosts.of(bodies, task("digits").train.inputs[:1], torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(before, bodies.host.parameters(), strict=True))

@@ -13,6 +13,7 @@ import torch
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
+from esper.population.data import DataOrder
 from esper.population.forms import NO_FORM
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
@@ -186,7 +187,9 @@ def test_the_number_of_members_changes_neither_data_nor_updates() -> None:
     for members in ((2,), (0, 1, 2)):
         environment = make_environment(members, 3)
         play(environment, Static(), 1)
-        order = environment.population._data_order(environment.population.train_data.num_samples)
+        population = environment.population
+        sizes = population.train_data.num_samples, population.config.batch_size
+        order = DataOrder(population.seed, population.members, *sizes)
         orders.append(torch.stack([order.batch(1, b)[-1] for b in range(6)]))
         steps.append(environment.population.hosts.steps[-1].item())
     assert torch.equal(*orders)

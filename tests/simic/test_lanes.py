@@ -40,7 +40,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
 
 def test_the_parts_of_a_host_add_up_to_it() -> None:
     environment = make_environment(load_config(overrides=list(TINY)))
-    host = environment.population.bodies.host
+    host = environment.population.network.host
     parts = host_parts(environment.population)
     assert len(parts) == host.num_slots + 1
     assert parts[-1].name == "head"

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.gradients import SeedGradients
-from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics
 from esper.simic.signals import Signals, update_evidence
 
 NAN = math.nan

@@ -16,7 +16,7 @@ from esper.utils.gather import Alone
 from studies import glyphs, resnet
 from studies.equal_compute import comparison
 from studies.growth.families import FAMILIES, Family, make_task
-from studies.growth.selection import GROUP, heirs
+from studies.growth.selection import GROUP, heirs, take_over
 from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
 from studies.growth.world import HELD_OUT
 from tests.simic.worlds import make_residual
@@ -60,7 +60,7 @@ def test_the_worse_half_of_a_group_go_on_from_the_better_half(groups: int, seed:
 def test_a_member_that_takes_over_has_every_row_of_the_other_and_nobody_else_changes() -> None:
     environment = make_residual(members=range(4), steps=3, folds=1, depth=2)
     population, before = environment.population, environment.population.snapshot()
-    population.take_over(torch.tensor([0, 0, 2, 1]))
+    take_over(population, torch.tensor([0, 0, 2, 1]))
     for name, value in population.tensors().items():
         old = before[name].unflatten(0, (4, -1))
         assert torch.equal(value.unflatten(0, (4, -1)), old[[0, 0, 2, 1]]), name

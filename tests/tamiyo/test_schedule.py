@@ -68,7 +68,7 @@ def test_shares_that_fall_and_slots_that_are_not_there_are_refused() -> None:
 def blocks_of(environment: GrowthEnvironment) -> list[list[int]]:
     """How many blocks stand ahead of each slot of each member."""
     counts: list[list[int]] = (
-        (environment.population.forms >= environment.population.bodies.codes.block).sum(2).tolist()
+        (environment.population.forms >= environment.population.network.codes.block).sum(2).tolist()
     )
     return counts
 

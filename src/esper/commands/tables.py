@@ -53,12 +53,11 @@ def blueprints(
 ) -> None:
     """List the architectures that a seed may have, and what each costs at a slot of some width."""
     common.check_range("--width", width, 1, 65536)
-    import esper.population.blueprints  # noqa: F401  (registers them)
-    from esper.population.registry import blueprint_table
+    from esper.population.blueprints import list_blueprints
 
     rows = [
-        (row.topology, row.index, row.name, f"{row.parameters:,}", row.summary)
-        for row in blueprint_table(width=width, topology=topology)
+        (e.topology, int(e.blueprint), e.blueprint.name, f"{e.parameters(width, 2):,}", e.summary)
+        for e in list_blueprints(topology)
     ]
     common.console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
     common.print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))

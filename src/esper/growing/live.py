@@ -39,8 +39,7 @@ from esper.lifecycle.stages import HEARD_STAGES, Stage
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
-from esper.population.gradients import SeedGradients, gradient_health
-from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics, gradient_health
 from esper.simic.bodies import BlockScores
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.environment import Environment

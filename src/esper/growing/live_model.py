@@ -39,8 +39,8 @@ from esper.growing.surgery.widening import (
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import BlendGate, build_blueprint, gate_parameter_count, parameter_count
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
-from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM
 from esper.population.hosts import Host
+from esper.population.metrics import EXPLODING_NORM, VANISHING_NORM
 from esper.utils.errors import UserError
 
 

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import trainable_parameters
 from esper.population.config import PopulationConfig
+from esper.population.optimizer import moment_scale
 from esper.population.schedule import rate_share
 from esper.utils.errors import UserError
 
@@ -259,9 +260,7 @@ def _merge_states(
             if key == "exp_avg_sq":
                 second += first.mean()
         elif key in decays and old and "step" in old and "step" in side:
-            # A moment after n steps is (1 − decay^n) times a mean: bring it from the seed's n to the model's.
-            seen = [1.0 - decays[key] ** float(held["step"]) for held in (old, side)]
-            second = second * (seen[0] / max(seen[1], 1e-12))
+            second = second * moment_scale(decays[key], float(old["step"]), float(side["step"]))
         state[key] = grown.entries.insert(first, second)
     return state
 

@@ -1,12 +1,12 @@
-"""Blueprints: the architectures of seeds.
+"""Blueprints: the architectures of seeds, and the registry that says which is which in which topology.
 
 A blueprint is an ordinary `nn.Module` that is built from (width, spatial_dims) and keeps the shape of its
-input. It returns s = seed(h) alone; how s joins the activation h is the slot's matter. At birth s is 0,
-because a last scale or a last layer starts at 0; nothing that sits before a normalization or a nonlinearity
-does, so every parameter has a gradient after at most one step of training.
+input. It returns s = seed(h) alone; how s joins the activation h is up to the slot. A new seed gives 0,
+because a last scale or a last layer starts at 0; nothing ahead of a normalization or a nonlinearity does, so
+every parameter has a gradient after at most one step of training.
 
-The numbering of blueprints is part of every policy, so their names are fixed; their bodies are not. One
-decorated class gives a blueprint another body in a topology:
+The numbering of blueprints is part of every policy, so their names are fixed; their modules are not. One
+decorated class or function gives a blueprint another module in a topology:
 
     @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 5**d * c * c + 2 * c)
     class WideConvolution(nn.Module):
@@ -17,42 +17,124 @@ decorated class gives a blueprint another body in a topology:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint
-from esper.population.blocks import causal_mask
-from esper.population.hosts import CONVOLUTIONS, CausalAttention, GlobalMean
-from esper.population.registry import (
-    BlueprintEntry,
-    BlueprintRow,
-    blueprint,
-    blueprint_entry,
-    blueprint_table,
-    build_blueprint,
-    parameter_count,
-)
-
-__all__ = [
-    "BlendGate",
-    "BlueprintEntry",
-    "BlueprintRow",
-    "blueprint",
-    "blueprint_entry",
-    "blueprint_table",
-    "build_blueprint",
-    "gate_parameter_count",
-    "parameter_count",
-]
+from esper.population.blocks import AttendToPast, causal_mask
+from esper.population.hosts import CONVOLUTIONS, GlobalMean
 
 ATTENTION_HEADS = 4
 SQUEEZE_REDUCTION = 4
 LORA_RANK = 8
 LORA_LARGE_RANK = 32
 
+ParameterFormula = Callable[[int, int], int]  # (width, spatial_dims) → number of parameters
+Factory = Callable[[int, int], nn.Module]
+Registered = TypeVar("Registered", bound=Factory)
+
+
+@dataclass(frozen=True)
+class BlueprintEntry:
+    """A blueprint in one topology."""
+
+    blueprint: Blueprint
+    topology: str
+    factory: Factory
+    parameters: ParameterFormula
+    summary: str
+
+
+_REGISTRY: dict[tuple[Blueprint, str], BlueprintEntry] = {}
+
+
+def blueprint(
+    name: Blueprint, topologies: Collection[str], parameters: ParameterFormula
+) -> Callable[[Registered], Registered]:
+    """Register the decorated class or function as a blueprint in these topologies; the latest wins."""
+
+    def register(factory: Registered) -> Registered:
+        for topology in topologies:
+            if topology not in TOPOLOGY_BLUEPRINTS or name not in TOPOLOGY_BLUEPRINTS[topology]:
+                fitting = [t for t, members in TOPOLOGY_BLUEPRINTS.items() if name in members]
+                raise ValueError(
+                    f"{factory.__name__} registers {name.name} for topology {topology!r}; "
+                    f"{name.name} exists for {', '.join(fitting)}"
+                )
+            summary = (factory.__doc__ or factory.__name__).strip().splitlines()[0]
+            _REGISTRY[name, topology] = BlueprintEntry(name, topology, factory, parameters, summary)
+        return factory
+
+    return register
+
+
+def blueprint_entry(name: int, topology: str) -> BlueprintEntry:
+    """Return the entry of a blueprint; raises ValueError where the topology does not have it."""
+    _check_topology(topology)
+    known = {int(b) for b in TOPOLOGY_BLUEPRINTS[topology]}
+    if name not in known:
+        given = Blueprint(name).name if name in set(Blueprint) else name
+        allowed = ", ".join(b.name for b in sorted(TOPOLOGY_BLUEPRINTS[topology]))
+        raise ValueError(f"blueprint {given} is not for {topology} hosts; allowed are {allowed}")
+    return _REGISTRY[Blueprint(name), topology]
+
+
+def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0) -> nn.Module:
+    """Build a new seed for a slot of this width.
+
+    Raises ValueError for a blueprint or width that does not fit, for a module that changes the shape of its
+    input and for one that has another number of parameters than its formula says.
+    """
+    entry = blueprint_entry(name, topology)
+    if width < 1:
+        raise ValueError(f"width is {width}; a seed needs a width of at least 1")
+    seed = entry.factory(width, spatial_dims)
+    side = 5  # of a small sample at the slot
+    shapes = {"cnn": (width, *[side] * spatial_dims), "mlp": (width,), "transformer": (side, width)}
+    sample = torch.ones(2, *shapes[topology])
+    with torch.no_grad():
+        result = seed(sample)
+    if result.shape != sample.shape:
+        raise ValueError(
+            f"blueprint {entry.blueprint.name} ({type(seed).__name__}) turns shape {list(sample.shape)} into "
+            f"{list(result.shape)}; a seed keeps the shape of its input: check its padding, stride and width"
+        )
+    stated, found = entry.parameters(width, spatial_dims), sum(p.numel() for p in seed.parameters())
+    if stated != found:
+        raise ValueError(
+            f"blueprint {entry.blueprint.name} ({type(seed).__name__}) has {found} parameters at width "
+            f"{width}, but its formula says {stated}: correct the formula that it was registered with"
+        )
+    return seed
+
+
+def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0) -> int:
+    """Return how many parameters a seed has, by its formula."""
+    return blueprint_entry(name, topology).parameters(width, spatial_dims)
+
+
+def list_blueprints(topology: str | None = None) -> list[BlueprintEntry]:
+    """Return the entries of one topology, or of all, in the order of topologies and blueprints."""
+    _check_topology(topology or "cnn")
+    entries = [e for e in _REGISTRY.values() if topology in (None, e.topology)]
+    order = list(TOPOLOGY_BLUEPRINTS)
+    return sorted(entries, key=lambda e: (order.index(e.topology), e.blueprint))
+
+
+def _check_topology(topology: str) -> None:
+    if topology not in TOPOLOGY_BLUEPRINTS:
+        raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
+
+
+# ---- modules ----
+
 
 def _conv(spatial_dims: int, c_in: int, c_out: int, kernel: int = 3, groups: int = 1) -> nn.Module:
-    """A convolution that keeps the resolution, without bias."""
+    """Return a convolution that keeps the resolution, without bias."""
     if spatial_dims not in CONVOLUTIONS:
         raise ValueError(
             f"spatial_dims is {spatial_dims}; cnn blueprints exist for 1 (signals) and 2 (images)"
@@ -61,7 +143,7 @@ def _conv(spatial_dims: int, c_in: int, c_out: int, kernel: int = 3, groups: int
 
 
 def _norm(width: int, scale: float = 1.0) -> nn.GroupNorm:
-    """A normalization over channels and space together, with its scale at the given value."""
+    """Return a normalization over channels and space together, with its scale at the given value."""
     norm = nn.GroupNorm(1, width)
     nn.init.constant_(norm.weight, scale)
     return norm
@@ -75,7 +157,7 @@ def _zero_linear(d_in: int, d_out: int, bias: bool = True) -> nn.Linear:
 
 
 def attention_heads(width: int) -> int:
-    """The largest divisor of the width that is at most four."""
+    """Return the largest divisor of the width that is at most four."""
     return max(h for h in range(1, ATTENTION_HEADS + 1) if width % h == 0)
 
 
@@ -87,7 +169,7 @@ def bottleneck_width(width: int) -> int:
     return max(8, width // 4)
 
 
-# For every topology.
+# For every topology. The first line of a docstring is what `esper blueprints` shows.
 
 
 @blueprint(Blueprint.NOOP, topologies=TOPOLOGY_BLUEPRINTS, parameters=lambda c, d: 0)
@@ -115,66 +197,43 @@ class NormMix(nn.Module):
 
 
 @blueprint(Blueprint.NORM, topologies={"cnn"}, parameters=lambda c, d: 2 * c + 1)
-class ChannelNormMix(NormMix):
+def channel_norm_mix(width: int, spatial_dims: int) -> nn.Module:
     """A learned mix of h and its normalization over channels and space."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(_norm(width))
+    return NormMix(_norm(width))
 
 
 @blueprint(Blueprint.NORM, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * c + 1)
-class LayerNormMix(NormMix):
+def layer_norm_mix(width: int, spatial_dims: int) -> nn.Module:
     """A learned mix of h and its layer normalization."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(nn.LayerNorm(width))
+    return NormMix(nn.LayerNorm(width))
 
 
 # For convolutional hosts; "3×3" is a kernel of 3 along each of spatial_dims axes.
 
 
 @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3**d * c * c + 2 * c)
-class ConvLight(nn.Sequential):
+def conv_light(width: int, spatial_dims: int) -> nn.Sequential:
     """One 3×3 convolution, SiLU, norm."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(_conv(spatial_dims, width, width), nn.SiLU(), _norm(width, scale=0.0))
+    return nn.Sequential(_conv(spatial_dims, width, width), nn.SiLU(), _norm(width, scale=0.0))
 
 
 @blueprint(Blueprint.CONV_HEAVY, topologies={"cnn"}, parameters=lambda c, d: 2 * (3**d * c * c + 2 * c))
-class ConvHeavy(nn.Sequential):
+def conv_heavy(width: int, spatial_dims: int) -> nn.Module:
     """Two 3×3 convolutions, each with SiLU and a norm."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(
-            _conv(spatial_dims, width, width),
-            nn.SiLU(),
-            _norm(width),
-            _conv(spatial_dims, width, width),
-            nn.SiLU(),
-            _norm(width, scale=0.0),
-        )
+    first = (_conv(spatial_dims, width, width), nn.SiLU(), _norm(width))
+    return nn.Sequential(*first, *conv_light(width, spatial_dims))
 
 
 @blueprint(Blueprint.CONV_SMALL, topologies={"cnn"}, parameters=lambda c, d: c * c + 2 * c)
-class ConvSmall(nn.Sequential):
+def conv_small(width: int, spatial_dims: int) -> nn.Sequential:
     """One 1×1 convolution, SiLU, norm."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(_conv(spatial_dims, width, width, kernel=1), nn.SiLU(), _norm(width, scale=0.0))
+    return nn.Sequential(_conv(spatial_dims, width, width, kernel=1), nn.SiLU(), _norm(width, scale=0.0))
 
 
 @blueprint(Blueprint.DEPTHWISE, topologies={"cnn"}, parameters=lambda c, d: c * c + (3**d + 2) * c)
-class Depthwise(nn.Sequential):
+def depthwise(width: int, spatial_dims: int) -> nn.Module:
     """A depthwise 3×3 and a 1×1 convolution, SiLU, norm."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(
-            _conv(spatial_dims, width, width, groups=width),
-            _conv(spatial_dims, width, width, kernel=1),
-            nn.SiLU(),
-            _norm(width, scale=0.0),
-        )
+    return nn.Sequential(_conv(spatial_dims, width, width, groups=width), *conv_small(width, spatial_dims))
 
 
 @blueprint(
@@ -182,19 +241,17 @@ class Depthwise(nn.Sequential):
     topologies={"cnn"},
     parameters=lambda c, d: 2 * c * bottleneck_width(c) + 3**d * bottleneck_width(c) ** 2 + 2 * c,
 )
-class Bottleneck(nn.Sequential):
+def bottleneck(width: int, spatial_dims: int) -> nn.Module:
     """1×1 down to max(8, C/4), 3×3, 1×1 up, norm."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        narrow = bottleneck_width(width)
-        super().__init__(
-            _conv(spatial_dims, width, narrow, kernel=1),
-            nn.SiLU(),
-            _conv(spatial_dims, narrow, narrow),
-            nn.SiLU(),
-            _conv(spatial_dims, narrow, width, kernel=1),
-            _norm(width, scale=0.0),
-        )
+    narrow = bottleneck_width(width)
+    return nn.Sequential(
+        _conv(spatial_dims, width, narrow, kernel=1),
+        nn.SiLU(),
+        _conv(spatial_dims, narrow, narrow),
+        nn.SiLU(),
+        _conv(spatial_dims, narrow, width, kernel=1),
+        _norm(width, scale=0.0),
+    )
 
 
 @blueprint(
@@ -220,75 +277,60 @@ class SqueezeExcite(nn.Module):
 # For hosts over features [..., D].
 
 
-class _LowRank(nn.Sequential):
-    """Down to a rank and up again, with SiLU between.
-
-    A purely linear pair at a joint would be absorbed by the layer that follows it and teach the host nothing.
-    """
-
-    def __init__(self, width: int, rank: int) -> None:
-        super().__init__(nn.Linear(width, rank, bias=False), nn.SiLU(), _zero_linear(rank, width, bias=False))
+def _low_rank(width: int, rank: int) -> nn.Module:
+    # Without the SiLU, the layer behind the slot would absorb the pair and the host would learn nothing.
+    down = nn.Linear(width, rank, bias=False)
+    return nn.Sequential(down, nn.SiLU(), _zero_linear(rank, width, bias=False))
 
 
 @blueprint(Blueprint.LORA, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * LORA_RANK * c)
-class Lora(_LowRank):
+def lora(width: int, spatial_dims: int) -> nn.Module:
     """Down to rank 8 and up again, SiLU between."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(width, LORA_RANK)
+    return _low_rank(width, LORA_RANK)
 
 
 @blueprint(
     Blueprint.LORA_LARGE, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * LORA_LARGE_RANK * c
 )
-class LoraLarge(_LowRank):
+def lora_large(width: int, spatial_dims: int) -> nn.Module:
     """Down to rank 32 and up again, SiLU between."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(width, LORA_LARGE_RANK)
+    return _low_rank(width, LORA_LARGE_RANK)
 
 
-class _Perceptron(nn.Sequential):
-    def __init__(self, width: int, expansion: int) -> None:
-        super().__init__(
-            nn.Linear(width, expansion * width), nn.GELU(), _zero_linear(expansion * width, width)
-        )
+def _mlp(width: int, hidden: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), _zero_linear(hidden, width))
 
 
 @blueprint(Blueprint.MLP_SMALL, topologies={"mlp", "transformer"}, parameters=lambda c, d: 4 * c * c + 3 * c)
-class MlpSmall(_Perceptron):
+def mlp_small(width: int, spatial_dims: int) -> nn.Module:
     """A perceptron with 2·D hidden units."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(width, 2)
+    return _mlp(width, 2 * width)
 
 
 @blueprint(Blueprint.MLP, topologies={"mlp", "transformer"}, parameters=lambda c, d: 8 * c * c + 5 * c)
-class Mlp(_Perceptron):
+def mlp(width: int, spatial_dims: int) -> nn.Module:
     """A perceptron with 4·D hidden units."""
-
-    def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(width, 4)
+    return _mlp(width, 4 * width)
 
 
 # For transformers [B, T, D]. No biases: that of the keys cannot change the result of a softmax.
 
 
-def _unit(width: int) -> nn.LayerNorm:
-    return nn.LayerNorm(width, elementwise_affine=False)
-
-
 @blueprint(Blueprint.ATTENTION, topologies={"transformer"}, parameters=lambda c, d: 4 * c * c)
-class CausalSelfAttention(CausalAttention):
+class CausalSelfAttention(nn.Module):
     """Causal attention with 4 heads (or the largest divisor of D below)."""
 
     def __init__(self, width: int, spatial_dims: int) -> None:
-        super().__init__(width, attention_heads(width))
-        self.unit = _unit(width)
-        nn.init.zeros_(self.out.weight)
+        super().__init__()
+        self.heads = attention_heads(width)
+        self.unit = nn.LayerNorm(width, elementwise_affine=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.attend = AttendToPast(self.heads)
+        self.out = _zero_linear(width, width, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:
-        return super().forward(self.unit(h))
+        result: Tensor = self.out(self.attend(self.qkv(self.unit(h))))
+        return result
 
 
 @blueprint(
@@ -302,7 +344,7 @@ class AlibiAttention(nn.Module):
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__()
         self.heads = attention_heads(width)
-        self.unit = _unit(width)
+        self.unit = nn.LayerNorm(width, elementwise_affine=False)
         self.query = nn.Linear(width, width, bias=False)
         self.key_value = nn.Linear(width, 2 * (width // self.heads), bias=False)
         self.out = _zero_linear(width, width, bias=False)
@@ -319,7 +361,7 @@ class AlibiAttention(nn.Module):
         return result
 
     def _distance_bias(self, time: int, like: Tensor) -> Tensor:
-        """Minus the distance to the past, times a slope per head: 2^-2, 2^-4 ...  # [T, heads, T]"""
+        """Return minus the distance to the past, times a slope per head: 2^-2, 2^-4 ...  # [T, heads, T]"""
         steps = torch.arange(time, device=like.device, dtype=torch.float32)  # bfloat16 ends at 256
         heads = torch.arange(1, self.heads + 1, device=like.device, dtype=torch.float32)
         slopes = torch.exp2(-8.0 * heads / self.heads)
@@ -330,13 +372,13 @@ class BlendGate(nn.Module):
     """The gate of the GATE blend: g(h) = σ(linear(h)), one number, C + 1 parameters.
 
     cnn: one gate per sample, from the mean over space. mlp: one gate per sample. transformer: one gate per
-    position, without pooling, so that no position hears its future. At birth g = ½ and its gradient is alive.
+    position, without pooling, so that no position depends on its future. A new gate gives ½ and has a
+    gradient.
     """
 
     def __init__(self, width: int, topology: str) -> None:
         super().__init__()
-        if topology not in TOPOLOGY_BLUEPRINTS:
-            raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
+        _check_topology(topology)
         self.spatial = topology == "cnn"
         self.linear = _zero_linear(width, 1)
 

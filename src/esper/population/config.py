@@ -50,7 +50,6 @@ class PopulationConfig(Config):
     graph_memory: float = Field(
         0.5, gt=0, le=1, description="graphs are dropped when a run holds more of the GPU's memory than this"
     )
-    compile: bool = Field(False, description="compile segments and seeds with torch.compile")
     convolution: Literal["auto", "grouped", "product", "fused"] = Field(
         "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"
     )

@@ -45,8 +45,8 @@ class MemberData:
         return self.inputs.shape[1]
 
     @property
-    def places(self) -> tuple[object, ...]:
-        """Where the data lie: equal for the same tensors, and for others while both live not."""
+    def addresses(self) -> tuple[object, ...]:
+        """Where the data lie in memory: a CUDA graph that was captured with them is good for these alone."""
         tensors = (self.inputs, self.targets, self.task_of)
         return tuple((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in tensors)
 

@@ -1,21 +1,29 @@
-"""Taking a member out of the population: a plain module, equal in output."""
+"""Read one member out of a population: as a plain module, in words, or as a shape.
+
+A shape is a line of text: the hidden units of every block, "+" between the blocks of a slot, "|" between
+slots. "64+64|32" is a slot with two blocks of 64 units and one with a block of 32. The attention blocks of a
+gpt count their heads.
+"""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection
 
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import STYLE_BLEND, Blend, Blueprint, Style
+from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Style
+from esper.lifecycle.legality import is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import HEARD_STAGES, Stage
-from esper.population.blocks import Block, Branch, fold_units
+from esper.population.blocks import AttendToPast, Block, Branch, fold_units
 from esper.population.blueprints import BlendGate
-from esper.population.forms import HALVES, NO_FORM
-from esper.population.layout import load_flat
+from esper.population.forms import HALVES, NO_FORM, SlotForms
+from esper.population.hosts import Entered, Host, block_of, residual_scale
 from esper.population.population import Population
+from esper.population.row_module import load_flat
+
+# ---- as a module ----
 
 
 class Grafted(nn.Module):
@@ -55,110 +63,95 @@ class GateGraft(Grafted):
         return result
 
 
-def extract(
-    population: Population, states: SlotStates, member: int, fossilised_only: bool = False
-) -> nn.Sequential:
-    """Member `member` as an ordinary `nn.Sequential` of segments, blocks, grafts and head, on the CPU.
+class _Pair(nn.Module):
+    """What two blocks in a row add to their input."""
+
+    def __init__(self, first: Branch, second: Branch) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = self.first(x)
+        result: Tensor = first + self.second(x + first)
+        return result
+
+
+def extract(population: Population, states: SlotStates, member: int) -> nn.Sequential:
+    """Return a member as an ordinary `nn.Sequential` of segments, blocks, grafts and head, on the CPU.
 
     Clones are blocks like their origins, widened blocks have wider layers; a clone or widening that is only
-    partly blended in has its outgoing weights scaled by its alpha. With `fossilised_only` the seeds that were
-    never made permanent are left out. Raises IndexError for a member that is not there.
+    partly blended in has its outgoing weights scaled by its alpha. Raises IndexError for a member that is not
+    there.
     """
     if not 0 <= member < population.num_members:
         raise IndexError(
             f"member {member} is out of range; this population has members 0..{population.num_members - 1}"
         )
-    population.look(states)  # what waits to be born or folded has its weights from here on
-    stages = {Stage.FOSSILIZED} if fossilised_only else HEARD_STAGES
-    slots = states[member].to("cpu")
-    parts: list[nn.Module] = []
-    for k, module in enumerate(trunk_modules(population, member)):
-        parts += [] if module is None else [module]
+    population.read_slots(states)  # writes the weights of seeds that wait to germinate or to be folded
+    network, slots = population.network, states[member].to("cpu")
+    weights = population.hosts.weights[member].cpu().split(network.trunk_sizes)
+    modules: list[nn.Module] = []
+    for k, (body, row) in enumerate(zip(network.trunk, weights, strict=True)):
+        if body is not None:
+            modules.append(load_flat(copy.deepcopy(body.module).cpu(), row))
         if k < population.num_slots:
-            parts += slot_modules(population, slots, member, k, stages)
-    return nn.Sequential(*parts).eval()
-
-
-def slot_modules(
-    population: Population, slots: SlotStates, member: int, k: int, stages: Collection[Stage] = HEARD_STAGES
-) -> list[nn.Module]:
-    """What stands at slot k of one member, whose slots are given: what was folded in, then the seed.
-
-    The seed is left out where its stage is none of `stages` or its alpha is 0.
-    """
-    heard = Stage(int(slots.stage[0, k])) in stages
-    alpha = float(slots.alpha[0, k]) if heard else 0.0
-    return _SlotParts(population, Style(int(slots.style[0, k])), member, k).modules(alpha)
-
-
-def trunk_modules(population: Population, member: int) -> list[nn.Module | None]:
-    """One member's segments without their blocks, and the head, with its weights."""
-    bodies = population.bodies
-    weights = population.hosts.weights[member].cpu().split(bodies.trunk_sizes)
-    return [
-        None if body is None else load_flat(copy.deepcopy(body.module).cpu(), row)
-        for body, row in zip(bodies.trunk, weights, strict=True)
-    ]
+            heard = Stage(int(slots.stage[0, k])) in HEARD_STAGES
+            alpha = float(slots.alpha[0, k]) if heard else 0.0
+            modules += _SlotParts(population, Style(int(slots.style[0, k])), member, k).modules(alpha)
+    return nn.Sequential(*modules).eval()
 
 
 class _SlotParts:
-    """What stands at one slot of one member, as modules."""
+    """The parts of one slot of one member, as modules."""
 
     def __init__(self, population: Population, style: Style, member: int, slot: int) -> None:
-        self.forms, self.codes = population.bodies.slots[slot], population.bodies.codes
+        self.forms, self.codes = population.network.slots[slot], population.network.codes
         self.form = population.forms[member, slot].tolist()
         self.blend = [int(STYLE_BLEND[style]), *population.folded_blends[member, slot].tolist()]
-        each = population.num_members * population.num_slots
-        self.rows = population.parts.weights[
-            member * population.num_slots + slot :: each
-        ].cpu()  # [places, P]
+        each, first = population.num_members * population.num_slots, member * population.num_slots + slot
+        self.rows = population.parts.weights[first::each].cpu()  # [positions, P]
 
     def modules(self, alpha: float) -> list[nn.Module]:
-        """What was folded in, then the seed if it is heard."""
-        places = [p for p in range(1, len(self.form)) if self.form[p] != NO_FORM]
-        found = [self._module(place, 1.0) for place in places]
+        """Return what was folded in, then the seed unless its alpha is 0."""
+        positions = [p for p in range(1, len(self.form)) if self.form[p] != NO_FORM]
+        found = [self._module(position, 1.0) for position in positions]
         seed = self.form[0]
         if alpha == 0:
             return found
         if seed in tuple(HALVES):
-            return [*found[:-1], self._widened(places[-1], alpha)]
+            return [*found[:-1], self._widened(positions[-1], alpha)]
         if seed >= self.codes.pair:
-            lead, block = divmod(seed - self.codes.pair, self.codes.classes)
-            first = self._branch(self.codes.lead + lead, 0)
-            second = self._branch(self.codes.block + block, 0, self.forms.pair_start)
+            lead, block = self.codes.blocks_of_pair(seed)
+            first, second = self._branch(lead, 0), self._branch(block, 0, self.forms.pair_start)
             pair = [Block(first), Block(second)] if alpha == 1.0 else [AddGraft(_Pair(first, second), alpha)]
             return [*found, *pair]
         return [*found, self._module(0, alpha)]
 
-    def _branch(self, form: int, place: int, start: int = 0) -> Branch:
-        """The branch that a row holds from a column on."""
+    def _branch(self, form: int, position: int, start: int = 0) -> Branch:
+        """Return the branch that a row holds from column `start` on."""
         branch = self.forms.module(form)
         assert isinstance(branch, Branch)
-        load_flat(branch, self.rows[place, start:])
+        load_flat(branch, self.rows[position, start:])
         return branch
 
-    def _module(self, place: int, alpha: float) -> nn.Module:
-        form = self.form[place]
+    def _module(self, position: int, alpha: float) -> nn.Module:
+        form = self.form[position]
         if form >= self.codes.block:
-            branch = self._branch(form, place)
+            branch = self._branch(form, position)
             with torch.no_grad():
                 branch.second.weight.mul_(alpha)
             return Block(branch)
-        seed = load_flat(self.forms.module(form), self.rows[place])
-        if self.blend[place] == Blend.GATE:
-            gate = load_flat(BlendGate(*self._joint), self.rows[place, self.forms.gate_start :])
-            return GateGraft(seed, alpha, gate)
-        return (MultiplyGraft if self.blend[place] == Blend.MULTIPLY else AddGraft)(seed, alpha)
+        seed = load_flat(self.forms.module(form), self.rows[position])
+        if self.blend[position] == Blend.GATE:
+            host = self.forms.host
+            gate = BlendGate(host.widths[self.forms.slot], host.topology)
+            return GateGraft(seed, alpha, load_flat(gate, self.rows[position, self.forms.gate_start :]))
+        return (MultiplyGraft if self.blend[position] == Blend.MULTIPLY else AddGraft)(seed, alpha)
 
-    @property
-    def _joint(self) -> tuple[int, str]:
-        host = self.forms.host
-        return host.widths[self.forms.slot], host.topology
-
-    def _widened(self, place: int, alpha: float) -> Block:
-        """The block at a place with the units of the seed beside its own."""
-        form, seed = self.form[place], Blueprint(self.form[0])
-        host, new = self._branch(form, place), self._branch(int(seed), 0)
+    def _widened(self, position: int, alpha: float) -> Block:
+        """Return the block at a position with the units of the seed beside its own."""
+        form, seed = self.form[position], Blueprint(self.form[0])
+        host, new = self._branch(form, position), self._branch(int(seed), 0)
         with torch.no_grad():
             new.second.weight.mul_(alpha)
         wider = self.forms.module(form + HALVES[seed])
@@ -168,14 +161,126 @@ class _SlotParts:
         return Block(wider)
 
 
-class _Pair(nn.Module):
-    """What two blocks in a row add to their input."""
+# ---- in words ----
 
-    def __init__(self, first: Branch, second: Branch) -> None:
-        super().__init__()
-        self.first, self.second = first, second
+TIMES = {1: "once", 2: "twice"}
 
-    def forward(self, x: Tensor) -> Tensor:
-        said = self.first(x)
-        result: Tensor = said + self.second(x + said)
-        return result
+
+def describe_growth(population: Population, states: SlotStates, member: int) -> list[str]:
+    """Say how a member differs from its host as it was built, a line for each change, slot by slot.
+
+    "block 3 repeated twice", "hidden units 64 → 96 in block 5", "MLP behind block 2", "CLONE at block 1,
+    heard at 50%". Blocks are counted from 1. A seed that is not heard is no change; empty for a member that
+    did not grow.
+    """
+    lines: list[str] = []
+    slots = states[member].to("cpu")
+    pairs = zip(population.network.slots, standing_forms(population, states)[member], strict=True)
+    for s, (slot, forms) in enumerate(pairs):
+        here = f"{'segment' if slot.branch is None else 'block'} {s + 1}"
+        lines += _changes(slot, s, forms, here)
+        alpha = float(slots.alpha[0, s]) if Stage(int(slots.stage[0, s])) in HEARD_STAGES else 0.0
+        if 0.0 < alpha < 1.0:
+            lines.append(f"{Blueprint(int(slots.blueprint[0, s])).name} at {here}, heard at {alpha:.0%}")
+    return lines
+
+
+def standing_forms(population: Population, states: SlotStates) -> list[list[list[int]]]:
+    """Return the forms of every member, slot by slot, in the order in which they run.
+
+    A seed counts once it is heard at full strength.
+    """
+    population.read_slots(states)
+    codes = population.network.codes
+    heard = (is_heard(states) & (states.alpha == 1.0)).tolist()
+
+    def forms_of(positions: list[int], with_seed: bool) -> list[int]:
+        seed, *folded = [form for k, form in enumerate(positions) if k == 0 or form != NO_FORM]
+        if not with_seed:
+            return folded
+        if seed in tuple(HALVES):
+            return [*folded[:-1], folded[-1] + HALVES[Blueprint(seed)]]
+        return [*folded, *(codes.blocks_of_pair(seed) if seed >= codes.pair else (seed,))]
+
+    return [
+        [forms_of(positions, full) for positions, full in zip(slots, fulls, strict=True)]
+        for slots, fulls in zip(population.forms.tolist(), heard, strict=True)
+    ]
+
+
+def _changes(slot: SlotForms, s: int, forms: list[int], here: str) -> list[str]:
+    """Say how the forms of slot s differ from one block as it was built."""
+    codes = slot.codes
+    blocks = [form - codes.block for form in forms if codes.block <= form < codes.lead]
+    leads = [form - codes.lead for form in forms if codes.lead <= form < codes.pair]
+    lines = []
+    if len(blocks) > 1:
+        what = here if slot.lead is None else f"blocks {s} and {s + 1}"
+        lines.append(f"{what} repeated {TIMES.get(len(blocks) - 1, f'{len(blocks) - 1} times')}")
+    for number, widened in enumerate(blocks):
+        lines += _widening(slot, slot.branch, widened, here, number)
+    for number, widened in enumerate(leads, start=1):
+        lines += _widening(slot, slot.lead, widened, f"block {s}", number)
+    return lines + [f"{Blueprint(form).name} behind {here}" for form in forms if form < NUM_BLUEPRINTS]
+
+
+def _widening(slot: SlotForms, branch: Branch | None, widened: int, here: str, number: int) -> list[str]:
+    """Return a line where a block, or a copy of it (number from 1), has more units than it was built with."""
+    if branch is None or not widened:
+        return []
+    layers = "hidden units" if isinstance(branch.first, nn.Linear) else "channels"
+    unit = "heads" if isinstance(branch.middle, AttendToPast) else layers
+    where = f"copy {number} of {here}" if number else here
+    return [f"{unit} {branch.units} → {slot.units(branch, widened)} in {where}"]
+
+
+# ---- as a shape ----
+
+
+def shapes_of(population: Population, states: SlotStates) -> list[str] | None:
+    """Return the shape of every member, or None where one holds anything but blocks."""
+    network = population.network
+    found = []
+    for slots in standing_forms(population, states):
+        if any(not forms or min(forms) < network.codes.block for forms in slots):
+            return None
+        pairs = zip(network.slots, slots, strict=True)
+        found.append("|".join("+".join(str(_units_of(slot, f)) for f in forms) for slot, forms in pairs))
+    return found
+
+
+def _units_of(slot: SlotForms, form: int) -> int:
+    """Return the hidden units of a block's form."""
+    codes = slot.codes
+    branch, first = (slot.branch, codes.block) if form < codes.lead else (slot.lead, codes.lead)
+    assert branch is not None
+    return slot.units(branch, form - first)
+
+
+def fresh_host(host: Host, shape: str) -> Host:
+    """Return a network of a shape with new blocks; stem, downsampling and head are those of `host`.
+
+    These modules are shared with `host`: give a new one.
+    """
+    units = [[int(number) for number in slot.split("+")] for slot in shape.split("|")]
+    scale = residual_scale(sum(map(len, units)))
+    segments: list[nn.Module] = []
+    widths: list[int] = []
+    for slot, (segment, numbers) in enumerate(zip(host.segments, units, strict=True)):
+        blocks = [_fresh_block(host, slot, k, number, scale) for k, number in enumerate(numbers)]
+        first = Entered(segment[0], blocks[0]) if isinstance(segment, Entered) else blocks[0]
+        segments += [first, *blocks[1:]]
+        widths += [host.widths[slot]] * len(blocks)
+    return Host(segments, host.topology, host.head, widths, host.spatial_dims)
+
+
+def _fresh_block(host: Host, slot: int, k: int, units: int, scale: float) -> Block:
+    """Return the block k of a slot; where a clone repeats two, every second is one of the slot ahead."""
+    leads = host.repeats[slot] == 2 and k % 2 == 1
+    template = block_of(host.segments[slot - leads])
+    assert template is not None, "only networks of blocks have a shape"
+    branch = template.branch.with_units(units)
+    branch.second.reset_parameters()
+    with torch.no_grad():
+        branch.second.weight.mul_(scale)
+    return Block(branch)

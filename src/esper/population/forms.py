@@ -1,7 +1,7 @@
-"""What can stand at a slot: every body by a number, its form.
+"""The architectures that can stand at a slot, by number: a part's *form*.
 
 The forms of a slot are its blueprints, by their own numbers, and behind them the residual block ahead of the
-slot at every number of units (its class: how often it was widened by half), the block that leads it where a
+slot at every number of units (its class: how often it was widened by half), the block before that one where a
 clone repeats two, and both as one. A seed that germinated as CLONE has the form of what it repeats.
 """
 
@@ -20,7 +20,7 @@ from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.hosts import Host, block_of
 from esper.population.row_module import RowModule
 
-NO_FORM = -1  # where nothing stands
+NO_FORM = -1  # an empty position
 HALVES = {Blueprint.WIDEN_HALF: 1, Blueprint.WIDEN_FULL: 2}  # by how many classes a widening raises its block
 
 
@@ -49,43 +49,42 @@ class FormCodes:
     def total(self) -> int:
         return self.pair + self.classes**2
 
+    def blocks_of_pair(self, form: int) -> tuple[int, int]:
+        """Return the forms of the two blocks of a pair."""
+        lead, block = divmod(form - self.pair, self.classes)
+        return self.lead + lead, self.block + block
+
 
 class Body:
-    """One form: rows of weights and activations in, what is added to the activations out.
+    """One form as a function of rows of weights and activations; its output is added to the activations.
 
-    `parts` are run one after the other, each on its own columns of the rows; a pair has two.
+    `modules` run one after the other, each on its own columns of the rows; a pair of blocks has two.
     """
 
-    def __init__(self, parts: tuple[RowModule, ...], starts: tuple[int, ...] = (0,)) -> None:
-        self.parts, self.starts = parts, starts
+    def __init__(self, modules: tuple[RowModule, ...], starts: tuple[int, ...] = (0,)) -> None:
+        self.modules, self.starts = modules, starts
+        self.parameters = sum(module.layout.total for module in modules)
+        self.in_row_form = all(module.in_row_form for module in modules)
 
     def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
         """rows [E, P], x [E, B, ...] → [E, B, ...]"""
-        delta = self.parts[0](rows, x)
-        for start, part in zip(self.starts[1:], self.parts[1:], strict=True):
-            delta = delta + part(rows[:, start:], x + delta)
+        delta = self.modules[0](rows, x)
+        for start, module in zip(self.starts[1:], self.modules[1:], strict=True):
+            delta = delta + module(rows[:, start:], x + delta)
         return delta
 
-    @property
-    def parameters(self) -> int:
-        return sum(part.layout.total for part in self.parts)
-
-    @property
-    def in_row_form(self) -> bool:
-        return all(part.in_row_form for part in self.parts)
-
     def spans(self) -> list[tuple[int, int]]:
-        """Where each parameter tensor lies in a row: start and stop."""
+        """Return where each parameter tensor lies in a row: start and stop."""
         found = []
-        for start, part in zip(self.starts, self.parts, strict=True):
-            for size in part.layout.sizes:
+        for start, module in zip(self.starts, self.modules, strict=True):
+            for size in module.layout.sizes:
                 found.append((start, start + size))
                 start += size
         return found
 
 
 class SlotForms:
-    """The forms of one slot. Bodies are made when they are first asked for."""
+    """The forms of one slot. Modules are built when they are first asked for."""
 
     def __init__(self, host: Host, slot: int, make_rows: Callable[[nn.Module], RowModule], codes: FormCodes):
         self.host, self.slot, self.codes, self._make_rows = host, slot, codes, make_rows
@@ -94,11 +93,6 @@ class SlotForms:
         self.branch = _branch_of(host, slot)
         pairs = host.repeats[slot] == 2 and self.branch is not None
         self.lead = _branch_of(host, slot - 1) if pairs else None
-
-    @property
-    def first_clone(self) -> int:
-        """The form of a clone of the host's own block, or blocks."""
-        return self.codes.block if self.repeats == 1 else self.codes.pair
 
     @property
     def repeats(self) -> int:
@@ -123,23 +117,22 @@ class SlotForms:
         return (*plain, *range(codes.block, last))
 
     def body(self, form: int) -> Body:
-        """The body of a form; raises KeyError for one that cannot stand here."""
+        """Return the body of a form; raises KeyError for one that cannot stand here."""
         if form not in self._bodies:
-            self._bodies[form] = self._make(form)
+            if form not in self.forms:
+                raise KeyError(form)
+            self._bodies[form] = self._pair(form) if form >= self.codes.pair else self._single(form)
         return self._bodies[form]
 
-    def _make(self, form: int) -> Body:
-        if form not in self.forms:
-            raise KeyError(form)
-        codes = self.codes
-        if form >= codes.pair:
-            ahead, behind = divmod(form - codes.pair, codes.classes)
-            parts = (*self.body(codes.lead + ahead).parts, *self.body(codes.block + behind).parts)
-            return Body(parts, (0, self.pair_start))
+    def _single(self, form: int) -> Body:
         return Body((self._make_rows(self.module(form)),))
 
+    def _pair(self, form: int) -> Body:
+        lead, block = self.codes.blocks_of_pair(form)
+        return Body((*self.body(lead).modules, *self.body(block).modules), (0, self.pair_start))
+
     def module(self, form: int) -> nn.Module:
-        """A new module of a form that is no pair."""
+        """Build a new module of a form that is no pair."""
         if form >= self.codes.lead:
             assert self.lead is not None
             return self.lead.with_units(self.units(self.lead, form - self.codes.lead))
@@ -148,13 +141,12 @@ class SlotForms:
             return self.branch.with_units(self.units(self.branch, form - self.codes.block))
         if form in tuple(HALVES):
             assert self.branch is not None
-            half = _half(self.branch)
-            return self.branch.with_units(HALVES[Blueprint(form)] * half)
+            return self.branch.with_units(HALVES[Blueprint(form)] * _half(self.branch))
         width = self.host.widths[self.slot]
         return build_blueprint(form, self.host.topology, width, self.host.spatial_dims)
 
     def units(self, branch: Branch, widened: int) -> int:
-        """How many units a branch has that was widened so many times by half."""
+        """Return how many units a branch has that was widened so many times by half."""
         return branch.units + widened * _half(branch)
 
     @cached_property
@@ -172,53 +164,56 @@ class SlotForms:
         """The longest row of any form here."""
         return max(
             self.gate_start + self.gate.layout.total,
-            *(body.starts[-1] + body.parts[-1].layout.total for body in map(self.body, self.forms)),
+            *(body.starts[-1] + body.modules[-1].layout.total for body in map(self.body, self.forms)),
         )
 
     def fold_index(self, form: int, blueprint: Blueprint) -> Tensor:
-        """Where each element of the widened block comes from: the block's row, then the seed's.
+        """Return where each element of a widened block comes from.
 
-        form: a block of any class but the widest; → [P of the wider block] int64, into [block row, seed row].
+        An index into the block's row followed by the seed's.  # [P of the wider block] int64
+
+        form: a block of any class but the widest
         """
         assert self.branch is not None
-        host, seed = self._places(form), self._places(int(blueprint), start=self.width)
+        host, seed = self._columns(form), self._columns(int(blueprint), start=self.width)
         folded = fold_units(host, seed, self.branch.copies)
-        wider = self.body(form + HALVES[blueprint]).parts[0].layout
+        wider = self.body(form + HALVES[blueprint]).modules[0].layout
         return torch.cat([folded[name].flatten() for name in wider.names])
 
     def copy_index(self, form: int, blueprint: Blueprint, share: float) -> tuple[Tensor, Tensor]:
-        """Where each element of new units that copy old ones comes from, and its factor; see `copy_units`.
+        """Return where each element of units that copy old ones comes from and its factor; see `copy_units`.
 
-        form: the block that they widen; → [P of the new units] int64, into the block's row, and as many
-        factors.
+        form: the block that they widen → [P of the new units] int64, into the block's row, and factors
         """
         assert self.branch is not None
         old, new = self.units(self.branch, form - self.codes.block), HALVES[blueprint] * _half(self.branch)
-        found = copy_units(self._places(form), old, new, self.branch.copies, share)
-        names = self.body(int(blueprint)).parts[0].layout.names
+        found = copy_units(self._columns(form), old, new, self.branch.copies, share)
+        names = self.body(int(blueprint)).modules[0].layout.names
         index, factor = (torch.cat([values[name].flatten() for name in names]) for values in found)
         return index, factor
 
-    def _places(self, form: int, start: int = 0) -> dict[str, Tensor]:
-        """The columns of a row at which each parameter of a form of one part lies, from a column on."""
+    def _columns(self, form: int, start: int = 0) -> dict[str, Tensor]:
+        """Return the columns of each parameter of a form of one module, counted from `start`."""
         columns = torch.arange(start, start + self.width).unsqueeze(0)
-        return {name: value[0] for name, value in self.body(form).parts[0].layout.unflatten(columns).items()}
+        return {
+            name: value[0] for name, value in self.body(form).modules[0].layout.unflatten(columns).items()
+        }
 
 
 def last_forms(forms: Tensor, back: int = 0) -> Tensor:
-    """The form of the last part folded in at each slot, or of the one `back` before it; NO_FORM for none.
+    """Return the form of the last part folded in at each slot, or of the one `back` before it, or NO_FORM.
 
-    forms [N, S, places] with the seeds at place 0 → [N, S]
+    forms [N, S, positions] with the seeds at position 0 → [N, S]
     """
-    place = (forms[:, :, 1:] != NO_FORM).sum(2) - back
-    last = forms.gather(2, place.clamp(min=0).unsqueeze(2)).squeeze(2)
-    return last.masked_fill(place < 1, NO_FORM)
+    position = (forms[:, :, 1:] != NO_FORM).sum(2) - back
+    last = forms.gather(2, position.clamp(min=0).unsqueeze(2)).squeeze(2)
+    return last.masked_fill(position < 1, NO_FORM)
 
 
 def lead_classes(forms: Tensor, codes: FormCodes) -> Tensor:
-    """The class of the block before the last one, in its slot or at the end of the one ahead, or NO_FORM.
+    """Return the class of the block before the last one, in its slot or at the end of the one ahead.
 
-    forms [N, S, places] → [N, S]
+    NO_FORM where there is none.  # forms [N, S, positions] → [N, S]
     """
     inside, ahead = last_forms(forms, back=1), last_forms(forms).roll(1, dims=1)
     number = torch.where(inside != NO_FORM, inside - codes.lead, ahead - codes.block)
@@ -226,7 +221,7 @@ def lead_classes(forms: Tensor, codes: FormCodes) -> Tensor:
 
 
 def cloned_forms(forms: Tensor, repeats_two: Tensor, codes: FormCodes) -> Tensor:
-    """The form of a seed that repeats what stands ahead of each slot.  # [N, S, places], [S] bool → [N, S]"""
+    """Return the form of a clone of what stands ahead of each slot.  # [N, S, positions], [S] → [N, S]"""
     last = last_forms(forms)
     pair = codes.pair + lead_classes(forms, codes) * codes.classes + last - codes.block
     return torch.where(repeats_two, pair, last)
@@ -238,5 +233,5 @@ def _branch_of(host: Host, slot: int) -> Branch | None:
 
 
 def _half(branch: Branch) -> int:
-    """Half of a branch's units, at least one: the step of a widening."""
+    """Return half of a branch's units, at least one: the step of a widening."""
     return max(1, branch.units // 2)

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blueprint, selectable_blueprints
 from esper.population.blocks import (
     STANDARDIZED,
-    AttendToPast,
     Block,
     attention,
     convolutions,
@@ -244,25 +243,6 @@ def mlp(input_shape: Sequence[int], num_classes: int, width: int = 16, depth: in
         for index, (d_in, d_out) in enumerate(pairwise(sizes))
     ]
     return Host(segments, "mlp", nn.Linear(width, num_classes), width)
-
-
-class CausalAttention(nn.Module):
-    """Several heads of attention to the past, without bias.  # [..., T, D] → [..., T, D]"""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        if width % heads:
-            raise ValueError(
-                f"width {width} does not divide into {heads} heads; choose a divisor of the width"
-            )
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attend = AttendToPast(heads)
-        self.out = nn.Linear(width, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.out(self.attend(self.qkv(x)))
-        return result
 
 
 # As in GPT-2, for tokens and positions. With 0.5 and 0.1 every fixed depth of a GPT 256 wide ended 0.02 to

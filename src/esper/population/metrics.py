@@ -1,4 +1,4 @@
-"""What epochs of training and validations showed."""
+"""The loss and the accuracy of rows, and the metrics of an epoch and of a validation."""
 
 from __future__ import annotations
 
@@ -6,23 +6,48 @@ import math
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from esper.population.gradients import SeedGradients
+from esper.population.network import RowNetwork
+from esper.population.plan.packing import Plan
+
+VANISHING_NORM = 1e-7
+EXPLODING_NORM = 10.0
+VANISHING_WEIGHT = 0.5
+EXPLODING_WEIGHT = 0.8
+_HUGE = 1e30  # stands for a square that is not finite, so that one tensor does not spoil its neighbours
 
 
-def _nan(
-    num_members: int, num_slots: int, device: torch.device, rows: int, tables: int
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """As many tensors [N] and [N, S] of NaN, made at once."""
-    sizes = [num_members] * rows + [num_members * num_slots] * tables
-    parts = torch.full((sum(sizes),), math.nan, device=device).split(sizes)
-    return parts[:rows], tuple(part.view(num_members, num_slots) for part in parts[rows:])
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean loss of each row, at least in float32.
+
+    outputs [R, B, ..., classes], targets [R, B, ...] → [R]
+    """
+    exact = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+    picked = F.log_softmax(exact, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return -picked.flatten(1).mean(1)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return the share of right answers of each row.  # shapes as in `cross_entropy`"""
+    return (outputs.argmax(-1) == targets).flatten(1).float().mean(1)
+
+
+@dataclass(frozen=True)
+class SeedGradients:
+    """Gradients of seeds in the last minibatch of an epoch, each [N, S], NaN where no seed was trained."""
+
+    norm: Tensor
+    health: Tensor
+    vanishing: Tensor  # share of the seed's tensors
+    exploding: Tensor
+    ratio: Tensor  # (|g_seed| / |g_host|) · sqrt(P_host / P_seed)
 
 
 @dataclass(frozen=True)
 class TrainMetrics:
-    """What an epoch of training showed."""
+    """The metrics of an epoch of training."""
 
     loss: Tensor  # [N] mean over the epoch
     shadow_loss: Tensor  # [N, S] of seeds that train in isolation, NaN elsewhere
@@ -30,14 +55,14 @@ class TrainMetrics:
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
-        """NaN everywhere."""
+        """Return NaN everywhere."""
         rows, tables = _nan(num_members, num_slots, device, 1, 1 + len(fields(SeedGradients)))
         return TrainMetrics(rows[0], tables[0], SeedGradients(*tables[1:]))
 
 
 @dataclass(frozen=True)
 class ValidationMetrics:
-    """What a validation showed. Points are percentage points of accuracy; NaN is unmeasured."""
+    """The metrics of a validation. Points are percentage points of accuracy; NaN is unmeasured."""
 
     loss: Tensor  # [N]
     accuracy: Tensor  # [N] 0..1
@@ -46,24 +71,71 @@ class ValidationMetrics:
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> ValidationMetrics:
-        """NaN everywhere."""
+        """Return NaN everywhere."""
         rows, tables = _nan(num_members, num_slots, device, 2, 2)
         return ValidationMetrics(*rows, *tables)
 
 
-def worth_of_seeds(accuracy: Tensor, own: int, without: Tensor, shadow: Tensor) -> dict[str, Tensor]:
-    """Compute contribution and shadow gain in points, from the accuracies of the rows.
+def _nan(
+    num_members: int, num_slots: int, device: torch.device, rows: int, tables: int
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return as many tensors [N] and [N, S] of NaN, made at once."""
+    sizes = [num_members] * rows + [num_members * num_slots] * tables
+    pieces = torch.full((sum(sizes),), math.nan, device=device).split(sizes)
+    return pieces[:rows], tuple(piece.view(num_members, num_slots) for piece in pieces[rows:])
 
-    Of each seed, the row without it and the row with it if it were adopted [N, S], -1 where none was asked
-    for; accuracy [R], the members' own rows first
+
+def worth_of_seeds(accuracy: Tensor, own: int, without: Tensor, shadow: Tensor) -> dict[str, Tensor]:
+    """Compute contribution and shadow gain in points.
+
+    accuracy [R], the members' own rows first; without, shadow [N, S]: the row without each seed and the row
+    with it, -1 where there is none
     """
 
-    def answer(rows: Tensor) -> Tensor:
-        """The accuracy of each asked row, NaN where none was asked for."""
+    def accuracy_of(rows: Tensor) -> Tensor:
         return accuracy[rows.clamp(min=0)].masked_fill(rows < 0, math.nan)
 
     alone = accuracy[:own].unsqueeze(1)  # [N, 1]
     return {
-        "contribution": 100.0 * (alone - answer(without)),
-        "shadow_gain": 100.0 * (answer(shadow) - alone),
+        "contribution": 100.0 * (alone - accuracy_of(without)),
+        "shadow_gain": 100.0 * (accuracy_of(shadow) - alone),
     }
+
+
+def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
+    """Return 1 for healthy gradients, less by the shares of tensors whose gradients vanish or explode."""
+    return (1.0 - VANISHING_WEIGHT * vanishing - EXPLODING_WEIGHT * exploding).clamp(0.0, 1.0)
+
+
+def measure_seeds(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Tensor) -> SeedGradients:
+    """Return the gradient statistics of every live seed.  # gradient [L, P], host_norm [n] → each [n, S]"""
+    if not any(group.live and group.position == 0 for group in plan.groups):
+        return SeedGradients(*torch.full((5, *plan.seat.shape), math.nan, device=gradient.device))
+    table = _statistics(network, plan, gradient, host_norm.index_select(0, plan.live_member))
+    norm, vanishing, exploding, ratio = table[:, plan.seat.clamp(min=0)].masked_fill(plan.seat < 0, math.nan)
+    return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
+
+
+def _statistics(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Tensor) -> Tensor:
+    """Return norm, vanishing, exploding and ratio of each live seed, and anything for other live parts.
+
+    gradient [L, P], host_norm [L] → [4, L]
+    """
+    sums, facts, first = [], [], 0
+    for group in plan.groups:
+        rows, first = gradient[first : first + group.live], first + group.live
+        membership, numbers = network.membership(group.slot, group.form)
+        if group.position == 0:
+            rows = rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
+            sums.append(rows @ membership)
+        else:
+            sums.append(rows.new_zeros(group.live, membership.shape[1]))
+        facts.append(numbers.expand(group.live, -1))
+    padding = gradient.shape[0] - first
+    norms = F.pad(torch.cat(sums).sqrt(), (0, 0, 0, padding))  # [L, most tensors], 0 where a seed has fewer
+    tensors, parameters = F.pad(torch.cat(facts), (0, 0, 0, padding), value=1.0).unbind(1)
+    vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
+    exploding = (norms > EXPLODING_NORM).sum(1) / tensors
+    total = norms.square().sum(1).sqrt()
+    ratio = total / (host_norm + 1e-12) * (network.host_parameters / parameters).sqrt()
+    return torch.stack([total, vanishing, exploding, ratio])

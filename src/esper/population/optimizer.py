@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from esper.population.config import PopulationConfig
 
 @cache
 def has_triton() -> bool:
-    """Whether the kernels of our own can be built here."""
+    """Return whether Triton kernels can be built here."""
     return find_spec("triton") is not None
 
 
@@ -55,16 +56,16 @@ class RowWeights:
         self.steps.index_copy_(0, target, self.steps.index_select(0, source))
 
     def slice(self, start: int, stop: int) -> RowWeights:
-        """Rows start..stop as views: what is written there is written here."""
+        """Return rows start..stop as views."""
         return RowWeights(**{name: value[start:stop] for name, value in self.tensors().items()})
 
     def fetch(self, source: RowWeights, index: Tensor) -> None:
-        """Copy some rows of others here, all that there is room for.  # index [M]"""
+        """Copy the chosen rows of `source` here.  # index [M]"""
         for name, value in self.tensors().items():
             torch.index_select(getattr(source, name), 0, index, out=value)
 
     def put(self, index: Tensor, rows: RowWeights) -> None:
-        """Write rows that were taken back to their places.  # index [n]"""
+        """Write rows that were fetched back to where they came from.  # index [n]"""
         for name, value in self.tensors().items():
             value.index_copy_(0, index, getattr(rows, name))
 
@@ -75,7 +76,7 @@ class RowWeights:
 def learn_rows(
     rows: RowWeights, gradient: Tensor, norms: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> None:
-    """Clip each row's gradient by a norm that is given for it and move the active rows, each at its own rate.
+    """Clip each row's gradient by the norm given for it and update the active rows, each at its own rate.
 
     gradient [M, P]; norms, lr [M]; active [M] bool
     """
@@ -88,9 +89,9 @@ def learn_rows(
 
 
 def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:
-    """Scale down each row whose norm is above the limit, by as much as that.  # [M, P], [M] → [M, P]
+    """Scale down each row whose norm is above the limit.  # [M, P], [M] → [M, P]
 
-    The norm of a row may be that of all the rows of which it is one.
+    The norm given for a row may be that of several rows that are clipped together.
     """
     return gradient * (limit / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
 
@@ -98,7 +99,7 @@ def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:
 def step_rows(
     rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> None:
-    """One update of the active rows; the others keep every bit.  # gradient [M, P], active [M]"""
+    """Update the active rows; the others keep every bit.  # gradient [M, P], lr and active [M]"""
     _STEPS[config.optimizer](rows, gradient, lr, active, config)
 
 
@@ -126,11 +127,23 @@ def _sgd(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config:
 
 
 def moment_decays(config: PopulationConfig) -> tuple[float, float]:
-    """By how much the first and the second moment shrink in a step, for moments that count from 0.
+    """Return by how much the first and the second moment decay in a step, for moments that start at 0.
 
-    A moment m after n steps stands for the mean m / (1 - decay^n). Momentum of sgd is no such mean: 0.
+    The momentum of sgd is no mean, so that its decay counts as 0; see `moment_scale`.
     """
     return (config.momentum, config.second_beta) if config.optimizer == "adamw" else (0.0, 0.0)
+
+
+Steps = TypeVar("Steps", float, Tensor)
+
+
+def moment_scale(decay: float, old: Steps, new: Steps) -> Steps:
+    """Return what to multiply a moment after `new` steps with, so that it means the same after `old` steps.
+
+    A moment m after n steps stands for the mean m / (1 - decay^n), from which Adam's bias correction comes.
+    """
+    scale: Steps = (1.0 - decay**old) / (1.0 - decay**new)
+    return scale
 
 
 Step = Callable[[RowWeights, Tensor, Tensor, Tensor, PopulationConfig], None]

@@ -1,11 +1,13 @@
-"""One architecture, run with a different set of weights for every row."""
+"""One architecture, run with another set of weights for every row."""
 
 from __future__ import annotations
 
 import copy
-import types
 from collections.abc import Callable
-from typing import cast
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,58 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.population.layout import Layout
-from esper.population.row_layers import fixes_rows, row_form
+from esper.population.blocks import Branch
+from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
+from esper.population.hosts import TokenEmbedding
+from esper.population.row_layers import FusedGroupNorm, fold_activations, row_layer
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class ParameterLayout:
+    """Where each parameter of a module lies in its flat row."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(module: nn.Module) -> ParameterLayout:
+        named = list(module.named_parameters())
+        return ParameterLayout(tuple(n for n, _ in named), tuple(tuple(p.shape) for _, p in named))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        return [prod(shape) for shape in self.shapes]
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    def unflatten(self, rows: Tensor) -> dict[str, Tensor]:
+        """Return views of flat rows by parameter name; columns behind the last parameter are left out.
+
+        [R, P or more] → {name: [R, *shape]}
+        """
+        pieces = rows.split([*self.sizes, rows.shape[1] - self.total], dim=1)
+        return {
+            name: piece.view(rows.shape[0], *shape)
+            for name, shape, piece in zip(self.names, self.shapes, pieces[:-1], strict=True)
+        }
+
+
+def flatten(module: nn.Module) -> Tensor:
+    """Return the parameters of one module as a flat row.  # [P]"""
+    pieces = [p.detach().reshape(-1) for p in module.parameters()]
+    return torch.cat(pieces) if pieces else torch.zeros(0)
+
+
+def load_flat(module: nn.Module, row: Tensor) -> nn.Module:
+    """Write a flat row into the parameters of a module and return the module.  # row [P]"""
+    with torch.no_grad():
+        for name, value in ParameterLayout.of(module).unflatten(row.unsqueeze(0)).items():
+            module.get_parameter(name).copy_(value[0])
+    return module
 
 
 class RowModule:
@@ -25,77 +75,173 @@ class RowModule:
     Raises ValueError for a module with dropout or running statistics, which rows do not have.
     """
 
-    def __init__(
-        self, module: nn.Module, device: torch.device, method: str = "grouped", compiled: bool = False
-    ):
-        for name, part in module.named_modules():
-            if isinstance(part, _DropoutNd) or (isinstance(part, _NormBase) and part.track_running_stats):
+    def __init__(self, module: nn.Module, device: torch.device, method: str = "grouped"):
+        """method: how convolutions run, see `row_layers`"""
+        for name, child in module.named_modules():
+            if isinstance(child, _DropoutNd) or (isinstance(child, _NormBase) and child.track_running_stats):
                 raise ValueError(
-                    f"{name or 'the module'} is a {type(part).__name__}, which behaves differently in "
+                    f"{name or 'the module'} is a {type(child).__name__}, which behaves differently in "
                     "evaluation; in a population use GroupNorm or LayerNorm, and no dropout"
                 )
-        self.layout = Layout.of(module)
+        self.layout = ParameterLayout.of(module)
         self.module = module
         template = copy.deepcopy(module).to(device)
         rows = row_form(template, method)
         self.in_row_form = rows is not None
-        self._run = _runner(template, rows, compiled)
+        self._run = _under_vmap(template) if rows is None else _with_lent_weights(rows)
 
     def __call__(self, rows: Tensor, x: Tensor) -> Tensor:
         """rows [R, P], x [R, B, ...] → [R, B, ...]"""
         return self._run(self.layout.unflatten(rows), x)
 
 
-def _runner(template: nn.Module, rows: nn.Module | None, compiled: bool) -> Run:
-    """The module in its row form where it has one, else under vmap.
-
-    Row forms are compiled where asked, unless every number of rows would need a graph of its own.
-    """
-
+def _under_vmap(module: nn.Module) -> Run:
     def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        result: Tensor = functional_call(rows or template, tensors, (x,))
+        result: Tensor = functional_call(module, tensors, (x,))
         return result
 
-    if rows is None:
-        return vmap(run, randomness="different")
-    if not compiled or fixes_rows(rows):
-        return _lending(rows)
-    return torch.compile(_with_own_code(run), dynamic=True)
+    return vmap(run, randomness="different")
 
 
-def _lending(rows: nn.Module) -> Run:
-    """The module with its weights lent to it for the length of a call.
+def _with_lent_weights(module: nn.Module) -> Run:
+    """Return the module as a function of its weights, which it holds for the length of a call.
 
-    What `functional_call` does, without looking for the places anew each time: that took a fifth of a step.
+    This is `functional_call` without the search for the parameters at each call, which took a fifth of a
+    step.
     """
-    names = {id(parameter): name for name, parameter in rows.named_parameters()}  # a tied one has one name
-    places = [
-        (module._parameters, name, names[id(parameter)])
-        for module in rows.modules()
-        for name, parameter in module._parameters.items()
+    names = {id(parameter): name for name, parameter in module.named_parameters()}  # a tied one has one name
+    targets = [
+        (child._parameters, name, names[id(parameter)])
+        for child in module.modules()
+        for name, parameter in child._parameters.items()
         if parameter is not None
     ]
 
     def run(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        for store, name, full in places:
+        for store, name, full in targets:
             store[name] = cast(nn.Parameter, tensors[full])
         try:
-            result: Tensor = rows(x)
+            result: Tensor = module(x)
         finally:
-            for store, name, _ in places:
+            for store, name, _ in targets:
                 store[name] = None
         return result
 
     return run
 
 
-def _with_own_code(run: Run) -> Run:
-    """The same function over a code object of its own.
+# ---- modules with children, over rows ----
 
-    Graphs are kept, counted and limited per code object. Functions made by one `def` share theirs, so the
-    modules of one population would use up a single limit together and fall back to running uncompiled.
-    """
-    made = cast(types.FunctionType, run)
-    return types.FunctionType(
-        made.__code__.replace(), made.__globals__, made.__name__, made.__defaults__, made.__closure__
-    )
+
+class RowNormMix(nn.Module):
+    def __init__(self, mix: NormMix, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.scale = norm, mix.scale
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = torch.tanh(self.scale)  # [R, 1]
+        norm = self.norm
+        if isinstance(norm, FusedGroupNorm) and norm.weight is not None and norm.bias is not None:
+            return norm.scaled(h, scale * norm.weight, scale * norm.bias, -scale.squeeze(1))
+        result: Tensor = scale.view(-1, *[1] * (h.ndim - 1)) * (norm(h) - h)
+        return result
+
+
+class RowSqueezeExcite(nn.Module):
+    def __init__(self, excite: nn.Module) -> None:
+        super().__init__()
+        self.excite = excite
+
+    def forward(self, h: Tensor) -> Tensor:
+        scale = torch.tanh(self.excite(h))  # [R, B, C]
+        return h * scale.view(*scale.shape, *[1] * (h.ndim - 3))
+
+
+class RowGate(nn.Module):
+    def __init__(self, gate: BlendGate, linear: nn.Module) -> None:
+        super().__init__()
+        self.spatial, self.linear = gate.spatial, linear
+
+    def forward(self, h: Tensor) -> Tensor:
+        pooled = h.mean(dim=tuple(range(3, h.ndim))) if self.spatial else h
+        gate = torch.sigmoid(self.linear(pooled))
+        return gate.view(*gate.shape, *[1] * (h.ndim - 3)) if self.spatial else gate
+
+
+class RowTokenEmbedding(nn.Module):
+    """positions [R, context, D], tokens [R, B, T] → [R, B, T, D]"""
+
+    def __init__(self, embedding: TokenEmbedding, tokens: nn.Module) -> None:
+        super().__init__()
+        self.tokens, self.positions = tokens, embedding.positions
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        result: Tensor = self.tokens(tokens) + self.positions[:, None, : tokens.shape[2]]
+        return result
+
+
+class FusedPerceptron(nn.Module):
+    """A residual branch of two Linear layers with GELU between them, as one GPU kernel."""
+
+    def __init__(self, norm: nn.LayerNorm, first: nn.Module, second: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.eps = first, second, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        from esper.population import kernels
+
+        weights = (self.first.weight, self.first.bias, self.second.weight)
+        out: Tensor = kernels.RowPerceptron.apply(x, *weights, self.eps)  # type: ignore[no-untyped-call]
+        return out
+
+
+def _fused_branch(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module | None:
+    """Return a residual branch as one kernel, or None where there is none for its layers and their sizes."""
+    if type(module) is not Branch or not isinstance(module.norm, nn.LayerNorm):
+        return None
+    first, middle = module.first, module.middle
+    plain = type(middle) is nn.GELU and middle.approximate == "none" and first.bias is not None
+    if not plain or not isinstance(first, nn.Linear) or len(module.norm.normalized_shape) > 1:
+        return None
+    from esper.population import kernels
+
+    if not kernels.perceptron_fits(first.in_features, first.out_features):
+        return None
+    return FusedPerceptron(module.norm, children["first"], children["second"])
+
+
+_COMPOSITES: dict[type[nn.Module], Callable[[Any, dict[str, nn.Module]], nn.Module]] = {
+    NormMix: lambda module, children: RowNormMix(module, children["norm"]),
+    SqueezeExcite: lambda module, children: RowSqueezeExcite(children["excite"]),
+    BlendGate: lambda module, children: RowGate(module, children["linear"]),
+    TokenEmbedding: lambda module, children: RowTokenEmbedding(module, children["tokens"]),
+}
+_ANY_RANK = (CausalSelfAttention, AlibiAttention)  # their own code takes rows once their children do
+
+
+def row_form(module: nn.Module, method: str) -> nn.Module | None:
+    """Return the module with a leading axis of rows, or None where a part of it has no such form."""
+    if module._forward_pre_hooks or module._forward_hooks:  # these belong to the module as it is
+        return None
+    leaf = row_layer(module, method)
+    if leaf is not None:
+        return leaf
+    found = {name: row_form(child, method) for name, child in module.named_children()}
+    children = {name: child for name, child in found.items() if child is not None}
+    if not children or len(children) < len(found):
+        return None
+    forward = type(module).forward
+    composite = next((build for kind, build in _COMPOSITES.items() if forward is kind.forward), None)
+    if composite is not None:
+        return composite(module, children)
+    fused = _fused_branch(module, children) if method == "fused" else None
+    if fused is not None:
+        return fused
+    rows = copy.copy(module)
+    if forward is nn.Sequential.forward:
+        rows._modules = dict(fold_activations(children))
+    elif any(forward is kind.forward for kind in _ANY_RANK):
+        rows._modules = dict(children)
+    else:
+        return None
+    return rows

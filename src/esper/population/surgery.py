@@ -1,8 +1,8 @@
-"""Births and folds: what changes in the rows of parts when a seed germinates or becomes part of its host.
+"""Write the weights of new seeds, and of seeds that are folded into their hosts.
 
-Both are asked for on the device while a step runs and carried out at the next look at the slots, when the
-host knows which rows they concern: nothing else is touched, and first weights are drawn only for seeds that
-are born.
+Germinations and folds are asked for on the device while a step runs. They are carried out when the slots are
+next read, because the host then knows which rows they concern: only these are touched, and initial weights
+are drawn only for seeds that germinate.
 """
 
 from __future__ import annotations
@@ -16,148 +16,198 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.lifecycle.actions import Blend, Blueprint
-from esper.population.bodies import Bodies
 from esper.population.config import PopulationConfig
-from esper.population.first_weights import SeedBank
 from esper.population.forms import HALVES, NO_FORM
-from esper.population.optimizer import RowWeights, moment_decays
-from esper.population.plan import Ints, ship
+from esper.population.network import RowNetwork
+from esper.population.optimizer import RowWeights, moment_decays, moment_scale
+from esper.population.plan.rows import Ints, to_device
 from esper.utils.streams import normal_of
+
+SEED_BYTES = 1 << 28  # initial weights of one blueprint at one kind of slot take at most this much
+HOST_BYTES = 1 << 30  # initial hosts that take more in sum are built anew for every episode
+
+
+class InitialHosts:
+    """Initial weights of hosts by number, kept for later episodes while they take little memory."""
+
+    def __init__(self, network: RowNetwork, seed: int) -> None:
+        self.network, self.seed = network, seed
+        self._clear()
+
+    def _clear(self) -> None:
+        network, blocks = self.network, len(self.network.slots) if self.network.has_blocks else 0
+        self._row: dict[int, int] = {}  # of each number
+        self._hosts = torch.zeros(0, network.host_width, device=network.device)
+        self._blocks = torch.zeros(0, blocks, network.part_width, device=network.device)
+
+    def rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the hosts with these numbers and their blocks.  # [N] on the CPU → [N, P], [N, S or 0, P]"""
+        wanted: list[int] = numbers.tolist()
+        new = sorted(set(wanted) - self._row.keys())
+        if new:
+            made = [self.network.initial_host(hash((self.seed, number)) & 0x7FFFFFFF) for number in new]
+            self._row |= {number: len(self._hosts) + k for k, number in enumerate(new)}
+            hosts, blocks = torch.stack([h for h, _ in made]), torch.stack([b for _, b in made])
+            self._hosts = torch.cat([self._hosts, hosts.to(self._hosts)])
+            kept = blocks[:, : self._blocks.shape[1]]
+            self._blocks = torch.cat([self._blocks, kept.to(self._blocks)])
+        at = to_device(np.array([self._row[number] for number in wanted]), self._hosts.device)
+        found = self._hosts[at], self._blocks[at]
+        if self._hosts.nbytes + self._blocks.nbytes > HOST_BYTES:
+            self._clear()
+        return found
+
+
+class InitialSeeds:
+    """Initial weights of seeds: a few draws for each blueprint and kind of slot, made when first needed."""
+
+    def __init__(self, network: RowNetwork, seed: int, draws: int) -> None:
+        self.network, self.seed, self._most = network, seed, draws
+        self._rows = torch.zeros(0, network.part_width, device=network.device)
+        self._kinds = np.array([network.slots.index(forms) for forms in network.slots])  # by first slot
+        self._first = np.full((len(network.slots), len(Blueprint)), -1)  # the first draw of each kind
+
+    @cached_property
+    def draws(self) -> int:
+        """How many there are of each blueprint at each kind of slot."""
+        return max(1, min(self._most, SEED_BYTES // (4 * self.network.part_width)))
+
+    def first(self, slot: Ints, blueprint: Ints) -> Ints:
+        """Return where the draws of these seeds begin; missing ones are made.  # [k] each → [k]"""
+        kinds = self._kinds[slot]
+        new = self._first[kinds, blueprint] < 0
+        for kind, name in sorted(set(zip(kinds[new].tolist(), blueprint[new].tolist(), strict=True))):
+            seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
+            made = torch.stack([self.network.initial_seed(kind, Blueprint(name), s) for s in seeds])
+            self._first[kind, name] = len(self._rows)
+            self._rows = torch.cat([self._rows, made.to(self._rows)])
+        found: Ints = self._first[kinds, blueprint]
+        return found
+
+    def rows(self, first: Tensor, words: Tensor) -> Tensor:
+        """Return the draws that random words choose.  # [k] int64 each → [k, part_width]"""
+        return self._rows[first + words.remainder(self.draws)]
 
 
 @dataclass(frozen=True)
-class Events:
-    """Slots in which something happens, k of them, on the host."""
+class SlotIndex:
+    """Slots of members, k of them, on the host."""
 
     member: Ints  # [k]
     slot: Ints  # [k]
 
-    def those(self, where: NDArray[np.bool_]) -> Events:
-        """Some of them.  # where [k]"""
-        return Events(self.member[where], self.slot[where])
+    def where(self, chosen: NDArray[np.bool_]) -> SlotIndex:
+        """Return some of them.  # chosen [k]"""
+        return SlotIndex(self.member[chosen], self.slot[chosen])
 
 
-class Surgeon:
-    """Writes births and folds into the rows of parts and into the table of forms.
+class PartEditor:
+    """Writes germinations and folds into the rows of parts and into the table of forms.
 
-    `form` [N, S, places] and `blend` [N, S, places - 1] are those on the host, changed in place by folds;
-    place 0 is the seed. Rows of parts lie place by place, then member by member, then slot by slot.
+    `form` [N, S, positions] and `blend` [N, S, positions - 1] are those on the host, changed in place by
+    folds; position 0 is the seed. Rows of parts are ordered by position, then member, then slot.
     """
 
     def __init__(
-        self, parts: RowWeights, bodies: Bodies, config: PopulationConfig, form: Ints, blend: Ints
+        self, parts: RowWeights, network: RowNetwork, config: PopulationConfig, form: Ints, blend: Ints
     ) -> None:
-        self.parts, self.bodies, self.config, self.form, self.blend = parts, bodies, config, form, blend
+        self.parts, self.network, self.config, self.form, self.blend = parts, network, config, form, blend
+        self.folded: Ints = (form[:, :, 1:] != NO_FORM).sum(2)  # [N, S] parts of each slot; raised by folds
 
-    @cached_property
-    def folded(self) -> Ints:
-        """How many parts stand behind each other; counted up by folds.  # [N, S]"""
-        count: Ints = (self.form[:, :, 1:] != NO_FORM).sum(2)
-        return count
-
-    def _places(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Ints:
-        """The rows of parts at a place of these slots, or of other slots of the same members.  # [k]"""
+    def _rows(self, position: Ints | int, at: SlotIndex, slot: Ints | None = None) -> Tensor:
+        """Return the rows of parts at a position of these slots, or of other slots of the members.  # [k]"""
         num_members, num_slots = self.form.shape[:2]
-        rows: Ints = (place * num_members + at.member) * num_slots + (at.slot if slot is None else slot)
-        return rows
+        rows = (position * num_members + at.member) * num_slots + (at.slot if slot is None else slot)
+        return to_device(rows, self.parts.weights.device)
 
-    def _rows(self, place: Ints | int, at: Events, slot: Ints | None = None) -> Tensor:
-        """The same on the device.  # [k]"""
-        return ship(self._places(place, at, slot), self.parts.weights.device)
-
-    def bear(self, at: Events, blueprint: Ints, bank: SeedBank, picks: Tensor) -> None:
-        """First weights and clean optimizers for new seeds.  # blueprint [k], picks [N, S] random words"""
+    def germinate(self, at: SlotIndex, blueprint: Ints, initial: InitialSeeds, words: Tensor) -> None:
+        """Write initial weights and empty optimizer states.  # blueprint [k], words [N, S] random"""
         copied = blueprint == Blueprint.CLONE
         if self.config.widen_copies > 0:
             copied |= np.isin(blueprint, tuple(HALVES))
         if not copied.all():
-            fresh = at.those(~copied)
-            first = bank.first(fresh.slot, blueprint[~copied])
-            rows = self._places(0, fresh)
-            sent = ship(np.stack([fresh.member, fresh.slot, first, rows]), picks.device)
-            self.parts.rewrite_rows(sent[3], bank.rows(sent[2], picks[sent[0], sent[1]]))
+            fresh = at.where(~copied)
+            first = initial.first(fresh.slot, blueprint[~copied])
+            sent = to_device(np.stack([fresh.member, fresh.slot, first]), words.device)
+            self.parts.rewrite_rows(self._rows(0, fresh), initial.rows(sent[2], words[sent[0], sent[1]]))
         for s, name in sorted(set(zip(at.slot[copied].tolist(), blueprint[copied].tolist(), strict=True))):
-            which = (at.slot == s) & (blueprint == name)
-            some = at.those(which)
+            some = at.where((at.slot == s) & (blueprint == name))
             clones = name == Blueprint.CLONE
-            weights = self._copies(some, s) if clones else self._copied_units(some, s, Blueprint(name))
+            weights = self._copied_blocks(some, s) if clones else self._copied_units(some, s, Blueprint(name))
             if self.config.copy_noise > 0:
-                keys = picks[ship(some.member, picks.device), ship(some.slot, picks.device)]  # [k]
-                noise = normal_of(keys, weights.shape[1]).to(weights)
+                member, slot = to_device(np.stack([some.member, some.slot]), words.device)
+                noise = normal_of(words[member, slot], weights.shape[1]).to(weights)
                 weights = weights * (1.0 + self.config.copy_noise * noise)
             self.parts.rewrite_rows(self._rows(0, some), weights)
 
-    def _copied_units(self, at: Events, s: int, blueprint: Blueprint) -> Tensor:
-        """Units of the last block of slot s as rows of seeds, in pairs that say nothing.  # [k, P]"""
+    def _copied_units(self, at: SlotIndex, s: int, blueprint: Blueprint) -> Tensor:
+        """Return units of the last block of slot s as rows of seeds, in pairs that cancel.  # [k, P]"""
         last = self.folded[at.member, at.slot]
         blocks, classes = self.parts.weights[self._rows(last, at)], self.form[at.member, at.slot, last]
         rows = torch.zeros_like(blocks)
         for form in np.unique(classes):
-            index, factor = self.bodies.slots[s].copy_index(int(form), blueprint, self.config.widen_copies)
-            some = ship(np.flatnonzero(classes == form), rows.device)
-            copied = blocks[some][:, index.to(rows.device)] * factor.to(rows)
-            rows[some, : index.shape[0]] = copied
+            index, factor = self.network.slots[s].copy_index(int(form), blueprint, self.config.widen_copies)
+            some = to_device(np.flatnonzero(classes == form), rows.device)
+            rows[some, : index.shape[0]] = blocks[some][:, index.to(rows.device)] * factor.to(rows)
         return rows
 
-    def _copies(self, at: Events, s: int) -> Tensor:
-        """The weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""
-        slot, last = self.bodies.slots[s], self.folded[at.member, at.slot]
+    def _copied_blocks(self, at: SlotIndex, s: int) -> Tensor:
+        """Return the weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""
+        slot, last = self.network.slots[s], self.folded[at.member, at.slot]
         rows = self.parts.weights[self._rows(last, at)]
         if slot.repeats == 1:
             return rows
-        inside = last > 1  # else the leading block stands at the end of the slot ahead
+        inside = last > 1  # else the first of the two blocks stands at the end of the slot ahead
         of = np.where(inside, s, s - 1)
-        place = np.where(inside, last - 1, self.folded[at.member, of])
-        lead, start = self.parts.weights[self._rows(place, at, of)], slot.pair_start
+        position = np.where(inside, last - 1, self.folded[at.member, of])
+        lead, start = self.parts.weights[self._rows(position, at, of)], slot.pair_start
         return torch.cat([lead[:, :start], rows[:, : rows.shape[1] - start]], dim=1)
 
-    def fold(self, at: Events, blend: Ints) -> None:
-        """Fossils become part of the host: a wider block, or one more part behind the others.
+    def fold(self, at: SlotIndex, blend: Ints) -> None:
+        """Fold fossils into their hosts: as a wider block, or as one more part behind the others.
 
         blend [k] of plain seeds. Raises ValueError where a slot is full.
         """
-        codes, seed = self.bodies.codes, self.form[at.member, at.slot, 0]
+        codes, seed = self.network.codes, self.form[at.member, at.slot, 0]
         for s, form in sorted(set(zip(at.slot.tolist(), seed.tolist(), strict=True))):
             which = (at.slot == s) & (seed == form)
-            some = at.those(which)
+            some = at.where(which)
             if form in tuple(HALVES):
                 self._widen(some, s, Blueprint(form))
             elif form >= codes.pair:
-                lead, block = divmod(form - codes.pair, codes.classes)
-                self._append(some, codes.lead + lead, int(Blend.ADD))
-                self._append(some, codes.block + block, int(Blend.ADD), self.bodies.slots[s].pair_start)
+                lead, block = codes.blocks_of_pair(form)
+                self._append(some, lead, int(Blend.ADD))
+                self._append(some, block, int(Blend.ADD), self.network.slots[s].pair_start)
             else:
                 self._append(some, form, int(Blend.ADD) if form >= codes.block else blend[which])
             self.form[some.member, some.slot, 0] = NO_FORM
 
-    def _append(self, at: Events, form: int, blend: Ints | int, start: int = 0) -> None:
-        """The rows of the seeds, from a column on, behind what stands there already."""
+    def _append(self, at: SlotIndex, form: int, blend: Ints | int, start: int = 0) -> None:
+        """Move the rows of the seeds, from column `start` on, behind the parts of their slots."""
         self.folded[at.member, at.slot] += 1
-        place = self.folded[at.member, at.slot]
-        if place.max() >= self.form.shape[2]:
-            member, most = int(at.member[place.argmax()]), self.form.shape[2] - 1
+        position = self.folded[at.member, at.slot]
+        if position.max() >= self.form.shape[2]:
+            member, most = int(at.member[position.argmax()]), self.form.shape[2] - 1
             raise ValueError(
                 f"a slot of member {member} holds {most} folded parts and has no place for another; raise "
                 "population.folds"
             )
-        self.parts.move_rows(self._rows(0, at), self._rows(place, at), start)
-        self.form[at.member, at.slot, place] = form
-        self.blend[at.member, at.slot, place - 1] = blend
+        self.parts.move_rows(self._rows(0, at), self._rows(position, at), start)
+        self.form[at.member, at.slot, position] = form
+        self.blend[at.member, at.slot, position - 1] = blend
 
-    def _widen(self, at: Events, s: int, blueprint: Blueprint) -> None:
-        """The units of the seeds beside those of the last blocks.
-
-        Moments come along; those of the new units are brought to the step count of the old ones.
-        """
-        width, last = self.bodies.slots[s].width, self.folded[at.member, at.slot]
+    def _widen(self, at: SlotIndex, s: int, blueprint: Blueprint) -> None:
+        """Put the units of the seeds beside those of the last blocks, with their moments."""
+        width, last = self.network.slots[s].width, self.folded[at.member, at.slot]
         classes = self.form[at.member, at.slot, last]
         for form in np.unique(classes):
-            some = at.those(classes == form)
-            index = self.bodies.slots[s].fold_index(int(form), blueprint).to(self.parts.weights.device)
+            some = at.where(classes == form)
+            index = self.network.slots[s].fold_index(int(form), blueprint).to(self.parts.weights.device)
             source, target = self._rows(0, some), self._rows(last[classes == form], some)
+            # A wider block keeps the step count of the old one; the moments of new units are rescaled to it.
             old, new = (self.parts.steps[rows].clamp(min=1.0).unsqueeze(1) for rows in (target, source))
             decays = moment_decays(self.config)
-            scales = [torch.ones_like(old), *((1 - decay**old) / (1 - decay**new) for decay in decays)]
+            scales = [torch.ones_like(old), *(moment_scale(decay, old, new) for decay in decays)]
             fields = (self.parts.weights, self.parts.first, self.parts.second)
             for field, scale in zip(fields, scales, strict=True):
                 both = torch.cat([field[target, :width], field[source, :width] * scale], dim=1)

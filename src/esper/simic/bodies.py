@@ -165,8 +165,8 @@ class TaskPopulation(Population):
         super().__init__(make_host or own_host, config, members, seed, device)
         self.train_data = self.member_data([task.train for task in tasks])
         self.validation_data = self.member_data([task.validation for task in tasks])
-        self.costs = ForwardCosts.of(self.bodies, task.train.inputs[:1], self.device)
-        behind_block = [block_of(segment) is not None for segment in self.bodies.host.segments]
+        self.costs = ForwardCosts.of(self.network, task.train.inputs[:1], self.device)
+        behind_block = [block_of(segment) is not None for segment in self.network.host.segments]
         allowed = torch.ones(self.num_slots, len(Blueprint), dtype=torch.bool)
         named = [name.upper() for name in block_blueprints]
         allowed[behind_block] = torch.tensor([blueprint.name in named for blueprint in Blueprint])

@@ -21,8 +21,8 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, has_gate
 from esper.lifecycle.legality import holds_seed, is_heard
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.bodies import Bodies
 from esper.population.forms import NO_FORM
+from esper.population.network import RowNetwork
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
 
@@ -49,12 +49,12 @@ class SlotForms(Protocol):
     """Which parts stand in the slots of N networks."""
 
     @property
-    def forms(self) -> Tensor: ...  # [N, S, places] int64, the seed's first; -1 = none
+    def forms(self) -> Tensor: ...  # [N, S, positions] int64, the seed's first; -1 = none
     @property
     def folding(self) -> Tensor: ...  # [N, S] bool: a fossil waits to become part of its host
 
     def gated(self, states: SlotStates) -> Tensor:
-        """Where a part blends through a gate.  # [N, S, places] bool"""
+        """Where a part blends through a gate.  # [N, S, positions] bool"""
 
 
 @dataclass(frozen=True)
@@ -67,25 +67,25 @@ class ForwardCosts:
     host: float  # the whole of a bare host
 
     @staticmethod
-    def of(bodies: Bodies, sample: Tensor, device: torch.device) -> ForwardCosts:
+    def of(network: RowNetwork, sample: Tensor, device: torch.device) -> ForwardCosts:
         """Count by running each part once on the CPU.  # sample [1, *input_shape]"""
-        parts = torch.zeros(len(bodies.slots), bodies.codes.total, dtype=torch.float64)
-        gates = torch.zeros(len(bodies.slots), dtype=torch.float64)
-        trunk = torch.zeros(len(bodies.trunk), dtype=torch.float64)
+        parts = torch.zeros(len(network.slots), network.codes.total, dtype=torch.float64)
+        gates = torch.zeros(len(network.slots), dtype=torch.float64)
+        trunk = torch.zeros(len(network.trunk), dtype=torch.float64)
         x = sample
-        for s, slot in enumerate(bodies.slots):
-            module = bodies.trunk[s]
+        for s, slot in enumerate(network.slots):
+            module = network.trunk[s]
             if module is not None:
                 x, trunk[s] = _count(module.module, x)
             gates[s] = _count(slot.gate.module, x)[1]
             for form in slot.forms:
-                parts[s, form] = sum(_count(part.module, x)[1] for part in slot.body(form).parts)
-        head = bodies.trunk[-1]
+                parts[s, form] = sum(_count(part.module, x)[1] for part in slot.body(form).modules)
+        head = network.trunk[-1]
         assert head is not None
         trunk[-1] = _count(head.module, x)[1]
-        grows = [s for s, slot in enumerate(bodies.slots) if slot.branch is not None]
-        host = float(trunk.sum() + parts[grows, bodies.codes.block].sum())
-        parts[:, :NUM_BLUEPRINTS] = bodies.by_blueprint(parts)  # a clone, as `prices` asks for it
+        grows = [s for s, slot in enumerate(network.slots) if slot.branch is not None]
+        host = float(trunk.sum() + parts[grows, network.codes.block].sum())
+        parts[:, :NUM_BLUEPRINTS] = network.by_blueprint(parts)  # a clone, as `prices` asks for it
         return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
     def relative(self, slots: SlotStates, population: SlotForms) -> Tensor:
@@ -134,7 +134,7 @@ class ForwardCosts:
         A fossil that waits to become part of its host counts as folded in.
         """
         forms, where = population.forms, torch.arange(slots.num_slots, device=slots.device).unsqueeze(1)
-        bodies = self.parts[where, forms.clamp(min=0)]  # [N, S, places]
+        bodies = self.parts[where, forms.clamp(min=0)]  # [N, S, positions]
         bodies = bodies + population.gated(slots) * self.gates.unsqueeze(1)
         bodies = bodies * (forms != NO_FORM)
         seeds = bodies[:, :, 0] * ~population.folding

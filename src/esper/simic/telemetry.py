@@ -308,11 +308,11 @@ def lanes_of(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title
 
 def host_parts(population: Population) -> list[HostPart]:
     """Describe the segments of a population's host and its head."""
-    bodies, host = population.bodies, population.bodies.host
+    network, host = population.network, population.network.host
     shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
     names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
     modules = [*host.segments, host.head]
-    units = [0 if slot.branch is None else slot.branch.units for slot in bodies.slots]
+    units = [0 if slot.branch is None else slot.branch.units for slot in network.slots]
     return [
         HostPart(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
         for name, module, shape, hidden in zip(names, modules, shapes, [*units, 0], strict=True)

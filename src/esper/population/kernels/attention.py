@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import power
+from esper.population.kernels.rows import next_power
 
 LONGEST = 64  # positions: a program holds all scores of its head
 WIDEST = 64  # channels of a head
@@ -25,7 +25,7 @@ def attention_fits(time: int, head_width: int) -> bool:
 
 
 @triton.jit
-def _places(T, stride, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  # type: ignore[no-untyped-def]
+def _offsets(T, stride, D: tl.constexpr, BT: tl.constexpr, BD: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where the elements of one head lie, positions a stride apart, and which exist.  # [BT, BD]"""
     t, d = tl.arange(0, BT)[:, None], tl.arange(0, BD)[None, :]
     return t * stride + d, (t < T) & (d < D)
@@ -47,13 +47,13 @@ def _attend(qkv, out, T, scale, H: tl.constexpr, D: tl.constexpr, BT: tl.constex
     head = tl.program_id(0) % H
     qkv += sequence * T * 3 * H * D + head * D
     out += sequence * T * H * D + head * D
-    place, there = _places(T, 3 * H * D, D, BT, BD)
-    q = tl.load(qkv + place, mask=there, other=0.0)
-    k = tl.load(qkv + H * D + place, mask=there, other=0.0)
-    v = tl.load(qkv + 2 * H * D + place, mask=there, other=0.0)
+    offset, there = _offsets(T, 3 * H * D, D, BT, BD)
+    q = tl.load(qkv + offset, mask=there, other=0.0)
+    k = tl.load(qkv + H * D + offset, mask=there, other=0.0)
+    v = tl.load(qkv + 2 * H * D + offset, mask=there, other=0.0)
     mixed = tl.dot(_weights(q, k, scale, BT).to(v.dtype), v, input_precision="ieee")
-    place, there = _places(T, H * D, D, BT, BD)
-    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=there)
+    offset, there = _offsets(T, H * D, D, BT, BD)
+    tl.store(out + offset, mixed.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit
@@ -65,21 +65,21 @@ def _attend_backward(  # type: ignore[no-untyped-def]
     qkv += sequence * T * 3 * H * D + head * D
     dqkv += sequence * T * 3 * H * D + head * D
     g += sequence * T * H * D + head * D
-    place, there = _places(T, H * D, D, BT, BD)
-    grad = tl.load(g + place, mask=there, other=0.0)
-    place, there = _places(T, 3 * H * D, D, BT, BD)
-    q = tl.load(qkv + place, mask=there, other=0.0)
-    k = tl.load(qkv + H * D + place, mask=there, other=0.0)
-    v = tl.load(qkv + 2 * H * D + place, mask=there, other=0.0)
+    offset, there = _offsets(T, H * D, D, BT, BD)
+    grad = tl.load(g + offset, mask=there, other=0.0)
+    offset, there = _offsets(T, 3 * H * D, D, BT, BD)
+    q = tl.load(qkv + offset, mask=there, other=0.0)
+    k = tl.load(qkv + H * D + offset, mask=there, other=0.0)
+    v = tl.load(qkv + 2 * H * D + offset, mask=there, other=0.0)
     weights = _weights(q, k, scale, BT)
     dv = tl.dot(tl.trans(weights).to(v.dtype), grad, input_precision="ieee")
     change = tl.dot(grad, tl.trans(v), input_precision="ieee")
     scores = (weights * (change - tl.sum(change * weights, axis=1)[:, None]) * scale).to(q.dtype)
     dq = tl.dot(scores, k, input_precision="ieee")
     dk = tl.dot(tl.trans(scores), q, input_precision="ieee")
-    tl.store(dqkv + place, dq.to(dqkv.dtype.element_ty), mask=there)
-    tl.store(dqkv + H * D + place, dk.to(dqkv.dtype.element_ty), mask=there)
-    tl.store(dqkv + 2 * H * D + place, dv.to(dqkv.dtype.element_ty), mask=there)
+    tl.store(dqkv + offset, dq.to(dqkv.dtype.element_ty), mask=there)
+    tl.store(dqkv + H * D + offset, dk.to(dqkv.dtype.element_ty), mask=there)
+    tl.store(dqkv + 2 * H * D + offset, dv.to(dqkv.dtype.element_ty), mask=there)
 
 
 class RowAttention(torch.autograd.Function):
@@ -107,6 +107,6 @@ class RowAttention(torch.autograd.Function):
 def _launch(qkv: Tensor, heads: int) -> tuple[int, dict[str, float]]:
     """How many programs there are, and the sizes that each of them is told."""
     time, width = qkv.shape[-2], qkv.shape[-1] // 3 // heads
-    tall, wide = power(time, LEAST), power(width, LEAST)
+    tall, wide = next_power(time, LEAST), next_power(width, LEAST)
     sizes = {"T": time, "scale": width**-0.5, "H": heads, "D": width, "BT": tall, "BD": wide}
     return qkv[..., 0, 0].numel() * heads, {**sizes, "num_warps": max(tall * tall // 1024, 1)}

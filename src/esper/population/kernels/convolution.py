@@ -4,8 +4,8 @@ Activations are channels last: [R, B, H, W, C]. A convolution is an implicit mat
 gathers its patches from the cache as it multiplies, so that memory sees every activation once. Signals are
 images of height 1. Products run in TF32 or BF16, as the activations are; sums run in FP32.
 
-Where an output meets an input is affine in the output's place and the kernel's offset, so a patch costs one
-addition per element; which offsets fall inside the image are bits that each output carries with it.
+Where an output meets an input is affine in the output's position and the kernel's offset, so a patch costs
+one addition per element; which offsets fall inside the image are bits that each output carries with it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import cdiv, power
+from esper.population.kernels.rows import ceil_div, next_power
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def _reach(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _spot(  # type: ignore[no-untyped-def]
+def _origin(  # type: ignore[no-untyped-def]
     m,
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
@@ -64,8 +64,8 @@ def _spot(  # type: ignore[no-untyped-def]
     """Of output pixels m: where offset (0, 0) lies in the input, and the bits of both axes."""
     oy = (m // OW) % OH
     ox = m % OW
-    place = (((m // (OH * OW)) * H + oy * SY - PY) * W + ox * SX - PX) * C
-    return place, _reach(oy, SY, PY, H, KH), _reach(ox, SX, PX, W, KW)
+    origin = (((m // (OH * OW)) * H + oy * SY - PY) * W + ox * SX - PX) * C
+    return origin, _reach(oy, SY, PY, H, KH), _reach(ox, SX, PX, W, KW)
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def _conv(  # type: ignore[no-untyped-def]
     image = m // (OH * OW)
     oy = (m // OW) % OH
     ox = m % OW
-    place, in_y, in_x = _spot(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
+    origin, in_y, in_x = _origin(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
     in_y = tl.where(m < M, in_y, 0)
     acc = tl.zeros((BM, BO), dtype=tl.float32)
     for start in range(0, K, BK):
@@ -111,7 +111,7 @@ def _conv(  # type: ignore[no-untyped-def]
         else:
             seen = ((in_y[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
             offset = (dy * W + dx) * C + c
-            patch = tl.load(x + place[:, None] + offset[None, :], mask=seen, other=0.0)
+            patch = tl.load(x + origin[:, None] + offset[None, :], mask=seen, other=0.0)
         known = (k < K)[:, None] & (o < O)[None, :]
         if BACK:
             turned = tap if SPREAD else KH * KW - 1 - tap
@@ -136,11 +136,11 @@ def _through_relu(g, out, passed, total, M, tiles, O: tl.constexpr, BM: tl.const
     tile = tl.program_id(0) % tiles
     m = tile * BM + tl.arange(0, BM)
     o = tl.arange(0, BO)
-    place = row * M * O + m[:, None] * O + o[None, :]
+    origin = row * M * O + m[:, None] * O + o[None, :]
     inside = (m < M)[:, None] & (o < O)[None, :]
-    value = tl.load(g + place, mask=inside, other=0.0)
-    value = tl.where(tl.load(out + place, mask=inside, other=0.0) > 0, value, 0.0)
-    tl.store(passed + place, value, mask=inside)
+    value = tl.load(g + origin, mask=inside, other=0.0)
+    value = tl.where(tl.load(out + origin, mask=inside, other=0.0) > 0, value, 0.0)
+    tl.store(passed + origin, value, mask=inside)
     tl.store(total + (row * tiles + tile) * O + o, tl.sum(value.to(tl.float32), axis=0), mask=o < O)
 
 
@@ -173,13 +173,13 @@ def _conv_weight(  # type: ignore[no-untyped-def]
     acc = tl.zeros((BO, BK) if SWAP else (BK, BO), dtype=tl.float32)
     last = tl.minimum((split + 1) * span, M)
     here = tl.arange(0, BM)
-    place, in_y, in_x = _spot(here, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
+    origin, in_y, in_x = _origin(here, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
     for start in range(split * span, last, BM):
         m = start + here
         if BM % P == 0:  # whole images: every tile looks like the first
-            spot = place + (start // P) * (H * W * C)
+            spot = origin + (start // P) * (H * W * C)
         else:
-            spot, in_y, in_x = _spot(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
+            spot, in_y, in_x = _origin(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
         rows_in = tl.where(m < last, in_y, 0)
         seen = ((rows_in[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
         patch = tl.load(x + spot[:, None] + offset[None, :], mask=seen, other=0.0)
@@ -196,7 +196,7 @@ def _conv_weight(  # type: ignore[no-untyped-def]
 
 
 @cache
-def places(shape: Geometry, size: tuple[int, int], out: tuple[int, int], channels: int) -> dict[str, int]:
+def _constants(shape: Geometry, size: tuple[int, int], out: tuple[int, int], channels: int) -> dict[str, int]:
     """What a kernel knows of a convolution before it is compiled."""
     names = ("H", "W", "OH", "OW", "SY", "SX", "PY", "PX", "KH", "KW", "C")
     values = (*size, *out, *shape.stride, *shape.padding, *shape.kernel, channels)
@@ -227,12 +227,12 @@ def _convolve(
     spread = back and max(shape.stride) > 1
     if back and not spread:
         shape = shape.turned
-    tile = {**FORWARD_TILE, "BK": min(power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
-    tiles = cdiv(pixels, tile["BM"])
+    tile = {**FORWARD_TILE, "BK": min(next_power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
+    tiles = ceil_div(pixels, tile["BM"])
     _conv[(tiles * rows,)](
         x, w, w if bias is None else bias, out, pixels, tiles, 0 if bias is None else bias.stride(0),
-        **places(shape, (height, width), size, channels), BIAS=bias is not None, RELU=relu,
-        O=outputs, BACK=back, SPREAD=spread, BO=power(outputs, 16), **tile,
+        **_constants(shape, (height, width), size, channels), BIAS=bias is not None, RELU=relu,
+        O=outputs, BACK=back, SPREAD=spread, BO=next_power(outputs, 16), **tile,
     )  # fmt: skip
     return out
 
@@ -241,10 +241,10 @@ def _before_relu(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
     """What comes back through a ReLU, and its sum over all pixels.  # [R, B, H, W, O] → same, [R, O]"""
     rows, outputs = grad.shape[0], grad.shape[-1]
     pixels = grad[0].numel() // outputs
-    tiles = cdiv(pixels, RELU_TILE["BM"])
+    tiles = ceil_div(pixels, RELU_TILE["BM"])
     passed, total = torch.empty_like(grad), torch.empty(rows, tiles, outputs, device=grad.device)
     _through_relu[(tiles * rows,)](
-        grad, out, passed, total, pixels, tiles, O=outputs, BO=power(outputs), **RELU_TILE
+        grad, out, passed, total, pixels, tiles, O=outputs, BO=next_power(outputs), **RELU_TILE
     )
     return passed, total.sum(1)
 
@@ -257,27 +257,27 @@ def _weight_gradient(
     outputs = grad.shape[-1]
     pixels = images * grad.shape[2] * grad.shape[3]
     depth = weights[2:].numel()
-    tile = {**WEIGHT_TILE, "BK": min(power(depth, 16), WEIGHT_TILE["BK"])}
-    blocks = cdiv(depth, tile["BK"])
-    splits = max(1, min(cdiv(1024, rows * blocks), cdiv(pixels, 1024)))
-    span = cdiv(cdiv(pixels, splits), tile["BM"]) * tile["BM"]
+    tile = {**WEIGHT_TILE, "BK": min(next_power(depth, 16), WEIGHT_TILE["BK"])}
+    blocks = ceil_div(depth, tile["BK"])
+    splits = max(1, min(ceil_div(1024, rows * blocks), ceil_div(pixels, 1024)))
+    span = ceil_div(ceil_div(pixels, splits), tile["BM"]) * tile["BM"]
     kept = dtype if splits == 1 else torch.float32
     out = torch.empty(rows, splits, *weights[1:], device=x.device, dtype=kept)
     _conv_weight[(blocks * rows * splits,)](
         x, grad, out, pixels, blocks, splits, span,
-        **places(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
-        O=outputs, BO=power(outputs, 16), SWAP=x.dtype == torch.float32, **tile,
+        **_constants(shape, (height, width), (grad.shape[2], grad.shape[3]), channels),
+        O=outputs, BO=next_power(outputs, 16), SWAP=x.dtype == torch.float32, **tile,
     )  # fmt: skip
     return out.sum(1).to(dtype) if splits > 1 else out.squeeze(1)
 
 
-def stored(x: Tensor) -> Tensor:
+def to_channels_last(x: Tensor) -> Tensor:
     """Signals as images, channels last in memory.  # [R, B, C, (H,) W] → [R, B, H, W, C]"""
     images = x if x.ndim == 5 else x.unsqueeze(3)
     return images.movedim(2, -1).contiguous()
 
 
-def as_seen(x: Tensor, like: Tensor) -> Tensor:
+def to_channels_first(x: Tensor, like: Tensor) -> Tensor:
     """[R, B, H, W, C] → [R, B, C, (H,) W]"""
     images = x.movedim(-1, 2)
     return images if like.ndim == 5 else images.squeeze(3)
@@ -296,25 +296,136 @@ class RowConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, shape: Geometry, relu: bool) -> Tensor:
-        images, taps = stored(x), taps_first(w)
+        images, taps = to_channels_last(x), taps_first(w)
         size = shape.out(*images.shape[2:4])
         out = _convolve(images, taps, size, shape, bias=bias, relu=relu)
         ctx.save_for_backward(images, taps, *[out][: int(relu)])
         ctx.shape, ctx.weight_shape = shape, w.shape
         ctx.bias = None if bias is None else bias.dtype
-        return as_seen(out, x)
+        return to_channels_first(out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         images, taps, *through = ctx.saved_tensors
-        change = stored(grad)
+        change = to_channels_last(grad)
         dx = dw = db = None
         if through:
             change, db = _before_relu(change, through[0])
         elif ctx.bias:
             db = change.sum((1, 2, 3), dtype=torch.float32)
         if ctx.needs_input_grad[0]:
-            dx = as_seen(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
+            dx = to_channels_first(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
         if ctx.needs_input_grad[1]:
             dw = _weight_gradient(images, change, ctx.weight_shape, taps.dtype, ctx.shape)
         return dx, dw, db.to(ctx.bias) if db is not None and ctx.bias else None, None, None
+
+
+# ---- depthwise: every channel has a filter of its own ----
+
+
+@triton.jit
+def _depthwise(  # type: ignore[no-untyped-def]
+    x, w, out, M, tiles,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BACK: tl.constexpr,
+    BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """out [R, M, C], w [R, KH·KW, C]"""
+    row = (tl.program_id(0) // tiles).to(tl.int64)
+    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
+    c = tl.arange(0, BC)
+    image = m // (OH * OW)
+    oy = (m // OW) % OH
+    ox = m % OW
+    x += row * (M // (OH * OW)) * H * W * C
+    acc = tl.zeros((BM, BC), dtype=tl.float32)
+    for tap in tl.static_range(KH * KW):
+        if BACK:
+            ty = oy + PY - tap // KW
+            tx = ox + PX - tap % KW
+            iy = ty // SY
+            ix = tx // SX
+            seen = (ty >= 0) & (tx >= 0) & (ty % SY == 0) & (tx % SX == 0) & (iy < H) & (ix < W)
+        else:
+            iy = oy * SY + tap // KW - PY
+            ix = ox * SX + tap % KW - PX
+            seen = (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
+        inside = (seen & (m < M))[:, None] & (c < C)[None, :]
+        value = tl.load(x + (((image * H + iy) * W + ix) * C)[:, None] + c[None, :], mask=inside, other=0.0)
+        weight = tl.load(w + (row * KH * KW + tap) * C + c, mask=c < C, other=0.0)
+        acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
+    result = acc.to(out.dtype.element_ty)
+    tl.store(
+        out + row * M * C + m[:, None] * C + c[None, :], result, mask=(m < M)[:, None] & (c < C)[None, :]
+    )
+
+
+@triton.jit
+def _depthwise_weight(  # type: ignore[no-untyped-def]
+    x, g, out, M,
+    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
+    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """out [R, C, KH·KW]: one program per row and tap"""
+    row = (tl.program_id(0) // (KH * KW)).to(tl.int64)
+    tap = tl.program_id(0) % (KH * KW)
+    c = tl.arange(0, BC)
+    x += row * (M // (OH * OW)) * H * W * C
+    g += row * M * C
+    acc = tl.zeros((BM, BC), dtype=tl.float32)
+    for start in range(0, M, BM):
+        m = start + tl.arange(0, BM)
+        iy = ((m // OW) % OH) * SY + tap // KW - PY
+        ix = (m % OW) * SX + tap % KW - PX
+        inside = (m < M)[:, None] & (c < C)[None, :]
+        seen = ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None] & inside
+        origin = (((m // (OH * OW)) * H + iy) * W + ix) * C
+        value = tl.load(x + origin[:, None] + c[None, :], mask=seen, other=0.0).to(tl.float32)
+        acc += value * tl.load(g + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
+    total = tl.sum(acc, axis=0).to(out.dtype.element_ty)
+    tl.store(out + (row * C + c) * (KH * KW) + tap, total, mask=c < C)
+
+
+class RowDepthwise(torch.autograd.Function):
+    """A depthwise convolution of rows.  # x [R, B, C, (H,) W], w [R, C, 1, *kernel]"""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, shape: Geometry) -> Tensor:
+        images, taps = to_channels_last(x), taps_first(w)  # [R, taps, 1, C]
+        ctx.save_for_backward(images, taps)
+        ctx.shape, ctx.weight_shape = shape, w.shape
+        return to_channels_first(
+            _depthwise_over(images, taps, shape.out(*images.shape[2:4]), shape, back=False), x
+        )
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        images, taps = ctx.saved_tensors
+        shape: Geometry = ctx.shape
+        change = to_channels_last(grad)
+        rows, batch, height, width, channels = images.shape
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            dx = to_channels_first(_depthwise_over(change, taps, images.shape[2:4], shape, back=True), grad)
+        if ctx.needs_input_grad[1]:
+            dw = taps.new_empty(ctx.weight_shape)
+            size = change.shape[2:4]
+            _depthwise_weight[(taps.shape[1] * rows,)](
+                images, change, dw, batch * size[0] * size[1], BM=128, BC=next_power(channels),
+                **_constants(shape, (height, width), (size[0], size[1]), channels),
+            )  # fmt: skip
+        return dx, dw, None
+
+
+def _depthwise_over(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool) -> Tensor:
+    rows, images, height, width, channels = x.shape
+    out = x.new_empty(rows, images, *size, channels)
+    pixels = images * size[0] * size[1]
+    tiles = ceil_div(pixels, 64)
+    _depthwise[(tiles * rows,)](
+        x, w, out, pixels, tiles, BACK=back, BM=64, BC=next_power(channels),
+        **_constants(shape, (height, width), size, channels),
+    )  # fmt: skip
+    return out

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import cdiv, power
+from esper.population.kernels.rows import ceil_div, next_power
 
 ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
 TILE = 4096  # elements that a program holds at a time
@@ -94,8 +94,8 @@ def _norm(  # type: ignore[no-untyped-def]
     bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
     size = P * (C if G == 0 else G)
     if WHOLE:
-        place, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = _tile(B, P, C, tile, 0, BS, BP, BC)
+        value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
         seen = _act(value, PRE)  # 0 stays 0
         mean = _over_group(seen, BS, BC, G) / size
         centred = tl.where(inside, seen - mean, 0.0)
@@ -103,27 +103,27 @@ def _norm(  # type: ignore[no-untyped-def]
         result = _act(centred * rstd * weight + bias, POST)
         if SKIP:
             result += tl.load(skip + row) * value
-        tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + offset, result.to(out.dtype.element_ty), mask=inside)
     else:
         total = tl.zeros((BS, BP, BC), dtype=tl.float32)
         for first in range(0, P, BP):
-            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-            total += _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
+            offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            total += _act(tl.load(x + offset, mask=inside, other=0.0).to(tl.float32), PRE)
         mean = _over_group(total, BS, BC, G) / size
         square = tl.zeros((BS, BP, BC), dtype=tl.float32)
         for first in range(0, P, BP):
-            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-            value = _act(tl.load(x + place, mask=inside, other=0.0).to(tl.float32), PRE)
+            offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = _act(tl.load(x + offset, mask=inside, other=0.0).to(tl.float32), PRE)
             centred = tl.where(inside, value - mean, 0.0)
             square += centred * centred
         rstd = 1.0 / tl.sqrt(_over_group(square, BS, BC, G) / size + eps)
         for first in range(0, P, BP):
-            place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-            value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+            offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+            value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
             result = _act((_act(value, PRE) - mean) * rstd * weight + bias, POST)
             if SKIP:
                 result += tl.load(skip + row) * value
-            tl.store(out + place, result.to(out.dtype.element_ty), mask=inside)
+            tl.store(out + offset, result.to(out.dtype.element_ty), mask=inside)
     where, known = _statistics(row, B, tile, C, BS, BC, G)
     tl.store(mean_out + where, mean, mask=known)
     tl.store(rstd_out + where, rstd, mask=known)
@@ -152,9 +152,9 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     levels = tl.zeros((BS, BP, BC), dtype=tl.float32)
     skips = tl.zeros((BS, BP, BC), dtype=tl.float32)
     for first in range(0, P, BP):
-        place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+        value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
         unit = (_act(value, PRE) - mean) * rstd
         inner = grad * _slope(unit * weight + bias, POST)
         levels += inner
@@ -169,15 +169,15 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     level = _over_group(levels * weight, BS, BC, G) / size
     slope = _over_group(slopes * weight, BS, BC, G) / size
     for first in range(0, P, BP):
-        place, inside = _tile(B, P, C, tile, first, BS, BP, BC)
-        value = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-        grad = tl.load(g + place, mask=inside, other=0.0).to(tl.float32)
+        offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
+        value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
+        grad = tl.load(g + offset, mask=inside, other=0.0).to(tl.float32)
         unit = (_act(value, PRE) - mean) * rstd
         inner = grad * _slope(unit * weight + bias, POST) * weight
         result = rstd * (inner - level - unit * slope) * _slope(value, PRE)
         if SKIP:
             result += tl.load(skip + row) * grad
-        tl.store(dx + place, result.to(dx.dtype.element_ty), mask=inside)
+        tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
 
 
 class RowNorm(torch.autograd.Function):
@@ -208,7 +208,7 @@ class RowNorm(torch.autograd.Function):
         whole, tile = _tiling(images, pixels, channels)
         kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None, "G": group}
         scale = mean if skip is None else skip.contiguous()
-        tiles = cdiv(images, tile["BS"])
+        tiles = ceil_div(images, tile["BS"])
         _norm[(tiles * rows,)](
             last, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
             C=channels, WHOLE=whole, **kinds, **tile,
@@ -223,7 +223,7 @@ class RowNorm(torch.autograd.Function):
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         _, tile = _tiling(images, pixels, channels)
-        tiles = cdiv(images, tile["BS"])
+        tiles = ceil_div(images, tile["BS"])
         dx = torch.empty_like(last)
         shares = torch.empty(2, rows, tiles, channels, device=last.device)
         dskip = torch.empty(rows, tiles, device=last.device) if ctx.kinds["SKIP"] else shares
@@ -244,9 +244,9 @@ def _dense_rows(x: Tensor) -> Tensor:
 @cache
 def _tiling(images: int, pixels: int, channels: int) -> tuple[bool, dict[str, int]]:
     """Whether a program holds whole samples, and the samples, pixels and channels that it holds."""
-    wide, long = power(channels), power(pixels)
+    wide, long = next_power(channels), next_power(pixels)
     whole = wide * long <= WIDEST
     tall = long if whole else max(TILE // wide, 1)
-    several = min(max(TILE // (wide * tall), 1), power(images))
+    several = min(max(TILE // (wide * tall), 1), next_power(images))
     warps = min(max(wide * tall * several // 1024, 1), 16)
     return whole, {"BS": several, "BP": tall, "BC": wide, "num_warps": warps}

@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from esper.population.config import PopulationConfig
-from esper.population.kernels.tiles import cdiv
+from esper.population.kernels.rows import ceil_div
 from esper.population.optimizer import RowWeights
 
 TILE = {"BL": 1024, "num_warps": 4}  # elements of a program
@@ -22,29 +22,29 @@ def _update(  # type: ignore[no-untyped-def]
     if tl.load(active + row) != 0:
         column = (tl.program_id(0) % tiles) * BL + tl.arange(0, BL)
         inside = column < P
-        place = row * P + column
+        offset = row * P + column
         norm = tl.load(norms + row)
         scale = limit / (norm + 1e-6)
         scale = tl.where(scale > 1.0, 1.0, scale)  # a norm that is no number stays one
-        g = tl.load(gradient + place, mask=inside, other=0.0) * scale
-        w = tl.load(weights + place, mask=inside, other=0.0)
-        m = tl.load(first + place, mask=inside, other=0.0)
+        g = tl.load(gradient + offset, mask=inside, other=0.0) * scale
+        w = tl.load(weights + offset, mask=inside, other=0.0)
+        m = tl.load(first + offset, mask=inside, other=0.0)
         lr = tl.load(rate + row)
         if ADAM:
             count = tl.load(steps + row)  # counted up before
-            v = tl.load(second + place, mask=inside, other=0.0)
+            v = tl.load(second + offset, mask=inside, other=0.0)
             m = g + (m - g) * beta1
             square = g * g
             v = square + (v - square) * beta2
             fade1 = 1.0 - tl.exp2(count * tl.log2(beta1))
             fade2 = 1.0 - tl.exp2(count * tl.log2(beta2))
             move = m / fade1 / (tl.sqrt(v / fade2) + 1e-8)
-            tl.store(second + place, v, mask=inside)
+            tl.store(second + offset, v, mask=inside)
         else:
             m = beta1 * m + g
             move = m
-        tl.store(first + place, m, mask=inside)
-        tl.store(weights + place, w - lr * (move + decay * w), mask=inside)
+        tl.store(first + offset, m, mask=inside)
+        tl.store(weights + offset, w - lr * (move + decay * w), mask=inside)
 
 
 def learn_rows(
@@ -54,7 +54,7 @@ def learn_rows(
     gradient = gradient.contiguous()
     rows.steps.add_(active)
     count, width = gradient.shape
-    tiles = cdiv(width, TILE["BL"])
+    tiles = ceil_div(width, TILE["BL"])
     _update[(tiles * count,)](
         rows.weights, rows.first, rows.second, rows.steps, gradient, norms.contiguous(), lr.contiguous(),
         active, width, tiles, config.clip_norm, float(config.momentum), float(config.second_beta),

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from esper.population.kernels.tiles import cdiv, power
+from esper.population.kernels.rows import ceil_div, next_power
 
 WIDEST = 64  # of a vector: a program holds the weights of its row
 LARGEST = 8192  # elements of a layer
@@ -24,7 +24,9 @@ PROGRAMS = 1024  # that keep a GPU busy
 
 def perceptron_fits(width: int, hidden: int) -> bool:
     """Whether the weights of a row are small enough for one program."""
-    return power(width, LEAST) <= WIDEST and power(width, LEAST) * power(hidden, LEAST) <= LARGEST
+    return (
+        next_power(width, LEAST) <= WIDEST and next_power(width, LEAST) * next_power(hidden, LEAST) <= LARGEST
+    )
 
 
 @triton.jit
@@ -71,14 +73,14 @@ def _perceptron(  # type: ignore[no-untyped-def]
     D: tl.constexpr, H: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
-    place, there = _vectors(n, (tl.program_id(0) % tiles) * BN, D, BN, BD)
+    offset, there = _vectors(n, (tl.program_id(0) % tiles) * BN, D, BN, BD)
     one, level, two = _layers(first, bias, second, row, first_row, bias_row, second_row, D, H, BD, BH)
-    value = tl.load(x + row * n * D + place, mask=there, other=0.0)
+    value = tl.load(x + row * n * D + offset, mask=there, other=0.0)
     unit, _ = _unit(value.to(tl.float32), there, eps, D)
     hidden = tl.dot(unit.to(value.dtype), one, input_precision="tf32") + level[None, :]
     said = (hidden * _normal_share(hidden)).to(value.dtype)
     result = tl.dot(said, tl.trans(two), input_precision="tf32")
-    tl.store(out + row * n * D + place, result.to(out.dtype.element_ty), mask=there)
+    tl.store(out + row * n * D + offset, result.to(out.dtype.element_ty), mask=there)
 
 
 @triton.jit(do_not_specialize=["splits", "span"])  # they follow the number of rows
@@ -98,9 +100,9 @@ def _perceptron_backward(  # type: ignore[no-untyped-def]
     total_two = tl.zeros((BD, BH), dtype=tl.float32)
     total_level = tl.zeros((BH,), dtype=tl.float32)
     for start in range(split * span, tl.minimum((split + 1) * span, n), BN):
-        place, there = _vectors(n, start, D, BN, BD)
-        value = tl.load(x + place, mask=there, other=0.0)
-        grad = tl.load(g + place, mask=there, other=0.0).to(value.dtype)
+        offset, there = _vectors(n, start, D, BN, BD)
+        value = tl.load(x + offset, mask=there, other=0.0)
+        grad = tl.load(g + offset, mask=there, other=0.0).to(value.dtype)
         unit, rstd = _unit(value.to(tl.float32), there, eps, D)
         rounded = unit.to(value.dtype)
         hidden = tl.dot(rounded, one, input_precision="tf32") + level[None, :]
@@ -110,7 +112,7 @@ def _perceptron_backward(  # type: ignore[no-untyped-def]
         down = tl.dot(change.to(value.dtype), tl.trans(one), input_precision="tf32")
         mean = tl.sum(down, axis=1)[:, None] / D
         along = tl.sum(down * unit, axis=1)[:, None] / D
-        tl.store(dx + place, (rstd * (down - mean - unit * along)).to(dx.dtype.element_ty), mask=there)
+        tl.store(dx + offset, (rstd * (down - mean - unit * along)).to(dx.dtype.element_ty), mask=there)
         said = (hidden * share).to(value.dtype)
         total_one = tl.dot(tl.trans(rounded), change.to(value.dtype), total_one, input_precision="tf32")
         total_two = tl.dot(tl.trans(grad), said, total_two, input_precision="tf32")
@@ -134,7 +136,7 @@ class RowPerceptron(torch.autograd.Function):
         x = x.contiguous()
         out = torch.empty_like(x)
         sizes, vectors = _sizes(x, first)
-        tiles = cdiv(vectors, sizes["BN"])
+        tiles = ceil_div(vectors, sizes["BN"])
         strides = (first.stride(0), bias.stride(0), second.stride(0))
         grid = (tiles * x.shape[0],)
         _perceptron[grid](x, first, bias, second, out, vectors, tiles, *strides, eps, **sizes)
@@ -147,8 +149,8 @@ class RowPerceptron(torch.autograd.Function):
         x, first, bias, second = ctx.saved_tensors
         rows = x.shape[0]
         sizes, vectors = _sizes(x, first)
-        splits = min(cdiv(PROGRAMS, rows), cdiv(vectors, sizes["BN"]))
-        span = cdiv(cdiv(vectors, splits), sizes["BN"]) * sizes["BN"]
+        splits = min(ceil_div(PROGRAMS, rows), ceil_div(vectors, sizes["BN"]))
+        span = ceil_div(ceil_div(vectors, splits), sizes["BN"]) * sizes["BN"]
         kind = first.dtype if splits == 1 else torch.float32
         shares = [
             torch.empty(rows, splits, *weight.shape[1:], dtype=kind, device=x.device)
@@ -167,7 +169,7 @@ class RowPerceptron(torch.autograd.Function):
 def _sizes(x: Tensor, first: Tensor) -> tuple[dict[str, int], int]:
     """What the kernels know before they are compiled, and how many vectors a row has."""
     hidden, width = first.shape[1:]
-    wide, tall = power(width, LEAST), power(hidden, LEAST)
+    wide, tall = next_power(width, LEAST), next_power(hidden, LEAST)
     small = wide * tall <= LARGEST // 8
     tile = {"BN": 64 if tall <= 64 else 32, "BD": wide, "BH": tall, "num_warps": 4 if small else 8}
     return {"D": width, "H": hidden, **tile}, x[0].numel() // width

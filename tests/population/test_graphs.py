@@ -1,4 +1,4 @@
-"""Programs that serve many plans: spare room changes nothing, and what was captured is used again."""
+"""Graphs that serve many plans: padding changes nothing, and what was captured is used again."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from esper.lifecycle.stages import Stage
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import HOST_PRESETS
-from esper.population.replays import LIGHT, MOST, Replays
-from esper.population.rooms import LAUNCHES, Room
+from esper.population.plan.graphs import LIGHT_PARAMETERS, MAX_GRAPHS, GraphCache
+from esper.population.plan.packing import LAUNCH_COST, Bucket
 from esper.utils.graphs import TensorGraph
 from esper.utils.rows import tensors_of
 from tests.cpu_graphs import graphs_on_cpu
@@ -25,7 +25,7 @@ from tests.population.worlds import make_data, make_population, plant
 
 @pytest.fixture(scope="module")
 def captures() -> Iterator[list[TensorGraph]]:
-    with graphs_on_cpu() as made, patch.object(Replays, "release", lambda self: None):
+    with graphs_on_cpu() as made, patch.object(GraphCache, "release", lambda self: None):
         yield made
 
 
@@ -37,11 +37,11 @@ def assert_alike(here: dict[str, torch.Tensor], there: dict[str, torch.Tensor], 
 @pytest.mark.parametrize("preset", HOST_PRESETS)
 @settings(max_examples=2, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[TensorGraph]) -> None:
+def test_padding_changes_nothing(preset: str, seed: int, captures: list[TensorGraph]) -> None:
     """Random lives with every kind of seed, folds and members that finish, to rounding of float64."""
     with doubles():
         lives = [Life(preset, seed, members=4, mirrored=False) for _ in range(2)]
-        lives[1].population._replays.possible = True
+        lives[1].population._graphs.possible = True
         for life in lives:
             life.population.finished[int(life.rng.integers(4))] = True
         for step in range(3):
@@ -54,18 +54,18 @@ def test_spare_room_changes_nothing(preset: str, seed: int, captures: list[Tenso
                 found.append({**tensors_of(trained), **tensors_of(judged[1])})
                 if step:
                     life.fold_some()
-                    life.population.look(life.states)
+                    life.population.read_slots(life.states)
             assert_alike(found[1], found[0], 1e-9)
             assert_alike(lives[1].population.tensors(), lives[0].population.tensors(), 1e-9)
         assert not lives[1].population.parts.weights[-1].any()  # nobody's row
 
 
-def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: list[TensorGraph]) -> None:
+def test_what_is_not_finite_in_a_neighbour_stays_there_despite_padding(captures: list[TensorGraph]) -> None:
     """Member 0, which spare rows repeat, is the sick one."""
     results = []
     for sick in (True, False):
         states, population = mixed_states("residual images", 5), make_population("residual images", 5)
-        population._replays.possible = True
+        population._graphs.possible = True
         plant(population, states)
         if sick:
             population.hosts.weights[0] = float("nan")
@@ -78,10 +78,10 @@ def test_what_is_not_finite_in_a_neighbour_stays_there_in_spare_room(captures: l
         assert torch.equal(results[0][name][rows:], value[rows:]), name
 
 
-def test_programs_are_used_again_and_are_few(captures: list[TensorGraph]) -> None:
+def test_graphs_are_used_again_and_are_few(captures: list[TensorGraph]) -> None:
     """A crowd that changes from step to step settles in rooms that hold it."""
     life = Life("cnn", 3, members=12, mirrored=False)
-    life.population._replays.possible = True
+    life.population._graphs.possible = True
     made = []
     for step in range(24):
         captures.clear()
@@ -90,23 +90,23 @@ def test_programs_are_used_again_and_are_few(captures: list[TensorGraph]) -> Non
         life.population.validate(life.states, life.data)
         life.population.prune(torch.ones_like(life.states.enabled))
         made.append(len(captures))
-    assert len(life.population._replays._programs) <= MOST
+    assert len(life.population._graphs._graphs) <= MAX_GRAPHS
     assert sum(made[:8]) > 0
     assert sum(made[16:]) <= sum(made[:8]) / 3
 
 
-def test_a_room_holds_what_is_no_larger_in_anything() -> None:
-    small = Room(4, (), (1, 0), {(0, 3): (2, 1)}, frozenset({(0, 0)}))
-    other = Room(4, (), (0, 2), {(0, 3): (1, 1), (1, 5): (3, 3)}, frozenset({(1, 2)}))
-    both = small.joined(other)
+def test_a_bucket_holds_what_is_no_larger_in_anything() -> None:
+    small = Bucket(4, 3, (), (1, 0), {(0, 3): (2, 1)}, frozenset({(0, 0)}))
+    other = Bucket(4, 3, (), (0, 2), {(0, 3): (1, 1), (1, 5): (3, 3)}, frozenset({(1, 2)}))
+    both = small.merge(other)
     assert both is not None
     assert all(both.holds(part) for part in (small, other))
     assert not any((small.holds(other), other.holds(small)))
-    assert both.cost == 4 + 3 + 5 + 2 * LAUNCHES
+    assert both.cost == 4 + 3 + 5 + 2 * LAUNCH_COST
     for light in (True, False):
-        assert small.roomier(light).holds(small)
-    assert small.roomier(True).holds(small.roomier(False))
-    assert small.joined(Room(5, (), (1, 0), {}, frozenset())) is None
+        assert small.with_margin(light).holds(small)
+    assert small.with_margin(True).holds(small.with_margin(False))
+    assert small.merge(Bucket(5, 3, (), (1, 0), {}, frozenset())) is None
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_rows_are_heavy_where_the_activations_of_an_epoch_are_large(
     world: str, shape: tuple[int, ...], batch: int, light: bool
 ) -> None:
     """A host of few parameters takes long for spare rows where images and minibatches are large."""
-    replays = make_population(world, members=2, batch_size=batch)._replays
+    cache = make_population(world, members=2, batch_size=batch)._graphs
     data = MemberData.shared(torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long), 2)
-    assert replays.crew.bodies.host_parameters < LIGHT
-    assert replays._rows_are_light(data) is light
+    assert cache.state.network.host_parameters < LIGHT_PARAMETERS
+    assert cache._rows_are_light(data) is light

@@ -13,9 +13,9 @@ from torch import nn
 from esper.lifecycle.actions import Blend
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
-from esper.population.gradients import EXPLODING_NORM, VANISHING_NORM, gradient_health, measure_seeds
-from esper.population.plan import training_rows
-from esper.population.planning import build_plan
+from esper.population.metrics import EXPLODING_NORM, VANISHING_NORM, gradient_health, measure_seeds
+from esper.population.plan.packing import PlanSpec
+from esper.population.plan.rows import training_rows
 from esper.population.population import Population
 from tests.population.reference import ReferenceMember, ReferenceSeed, Seed
 from tests.population.worlds import every_pair, make_population, plant, record, reference_member, used_columns
@@ -49,16 +49,16 @@ def body_part(seed: Seed) -> nn.Module:
 @given(seed=st.integers(0, 10**6), spoil=st.sampled_from(SPOILS))
 def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, spoil: float) -> None:
     population, states, members = world
-    view = population.look(states)
-    plan = build_plan(training_rows(view), view, CPU)
-    bodies, live = population.bodies, plan.live.tolist()
+    view = population.read_slots(states)
+    plan = PlanSpec(training_rows(view), view).pack().to(CPU)
+    network, live = population.network, plan.live.tolist()
     dice = torch.Generator().manual_seed(seed)
-    scale = torch.tensor(SCALES)[torch.randint(len(SCALES), (len(live), bodies.part_width), generator=dice)]
+    scale = torch.tensor(SCALES)[torch.randint(len(SCALES), (len(live), network.part_width), generator=dice)]
     gradient = scale * torch.randn(scale.shape, generator=dice)
     if spoil:
         gradient[torch.rand(gradient.shape, generator=dice) < 0.01] = spoil
     host_norm = torch.rand(population.num_members, generator=dice)
-    found = measure_seeds(bodies, plan, gradient, host_norm)
+    found = measure_seeds(network, plan, gradient, host_norm)
     for k, place in enumerate(live):
         member, slot = divmod(place, population.num_slots)
         if member >= population.num_members:  # a block of the host
@@ -75,7 +75,7 @@ def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, sp
         if math.isfinite(sum(norms)) and sum(norms) < 1e15:
             total = math.hypot(*norms)
             assert float(found.norm[member, slot]) == pytest.approx(total, rel=1e-4)
-            size = math.sqrt(bodies.host.num_parameters / len(flat))
+            size = math.sqrt(network.host.num_parameters / len(flat))
             ratio = total / (float(host_norm[member]) + 1e-12) * size
             assert float(found.ratio[member, slot]) == pytest.approx(ratio, rel=1e-3)
     untrained = torch.ones(view.shape, dtype=torch.bool)

@@ -1,0 +1,348 @@
+"""The architecture of a population: what runs at each segment and each slot, for any rows of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
+from esper.population.blueprints import BlendGate
+from esper.population.config import PopulationConfig
+from esper.population.forms import NO_FORM, FormCodes, SlotForms
+from esper.population.hosts import Entered, GlobalMean, Host, block_of
+from esper.population.optimizer import has_triton
+from esper.population.plan.packing import Plan, Station, widened_span
+from esper.population.plan.rows import Bools, Ints, SlotView
+from esper.population.row_module import RowModule, flatten
+
+
+def convolution_method(chosen: str, device: torch.device) -> str:
+    """Return how convolutions run over rows: as chosen, or the fastest way that the device has."""
+    if chosen == "auto":
+        on_gpu = "fused" if has_triton() else "product"
+        return on_gpu if device.type == "cuda" else "grouped"
+    if chosen == "fused" and device.type != "cuda":
+        raise ValueError(
+            f"population.convolution is fused, which needs a GPU, but the device is {device}; use auto"
+        )
+    return chosen
+
+
+class RowNetwork:
+    """Segments, slots and head, run with weights that come in as rows."""
+
+    def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
+        method = convolution_method(config.convolution, device)
+
+        def rows(module: nn.Module) -> RowModule:
+            return RowModule(module, device, method)
+
+        self.host = host = make_host()
+        self.make_host = make_host
+        self.device = device
+        self.fused = method == "fused"
+        self.bfloat16 = config.precision == "bfloat16"
+        self.channels_last = host.topology == "cnn" and self.fused
+        self.pools = isinstance(host.head, nn.Sequential) and isinstance(host.head[0], GlobalMean)
+        self.membership = cache(self._membership)
+        self.trunk = [None if module is None else rows(module) for module in trunk_of(host)]
+        self.codes = FormCodes(1 + 2 * (config.widest - 1))
+        self.slots: list[SlotForms] = []
+        shared: dict[str, SlotForms] = {}  # slots with the same architectures share their modules
+        for k, segment in enumerate(host.segments):
+            ahead = host.segments[k - 1] if host.repeats[k] > 1 else None
+            kind = f"{host.widths[k]} {block_of(segment)} {host.repeats[k]} {ahead and block_of(ahead)}"
+            if kind not in shared:
+                shared[kind] = SlotForms(host, k, rows, self.codes)
+            self.slots.append(shared[kind])
+        self.trunk_sizes = [0 if module is None else module.layout.total for module in self.trunk]
+        self.host_width = sum(self.trunk_sizes)  # parameters of the host but for its residual blocks
+        self.part_width = max(slot.width for slot in self.slots)
+        self.has_blocks = any(slot.branch is not None for slot in self.slots)
+        self.host_parameters = host.num_parameters  # its blocks included
+
+    @property
+    def in_row_form(self) -> bool:
+        """Whether every module takes rows itself, with nothing left to vmap."""
+        bodies = [slot.body(form) for slot in set(self.slots) for form in slot.forms]
+        trunk = [
+            module for module in (*self.trunk, *(slot.gate for slot in self.slots)) if module is not None
+        ]
+        return all(body.in_row_form for body in bodies) and all(module.in_row_form for module in trunk)
+
+    # ---- sizes ----
+
+    @cached_property
+    def parameter_table(self) -> Tensor:
+        """Parameters by slot and form.  # [S, forms]"""
+        table = torch.zeros(len(self.slots), self.codes.total, dtype=torch.long)
+        for s, slot in enumerate(self.slots):
+            for form in slot.forms:
+                table[s, form] = slot.body(form).parameters
+        return table
+
+    def seed_parameters(self) -> Tensor:
+        """Return the parameters of a seed by slot and blueprint, see `by_blueprint`.  # [S, blueprints]"""
+        return self.by_blueprint(self.parameter_table)
+
+    def by_blueprint(self, table: Tensor) -> Tensor:
+        """Turn a table of forms into one of blueprints; CLONE is what it repeats in a host without growth.
+
+        [S, forms] → [S, blueprints]
+        """
+        found = table[:, :NUM_BLUEPRINTS].clone()
+        for s, slot in enumerate(self.slots):
+            found[s, Blueprint.CLONE] = table[s, self.codes.block if slot.repeats == 1 else self.codes.pair]
+        return found
+
+    def gate_parameters(self) -> Tensor:
+        """Return the parameters of a gate by slot.  # [S]"""
+        return torch.tensor([slot.gate.layout.total for slot in self.slots])
+
+    def _membership(self, slot: int, form: int) -> tuple[Tensor, Tensor]:
+        """Return which tensor each element of a row of this form belongs to, one-hot, and two numbers: its
+        tensors and its parameters, at least 1.  # [part_width, most tensors], [2]"""
+        most = max(len(s.body(f).spans()) or 1 for s in self.slots for f in s.forms)
+        table, body = torch.zeros(self.part_width, most), self.slots[slot].body(form)
+        for tensor, (start, stop) in enumerate(body.spans()):
+            table[start:stop, tensor] = 1.0
+        numbers = torch.tensor([len(body.spans()) or 1.0, body.parameters or 1.0])
+        return table.to(self.device), numbers.to(self.device)
+
+    def check_forms(self, view: SlotView, born: Ints) -> None:
+        """Raise ValueError for a seed that germinates, trains or is heard where its blueprint cannot stand.
+
+        born [N, S]: the blueprints of seeds that wait for weights, NO_FORM elsewhere
+        """
+        slot = np.arange(len(self.slots))
+        forms, blueprints = self._allowed
+        used = (born != NO_FORM) | view.training | (view.alpha > 0)
+        strange = ~blueprints[slot, born]
+        unknown = strange | (used & ~forms[slot, view.form[:, :, 0]])
+        if not unknown.any():
+            return
+        member, s = (int(axis[0]) for axis in np.nonzero(unknown))
+        name = int(np.where(strange, born, view.form[:, :, 0])[member, s])
+        allowed = ", ".join(b.name for b in self.slots[s].blueprints)
+        given = Blueprint(name).name if name in tuple(Blueprint) else "no seed that fits"
+        raise ValueError(
+            f"member {member} has {given} in slot {s}; the blueprints of this {self.host.topology} "
+            f"host there are {allowed}: germinate one of them"
+        )
+
+    @cached_property
+    def _allowed(self) -> tuple[Bools, Bools]:
+        """The forms that can stand at each slot, and the blueprints.  # each [S, forms, then NO_FORM]"""
+        forms, blueprints = np.zeros((2, len(self.slots), self.codes.total + 1), dtype=bool)
+        blueprints[:, NO_FORM] = True
+        for s, slot in enumerate(self.slots):
+            forms[s, list(slot.forms)] = True
+            blueprints[s, list(slot.blueprints)] = True
+        return forms, blueprints
+
+    # ---- initial weights ----
+
+    def initial_host(self, seed: int) -> tuple[Tensor, Tensor]:
+        """Return the flat weights of a newly made host, and those of its blocks.  # [P], [S, part_width]"""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            fresh = self.make_host()
+        blocks = torch.zeros(len(self.slots), self.part_width)
+        for s, segment in enumerate(fresh.segments):
+            block = block_of(segment)
+            row = torch.zeros(0) if block is None else flatten(block.branch)
+            blocks[s, : row.numel()] = row
+        return torch.cat([flatten(module) for module in trunk_of(fresh) if module is not None]), blocks
+
+    def initial_seed(self, slot: int, blueprint: Blueprint, seed: int) -> Tensor:
+        """Return the flat row of a newly made seed with its gate.  # [part_width]"""
+        forms = self.slots[slot]
+        row = torch.zeros(self.part_width)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            body = flatten(forms.module(int(blueprint)))
+            gate = flatten(BlendGate(self.host.widths[slot], self.host.topology))
+        row[: body.numel()] = body
+        row[forms.gate_start : forms.gate_start + gate.numel()] = gate
+        return row
+
+    # ---- the forward pass ----
+
+    def forward(self, plan: Plan, host: Tensor, parts: Tensor, x: Tensor) -> Tensor:
+        """Run the forward pass of training, validation, ablation and shadow rows alike.
+
+        host [R, P]; parts [entries, part_width]: the weights of each entry of the plan, station by station;
+        x [own, B, ...]: the members' own inputs, other rows start where they fork → [R, B, ...]
+        """
+        *trunk, head = host.split(self.trunk_sizes, dim=1)
+        sizes = [station.rows.shape[0] for slot in plan.stations for station in slot]
+        weights = iter(self.cast(parts).split(sizes))
+        x = self.cast(x)
+        for k, stations in enumerate(plan.stations):
+            x = self._run_segment(k, trunk[k], x)
+            beside = None  # the inputs of the blocks that widenings of this slot run beside
+            for station in stations:
+                x, beside = self._read_beside(station, x, beside)
+                x = self._run_station(station, next(weights), x, beside)
+        return self._run_segment(-1, head, self._pool(x))
+
+    def cast(self, x: Tensor) -> Tensor:
+        """Cast to the precision of activations and products; indices stay what they are."""
+        return x.bfloat16() if self.bfloat16 and x.is_floating_point() else x
+
+    def _run_segment(self, k: int, rows: Tensor, x: Tensor) -> Tensor:
+        """Run a segment without its block, or the head (k = -1) in the precision of its weights."""
+        module = self.trunk[k]
+        if module is None:
+            return x
+        if k == -1:
+            return module(rows, x.to(rows.dtype) if x.is_floating_point() else x)
+        return self.cast(module(self.cast(rows)[: x.shape[0]], x))
+
+    def _pool(self, x: Tensor) -> Tensor:
+        """Take the mean over space ahead of a head that begins with it: less to cast and to transpose."""
+        if not (self.channels_last and self.pools):
+            return x
+        last = self._to_channels_last(x)
+        return self._to_channels_first(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
+
+    def _read_beside(
+        self, station: Station, x: Tensor, beside: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the rows, and `beside` with the inputs of this station's blocks.  # beside [W, B, ...]"""
+        if not station.beside.shape[0]:
+            return x, beside
+        last = self._to_channels_last(x)
+        before = last.new_zeros(station.beside.shape[0], *last.shape[1:]) if beside is None else beside
+        kept, read = ReadRows.apply(last, before, station.beside, station.read_by)  # type: ignore[no-untyped-call]
+        return self._to_channels_first(kept), read
+
+    def _run_station(self, station: Station, rows: Tensor, x: Tensor, beside: Tensor | None) -> Tensor:
+        """Return the rows behind a station.  # rows [E, P], beside [W, B, ...] with channels last"""
+        forms = self.slots[station.slot]
+        if station.whole:
+            (group,) = station.groups
+            return x + forms.body(group.form)(rows, x)
+        x, h = self._take_entries(x, station)
+        wider = widened_span(station.groups)
+        if station.position == 0 and beside is not None and wider.stop > wider.start:
+            sizes = [wider.start, beside.shape[0], h.shape[0] - wider.stop]
+            first, _, last = self._to_channels_last(h).split(sizes)
+            h = self._to_channels_first(torch.cat([first, beside, last]))
+        return self._add_entries(x, self._part_outputs(forms, station, rows, h), station)
+
+    def _take_entries(self, x: Tensor, station: Station) -> tuple[Tensor, Tensor]:
+        """Return the rows that go on, and the activation that each entry reads.
+
+        A row that forks here takes its member's activation as a constant: it trains only what lies behind.
+        """
+        if self.fused:
+            from esper.population.kernels import TakeRows
+
+            entry = station.entry[: station.before]
+            kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
+            return self._to_channels_first(kept), self._to_channels_first(h)
+        if station.after > station.before:
+            x = torch.cat([x, x.detach().index_select(0, station.base[station.before :])])
+        kept, h = TakeWholeRows.apply(x, station.rows)  # type: ignore[no-untyped-call]
+        return kept, h
+
+    def _part_outputs(self, forms: SlotForms, station: Station, rows: Tensor, h: Tensor) -> Tensor:
+        """Return what the parts of a station add to the activations h that they read, at full strength.
+
+        Forms run group by group, blends for all entries at once.  # rows [E, P], h → [E, B, ...]
+        """
+        sizes = [group.size for group in station.groups]
+        groups = zip(station.groups, rows.split(sizes), self._to_channels_last(h).split(sizes), strict=True)
+        outputs = [
+            forms.body(group.form)(own, self._to_channels_first(inputs)) for group, own, inputs in groups
+        ]
+        s = self._to_channels_first(torch.cat([self._to_channels_last(out) for out in outputs]))
+        if station.blends <= {Blend.ADD}:
+            return s
+        gate = forms.gate(rows[:, forms.gate_start :], h) if Blend.GATE in station.blends else None
+        if self.fused:
+            from esper.population.kernels import BlendParts
+
+            last = self._to_channels_last
+            blended: Tensor = BlendParts.apply(last(s), last(h), gate, station)  # type: ignore[no-untyped-call]
+            return self._to_channels_first(blended)
+        delta, per_row = s, (-1, *[1] * (h.ndim - 1))
+        if gate is not None:
+            delta = torch.where((station.blend == Blend.GATE).view(per_row), gate * s, delta)
+        if Blend.MULTIPLY in station.blends:
+            delta = torch.where((station.blend == Blend.MULTIPLY).view(per_row), h * torch.tanh(s), delta)
+        return delta
+
+    def _add_entries(self, x: Tensor, delta: Tensor, station: Station) -> Tensor:
+        """Return the rows with alpha · delta added.  # [after, B, ...]"""
+        if not self.fused:
+            alpha = station.alpha.to(x.dtype).view(-1, *[1] * (x.ndim - 1))
+            return x.index_add(0, station.rows, alpha * delta)
+        from esper.population.kernels import AddToRows
+
+        last = self._to_channels_last
+        added: Tensor = AddToRows.apply(last(x), last(delta), station)  # type: ignore[no-untyped-call]
+        return self._to_channels_first(added)
+
+    # On a GPU the channels of images and signals lie last in memory.
+
+    def _to_channels_last(self, x: Tensor) -> Tensor:
+        return x.movedim(2, -1) if self.channels_last else x
+
+    def _to_channels_first(self, x: Tensor) -> Tensor:
+        return x.movedim(-1, 2) if self.channels_last else x
+
+
+def trunk_of(host: Host) -> list[nn.Module | None]:
+    """Return the segments of a host without their blocks, None where nothing is left, and the head."""
+    left = [
+        segment if block_of(segment) is None else segment[0] if isinstance(segment, Entered) else None
+        for segment in host.segments
+    ]
+    return [*left, host.head]
+
+
+class ReadRows(torch.autograd.Function):
+    """x, and x[index] added to what was read before; an index of -1 reads nothing.
+
+    read_by: which reading each row of x gets a gradient from, -1 for none; other readings are constants.
+    Gradients come back as whole rows, where a plain index scatters elements.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, before: Tensor, index: Tensor, read_by: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(read_by)
+        return x, _add_gathered(before, x, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, read: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        return _add_gathered(grad, read, ctx.saved_tensors[0]), read, None, None
+
+
+def _add_gathered(base: Tensor, source: Tensor, index: Tensor) -> Tensor:
+    """Return base[r] + source[index[r]]; an index of -1 adds nothing.  # base [R, ...], source [E, ...]"""
+    if source.is_cuda and has_triton():
+        from esper.population.kernels import gather_rows
+
+        return gather_rows(source, index, base)
+    rows = source.index_select(0, index.clamp(min=0))
+    return base + torch.where((index >= 0).view(-1, *[1] * (base.ndim - 1)), rows, 0.0)
+
+
+class TakeWholeRows(torch.autograd.Function):
+    """x and x[rows], no row twice. The backward pass adds whole rows; that of an index adds elements."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows)
+        return x, x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None]:
+        return grad.index_add(0, ctx.saved_tensors[0], taken), None

@@ -1,0 +1,359 @@
+"""An epoch of training and a validation of many members, captured as CUDA graphs for a few buckets.
+
+They work on tensors of their own whose addresses never change: weights are fetched at the beginning of an
+epoch and written back at its end. A graph that was captured for a bucket serves every plan that fits it.
+
+A new plan is padded to the bucket of a graph that exists, where one holds it and wastes little. Else a graph
+is captured for a bucket with a margin, merged with that of the nearest graph, which it replaces: so buckets
+converge to what a run needs. All graphs share one memory pool and one workspace, which are as large as the
+largest of them needs. They are dropped when this process holds more of the device's memory than
+`graph_memory` allows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from esper.population.config import PopulationConfig
+from esper.population.data import MemberData
+from esper.population.metrics import (
+    TrainMetrics,
+    ValidationMetrics,
+    accuracy,
+    cross_entropy,
+    measure_seeds,
+    worth_of_seeds,
+)
+from esper.population.network import RowNetwork
+from esper.population.optimizer import RowWeights, learn_rows
+from esper.population.plan.packing import Bucket, PackedPlan, Plan, PlanSpec
+from esper.population.plan.rows import copy_to, to_device
+from esper.utils.graphs import GraphPool, TensorGraph
+
+MAX_GRAPHS = 24
+WASTE = 1.08  # a bucket may cost this many times what one with a margin would,
+LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times, and so many rows more
+LIGHT_PARAMETERS = 1 << 16  # rows are light if a host has fewer parameters than this,
+LIGHT_ACTIVATIONS = 1 << 30  # and an epoch of all members fewer activations than this
+_SPATIAL_FROM = {"cnn": 3, "transformer": 2}  # the first axis of space or time in [tasks, samples, ...]
+
+Run = TypeVar("Run")
+Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
+Task = tuple[str, Hashable]  # what a graph computes, and over which data
+
+
+@dataclass(frozen=True)
+class PopulationState:
+    """The network and the weights of all members; the weights are written in place by those who train."""
+
+    network: RowNetwork
+    config: PopulationConfig
+    hosts: RowWeights  # N rows
+    parts: RowWeights  # all parts, and one row at the end that belongs to no member
+
+
+class Workspace:
+    """Tensors by name. Graphs that never run at once share them."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Tensor] = {}
+
+    def rows(
+        self, name: str, count: int, width: int, device: torch.device, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return a tensor [count, width]; all of one name start at the same address."""
+        size = count * width
+        if name not in self._held or self._held[name].numel() < size:
+            self._held[name] = torch.zeros(size, dtype=dtype, device=device)
+        return self._held[name][:size].view(count, width)
+
+    def weights(self, name: str, count: int, width: int, device: torch.device) -> RowWeights:
+        """Return rows with their optimizer state."""
+        weights, first, second = (self.rows(f"{name}.{k}", count, width, device) for k in range(3))
+        return RowWeights(weights, first, second, self.rows(f"{name}.steps", count, 1, device).view(-1))
+
+
+def _eager(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+class TrainEpoch:
+    """An epoch of n members under one plan: `load`, `begin`, `step` for each minibatch, `finish`.
+
+    `capture` turns the functions of an epoch into ones that replay a CUDA graph.
+    """
+
+    def __init__(
+        self,
+        state: PopulationState,
+        plan: Plan,
+        data: MemberData,
+        workspace: Workspace,
+        capture: Capture = _eager,
+    ) -> None:
+        """data: of all members"""
+        self.state, self.plan, self.data = state, plan, data
+        network, config = state.network, state.config
+        device, lives, width = network.device, plan.live.shape[0], network.part_width
+        self.hosts = workspace.weights("hosts", plan.own, network.host_width, device)
+        self.parts = workspace.weights("parts", lives, width, device)
+        self.part_gradient = workspace.rows("gradient", lives, width, device)  # of the latest minibatch
+        batches, batch = config.batches_per_epoch, config.batch_size
+        samples = workspace.rows("samples", batches, plan.own * batch, device, torch.long)
+        self.samples = samples.view(batches, plan.own, batch)
+        self.rates = workspace.rows("rates", batches, plan.own, device)
+        self.batch = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
+        self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
+        self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
+        self.begin, self.step, self.finish = map(capture, (self._begin, self._step, self._finish))
+
+    def load(self, samples: Tensor, rates: Tensor) -> None:
+        """Set what the members see, and how fast they learn from it.
+
+        samples [batches, N, B]: indices; rates [batches, N]: shares of the peak learning rates
+        """
+        torch.index_select(samples, 1, self.plan.ids, out=self.samples)
+        torch.index_select(rates, 1, self.plan.ids, out=self.rates)
+
+    def _begin(self) -> None:
+        """Fetch the weights."""
+        self.hosts.fetch(self.state.hosts, self.plan.ids)
+        self.parts.fetch(self.state.parts, self.plan.live)
+        self.total_loss.zero_()
+        self.batch.zero_()
+
+    def _finish(self) -> TrainMetrics:
+        """Write the weights back and return the metrics of these members."""
+        self.state.hosts.put(self.plan.ids, self.hosts)
+        self.state.parts.put(self.plan.live, self.parts)
+        (shadow,) = self.plan.tables  # [n, S]
+        mean = self.total_loss / self.state.config.batches_per_epoch
+        isolated = mean[shadow.clamp(min=0)].masked_fill(shadow < 0, math.nan)
+        seeds = measure_seeds(self.state.network, self.plan, self.part_gradient, self.host_norm)
+        return TrainMetrics(mean[: self.plan.own], isolated, seeds)
+
+    def _step(self) -> None:
+        """Train on the next minibatch."""
+        config, plan = self.state.config, self.plan
+        samples, rate = (held.index_select(0, self.batch)[0] for held in (self.samples, self.rates))
+        inputs, targets = self.data.members(plan.ids).take(samples)
+        losses, host_gradient = self._gradients(inputs, targets)
+        self.total_loss.add_(losses)
+        part_rate = self._part_rate(rate)
+        norms = torch.linalg.vector_norm(host_gradient, dim=1)
+        if plan.live.shape[0]:
+            norms, part_norms = self._norms(norms, torch.linalg.vector_norm(self.part_gradient, dim=1))
+            learn_rows(self.parts, self.part_gradient, part_norms, part_rate, plan.learning.bool(), config)
+        learn_rows(self.hosts, host_gradient, norms, rate * config.host_lr, plan.active.bool(), config)
+        self.host_norm.copy_(norms)
+        self.batch.add_(1)
+
+    def _norms(self, trunk: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the gradient norms to clip by.  # [n], [L] → [n], [L]
+
+        That of a host is over all that was folded into it. That of a live part is its own if it is a seed,
+        that of its host if it was folded in.
+        """
+        plan, slots = self.plan, self.plan.seat.shape[1]
+        is_seed = plan.live_slot >= 0
+        folded = part.square().masked_fill(is_seed, 0.0)
+        # Each part has a column of its own in a table, so that the order of the sum is always the same.
+        each = self.state.hosts.steps.shape[0] * slots
+        width = (self.state.parts.steps.shape[0] // each + 1) * slots
+        column = plan.live // each * slots + plan.live % slots
+        table = folded.new_zeros(plan.own * width).scatter(0, plan.live_member * width + column, folded)
+        host = (trunk.square() + table.view(plan.own, width).sum(dim=1)).sqrt()
+        return host, torch.where(is_seed, part, host.index_select(0, plan.live_member))
+
+    def _part_rate(self, rate: Tensor) -> Tensor:
+        """Return the learning rate of each live part: less while it is newer than its host.  # [n] → [L]"""
+        plan, config = self.plan, self.state.config
+        own = rate.index_select(0, plan.live_member)
+        full = own * torch.where(plan.live_slot >= 0, config.seed_lr, config.host_lr)
+        if config.new_part_warmup == 0:
+            return full
+        steps, age = self.parts.steps, self.hosts.steps.index_select(0, plan.live_member)
+        return torch.where(steps < age, full * ((steps + 1) / config.new_part_warmup).clamp(max=1.0), full)
+
+    def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses of all rows [R] and the gradients of the hosts [n, P].
+
+        The gradients of the live parts are written to `part_gradient`.
+        """
+        plan, network = self.plan, self.state.network
+        shadow = plan.members[plan.own :]
+        host = self.hosts.weights.detach().requires_grad_()
+        used = network.cast(self.parts.weights).index_select(0, plan.seed).requires_grad_()  # by entry
+        host_rows = host
+        if shadow.shape[0]:
+            host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
+            targets = torch.cat([targets, targets.index_select(0, shadow)])
+        losses = cross_entropy(network.forward(plan, host_rows, used, inputs), targets)
+        if not plan.live.shape[0]:
+            return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
+        host_gradient, used_gradient = torch.autograd.grad(losses.sum(), [host, used])
+        # A part learns in one of the entries that run it; the others use it as a constant.
+        self.part_gradient.copy_(used_gradient.index_select(0, plan.learns))
+        return losses.detach(), host_gradient
+
+
+class Validation:
+    """Loss, accuracy and the worth of each seed of n members under one plan; calling it measures them."""
+
+    def __init__(
+        self, state: PopulationState, plan: Plan, data: MemberData, capture: Capture = _eager
+    ) -> None:
+        """data: of all members"""
+        self.state, self.plan, self.data = state, plan, data
+        self.run = capture(self._run)
+
+    @torch.no_grad()
+    def _run(self) -> ValidationMetrics:
+        plan, state, config = self.plan, self.state, self.state.config
+        members = plan.ids.index_select(0, plan.members)
+        rows = state.hosts.weights.index_select(0, members)
+        parts = state.parts.weights.index_select(0, plan.live.index_select(0, plan.seed))
+        samples = min(self.data.num_samples, config.validation_samples)
+        loss = torch.zeros(plan.num_rows, device=rows.device)
+        score = torch.zeros_like(loss)
+        for first in range(0, samples, config.validation_batch):
+            last = min(first + config.validation_batch, samples)
+            inputs, _ = self.data.span(plan.ids, first, last)
+            _, targets = self.data.span(members, first, last)
+            outputs = state.network.forward(plan, rows, parts, inputs)
+            loss += cross_entropy(outputs, targets) * (last - first)
+            score += accuracy(outputs, targets) * (last - first)
+        loss, score, own = loss / samples, score / samples, plan.own
+        return ValidationMetrics(loss[:own], score[:own], **worth_of_seeds(score, own, *plan.tables))
+
+
+@dataclass(eq=False)
+class _Captured(Generic[Run]):
+    """Something captured for a bucket, whose plan can be exchanged for another that fits."""
+
+    task: Task
+    bucket: Bucket
+    ints: Tensor
+    alphas: Tensor
+    run: Run
+
+    def load(self, plan: PackedPlan) -> None:
+        copy_to(self.ints, plan.ints)
+        copy_to(self.alphas, plan.alphas)
+
+
+class GraphCache:
+    """Makes what trains and validates plans, and keeps it for later plans where CUDA graphs are possible."""
+
+    def __init__(self, state: PopulationState) -> None:
+        network, config = state.network, state.config
+        self.state, self.device = state, network.device
+        self.possible = config.graphs and self.device.type == "cuda" and network.in_row_form
+        self._graphs: list[_Captured[Any]] = []  # the latest used comes last
+        self._known: frozenset[tuple[object, ...]] = frozenset()  # kernels that have run before
+        self._seen: dict[Task, Bucket] = {}  # all that was ever needed
+        self._validated: Hashable = None  # the data of the latest validation
+        self._pool: GraphPool | None = None
+        self._workspace = Workspace()
+
+    def training(self, spec: PlanSpec, data: MemberData) -> TrainEpoch:
+        """Return what trains the members of a spec for one epoch."""
+        if not self.possible:
+            return TrainEpoch(self.state, spec.pack().to(self.device), data, Workspace())
+
+        def make(plan: Plan, capture: Capture) -> TrainEpoch:
+            return TrainEpoch(self.state, plan, data, self._workspace, capture)
+
+        return self._fitting(("train", data.addresses), spec, make, self._rows_are_light(data))
+
+    def validation(self, spec: PlanSpec, data: MemberData) -> Validation:
+        """Return what measures the members of a spec; captured from the second call with the same data on."""
+        before, self._validated = self._validated, data.addresses
+        if not self.possible or before != data.addresses:
+            return Validation(self.state, spec.pack().to(self.device), data)
+
+        def make(plan: Plan, capture: Capture) -> Validation:
+            return Validation(self.state, plan, data, capture)
+
+        return self._fitting(("validate", data.addresses), spec, make, self._rows_are_light(data))
+
+    def _rows_are_light(self, data: MemberData) -> bool:
+        """Return whether padding rows in every epoch cost less than a capture now and then."""
+        network, config = self.state.network, self.state.config
+        host = network.host
+        pixels = math.prod(data.inputs.shape[_SPATIAL_FROM.get(host.topology, data.inputs.ndim) :])
+        samples = len(data.task_of) * config.batch_size * config.batches_per_epoch
+        few = network.host_parameters < LIGHT_PARAMETERS
+        return few and samples * pixels * max(host.widths) < LIGHT_ACTIVATIONS
+
+    def _fitting(self, task: Task, spec: PlanSpec, make: Callable[[Plan, Capture], Run], light: bool) -> Run:
+        """Return something captured that holds the spec, with the spec loaded."""
+        seen = self._seen.get(task, spec.need)
+        self._seen[task] = seen if seen.holds(spec.need) else spec.need.merge(seen) or spec.need
+        roomy = spec.need.with_margin(light)
+        limit = _limit(roomy, light)
+        same = [graph for graph in self._graphs if graph.task == task]
+        fitting = [g for g in same if g.bucket.cost <= limit and g.bucket.holds(spec.need)]
+        graph: _Captured[Run]
+        if fitting:
+            graph = min(fitting, key=lambda g: g.bucket.cost)
+            graph.load(spec.pack(graph.bucket))
+            self._graphs.remove(graph)
+        else:
+            bucket = self._new_bucket(roomy, same, self._seen[task].with_margin(light), light)
+            graph = self._capture(task, bucket, spec.pack(bucket), make)
+        self._graphs = [*self._graphs[1 - MAX_GRAPHS :], graph]
+        return graph.run
+
+    def _new_bucket(self, roomy: Bucket, same: list[_Captured[Any]], all_seen: Bucket, light: bool) -> Bucket:
+        """Return a bucket for all that was ever needed, or one merged with that of the nearest graph.
+
+        The graphs whose buckets it replaces are dropped. Neither is done where it would waste much.
+        """
+        limit = _limit(roomy, light)
+        if all_seen.cost <= limit:
+            near = [g for g in same if all_seen.holds(g.bucket) and all_seen.cost <= _limit(g.bucket, light)]
+            self._graphs = [g for g in self._graphs if g not in near]
+            return all_seen
+        merged = [(bucket, g) for g in same if (bucket := g.bucket.merge(roomy)) and bucket.cost <= limit]
+        merged = [(bucket, g) for bucket, g in merged if bucket.cost <= _limit(g.bucket, light)]
+        if not merged:
+            return roomy
+        bucket, nearest = min(merged, key=lambda pair: pair[0].cost - pair[1].bucket.cost)
+        self._graphs.remove(nearest)
+        return bucket
+
+    def _capture(
+        self, task: Task, bucket: Bucket, packed: PackedPlan, make: Callable[[Plan, Capture], Run]
+    ) -> _Captured[Run]:
+        if self._pool is None:
+            self._pool = GraphPool()
+        ints = to_device(packed.ints, self.device)
+        alphas = to_device(packed.alphas, self.device, torch.float32)
+        plan = packed.cut(ints, alphas)
+        needed = {(task[0], *one) for one in plan.signature}
+        run = make(plan, partial(TensorGraph, pool=self._pool, warm=needed <= self._known))
+        self._known |= needed
+        return _Captured(task, bucket, ints, alphas, run)
+
+    def release(self) -> None:
+        """Drop all graphs once this process holds more of the device's memory than it may."""
+        if self._pool is None:
+            return
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        if torch.cuda.memory_reserved(self.device) > self.state.config.graph_memory * total:
+            self._graphs, self._pool, self._workspace = [], None, Workspace()
+            torch.cuda.empty_cache()
+
+
+def _limit(bucket: Bucket, light: bool) -> float:
+    """Return what a bucket may cost that is used instead of this one."""
+    times, more = LIGHT_WASTE if light else (WASTE, 0)
+    return times * bucket.cost + more
