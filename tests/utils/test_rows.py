@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.utils.rows import on_the_cpu
+from esper.utils.rows import to_cpu
 
 SHAPES = st.lists(st.integers(0, 3), max_size=3)
 TYPES = st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bool])
@@ -17,7 +17,7 @@ def test_tensors_of_any_types_and_shapes_come_to_the_cpu_as_copies(
     kinds: list[tuple[list[int], torch.dtype]],
 ) -> None:
     tensors = {str(k): torch.randn(shape).to(dtype) for k, (shape, dtype) in enumerate(kinds)}
-    found = on_the_cpu(tensors)
+    found = to_cpu(tensors)
     assert list(found) == list(tensors)
     for name, value in tensors.items():
         assert found[name].dtype == value.dtype

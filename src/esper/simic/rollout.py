@@ -19,11 +19,11 @@ from esper.simic.environment import Environment, GrowthEnvironment
 from esper.simic.steps import StepResult
 from esper.tamiyo.controller import Blocks, Controller, Scene
 from esper.utils.rows import (
-    on_the_cpu,
     refill,
-    stacked,
+    stack_steps,
+    to_cpu,
     under_prefix,
-    unstacked,
+    unstack_steps,
     with_prefix,
 )
 
@@ -236,12 +236,12 @@ class Episode:
         """The episode so far, of at least one step."""
         environment = self.environment
         story = {
-            "seen": stacked(self._seen),
-            "done": stacked(self._done),
+            "seen": stack_steps(self._seen),
+            "done": stack_steps(self._done),
             "slots": environment.slots.tensors(),
         }
         held = {f"{part}.{name}": value for part, named in story.items() for name, value in named.items()}
-        read = on_the_cpu(held | {"members": environment.members})
+        read = to_cpu(held | {"members": environment.members})
         seen, done = (
             {name: value.numpy() for name, value in under_prefix(part, read).items()}
             for part in ("seen", "done")
@@ -266,14 +266,14 @@ class Episode:
         The environment has a state of its own.
         """
         return {
-            **with_prefix("seen", stacked(self._seen)),
-            **with_prefix("done", stacked(self._done)),
+            **with_prefix("seen", stack_steps(self._seen)),
+            **with_prefix("done", stack_steps(self._done)),
             **with_prefix("controller", self.controller.state_dict()),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue after the steps of a saved episode; the environment's state was loaded before."""
-        self._seen, self._done = (unstacked(under_prefix(n, tensors)) for n in ("seen", "done"))
+        self._seen, self._done = (unstack_steps(under_prefix(n, tensors)) for n in ("seen", "done"))
         self.controller.load_state_dict(under_prefix("controller", tensors))
         self.observation = self.environment.observe()
 

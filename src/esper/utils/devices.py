@@ -15,12 +15,12 @@ from torch.nn.functional import embedding
 from esper.utils.errors import UserError
 from esper.utils.launch import Launch
 
-ROWS = ("cpu", "cuda")  # the kinds of device that a population runs on
-ANY = (*ROWS, "mps")  # and those that one living model does
+ROWS = ("cpu", "cuda")  # device types that a population runs on
+ANY = (*ROWS, "mps")  # device types that one model of the user runs on
 
 
 def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS) -> torch.device:
-    """The device of that name, one of these kinds; 'auto' is the first CUDA device where there is one.
+    """Return the device of that name; 'auto' is the first CUDA device where there is one.
 
     Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
     'cuda' are the GPU with the number of the process there, `local_rank`.
@@ -46,9 +46,9 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
 
 
 def own_device(name: str) -> torch.device:
-    """The device on which this process computes, as `choose_device` says, made torch's current one.
+    """Choose the device of this process and make it torch's current one.
 
-    Streams, graphs and kernels of our own are made where torch stands.
+    CUDA streams, graphs and Triton kernels are made on the current device.
     """
     device = choose_device(name, Launch.of().local_rank)
     if device.index is not None:
@@ -57,7 +57,7 @@ def own_device(name: str) -> torch.device:
 
 
 def memory_of(device: torch.device) -> int:
-    """All the memory of a device in bytes, used or free."""
+    """Return the memory of a device in bytes, used or free."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -79,7 +79,7 @@ def check_threads(count: int) -> None:
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """That many CPU threads inside, as many as before outside; 0 changes nothing.
+    """Set the number of CPU threads for a block; 0 changes nothing.
 
     The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
     """
@@ -112,7 +112,7 @@ def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.devic
 
 
 def lookup(values: Sequence[float] | Sequence[Sequence[float]]) -> Callable[[Tensor], Tensor]:
-    """A function from any tensor of positions to the values, or the rows, there, on that tensor's device."""
+    """Return a function that reads these values, or rows, at a tensor of indices, on its device."""
 
     @device_table
     def table() -> Tensor:

@@ -1,4 +1,4 @@
-"""Records of rows: choosing between two, member by member, and the way to plain tensors and back."""
+"""Dataclasses of tensors with one row for each member: select, combine, flatten to named tensors and back."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ Record = TypeVar("Record")
 
 
 class RowRecord:
-    """What every frozen dataclass of tensors over members can do; its tensors share their first axis."""
+    """Base of frozen dataclasses of tensors that share their first axis, the members."""
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by field name, in the order of the fields; records inside give dotted names."""
+        """Return the tensors by field name; nested records give dotted names."""
         return tensors_of(self)
 
     def replace(self, **changes: Tensor) -> Self:
-        """The same record with some fields changed."""
+        """Return the record with some fields replaced."""
         return replace(self, **changes)  # type: ignore[type-var]
 
     def to(self, device: torch.device | str) -> Self:
-        """The same record on another device."""
+        """Return the record on another device."""
         return map_tensors(lambda tensor: tensor.to(device), self)
 
     def __getitem__(self, members: Any) -> Self:
-        """The chosen members, by index, slice, index tensor or mask; the first axis stays."""
+        """Select members by index, slice, index tensor or mask; the first axis stays."""
         if isinstance(members, int):
             count = len(next(iter(self.tensors().values())))
             if not -count <= members < count:
@@ -38,14 +38,14 @@ class RowRecord:
 
 
 def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
-    """A flag per member, shaped to choose rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
+    """Shape a flag per member to select rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
     each = value.shape[0] // where.shape[0]
     rows = where if each == 1 else where.repeat_interleave(each)
     return rows.view(-1, *[1] * (value.ndim - 1))
 
 
 def choose(where: Tensor, yes: Record, no: Record) -> Record:
-    """The rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
+    """Take the rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
     if isinstance(yes, Tensor) and isinstance(no, Tensor):
         return torch.where(flags_of_rows(where, yes), yes, no)  # type: ignore[return-value]
     if not is_dataclass(yes) or isinstance(yes, type):
@@ -56,7 +56,7 @@ def choose(where: Tensor, yes: Record, no: Record) -> Record:
 
 
 def tensors_of(record: Any) -> dict[str, Tensor]:
-    """The tensors of a record by dotted name, in the order of its fields."""
+    """Return the tensors of a record by dotted name, in the order of its fields."""
     found: dict[str, Tensor] = {}
     for field in fields(record):
         value = getattr(record, field.name)
@@ -68,7 +68,7 @@ def tensors_of(record: Any) -> dict[str, Tensor]:
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], record: Record) -> Record:
-    """The same record with every tensor passed through `function`."""
+    """Return the record with every tensor passed through `function`."""
     if isinstance(record, Tensor):
         return function(record)  # type: ignore[return-value]
     if not is_dataclass(record) or isinstance(record, type):
@@ -83,18 +83,18 @@ def put_rows(record: Any, index: Tensor, part: Any) -> None:
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies under `prefix.name`, as a checkpoint holds them."""
+    """Copy tensors to names with a prefix, as a checkpoint holds them."""
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 
 def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `with_prefix`: what lies under a prefix."""
+    """Return the tensors under a prefix, without it: the inverse of `with_prefix`."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 
 
-def on_the_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors in main memory, in one transfer for each type."""
+def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copy tensors to the CPU, in one transfer for each dtype."""
     found: dict[str, Tensor] = {}
     for kind in {tensor.dtype for tensor in tensors.values()}:
         alike = {name: tensor for name, tensor in tensors.items() if tensor.dtype == kind}
@@ -104,19 +104,19 @@ def on_the_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: found[name] for name in tensors}
 
 
-def stacked(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The steps of every field under one name; nothing where there are no steps."""
+def stack_steps(rows: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Stack the tensors of all steps by name; return {} where there are no steps."""
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]} if rows else {}
 
 
-def unstacked(steps: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """The inverse of `stacked`."""
+def unstack_steps(steps: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Invert `stack_steps`."""
     count = len(next(iter(steps.values()), ()))
     return [{name: value[t] for name, value in steps.items()} for t in range(count)]
 
 
 def refill(record: Record, tensors: Mapping[str, Tensor], prefix: str = "") -> Record:
-    """A record like this one with tensors of the given dotted names."""
+    """Return a record like this one with the tensors of the given dotted names."""
     if isinstance(record, Tensor):
         return tensors[prefix].to(record.device)  # type: ignore[return-value]
     changes = {
@@ -132,7 +132,7 @@ def check_like(
     what: str,
     mend: str = "restore into the same members, host, slots and config",
 ) -> None:
-    """Refuse tensors whose names, shapes or types differ, before anything is overwritten."""
+    """Raise ValueError for tensors whose names, shapes or dtypes differ, before anything is overwritten."""
     missing, unknown = sorted(set(own) - set(given)), sorted(set(given) - set(own))
     if missing or unknown:
         raise ValueError(f"{what} lacks {missing or 'nothing'} and has unknown {unknown or 'nothing'}")

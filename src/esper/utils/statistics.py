@@ -12,15 +12,16 @@ NAN = float("nan")
 
 
 def t_quantile(degrees: int, intervals: int = 1) -> float:
-    """The half-width of a 95 % interval in standard errors, by Student's t; NaN below 1 degree of freedom.
+    """Return the half-width of a 95 % interval in standard errors, by Student's t.
 
-    With several intervals, of the kind that hold all at once with 95 % (after Bonferroni).
+    With several intervals, of those that hold all at once with 95 % (after Bonferroni). NaN below one degree
+    of freedom.
     """
     return float(stdtrit(degrees, 1 - 0.025 / intervals)) if degrees >= 1 else NAN
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of the finite values and the half-width of its 95 % interval (NaN for fewer than two)."""
+    """Return the mean of the finite values and the half-width of its 95 % interval (NaN below two)."""
     finite = np.asarray(values, dtype=np.float64).ravel()
     finite = finite[np.isfinite(finite)]
     if finite.size == 0:
@@ -37,13 +38,13 @@ def paired_interval(values: Sequence[float], baseline: Sequence[float]) -> tuple
 
 
 def clear_of_zero(mean: float, half: float, count: int, comparisons: int = 1) -> bool:
-    """Whether the 95 % interval of `count` values excludes 0, also if `comparisons` of them hold at once."""
+    """Return whether the 95 % interval excludes 0, also if `comparisons` of them are to hold at once."""
     wider = half * t_quantile(count - 1, comparisons) / t_quantile(count - 1)
     return abs(mean) > wider
 
 
 def proportion_half(share: float, count: int) -> float:
-    """The half-width of a 95 % interval of a share of `count` samples; NaN where there are none.
+    """Return the half-width of a 95 % interval of a share of `count` samples; NaN where there are none.
 
     After Agresti and Caffo: one success and one failure more, so that a share of 0 or 1 has a width too, and
     the root of the sum of two squares holds for the difference of two shares.
@@ -55,7 +56,7 @@ def proportion_half(share: float, count: int) -> float:
 
 
 def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:
-    """A sentence about whether the mean return, or `what`, rose, by the linear trend over all rounds."""
+    """Say in a sentence whether the mean return, or `what`, rose, by the linear trend over all rounds."""
     finite = [value for value in returns if math.isfinite(value)]
     quarter = len(finite) // 4
     if quarter < 2:
@@ -63,19 +64,19 @@ def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:
         return f"{few} too few to say whether the return rose; run at least 8."
     change, half = trend(finite)
     first, last = float(np.mean(finite[:quarter])), float(np.mean(finite[-quarter:]))
-    course = (
+    change_text = (
         f"from {first:+.3f} in the first quarter of the rounds to {last:+.3f} in the last, "
         f"by a trend of {change:+.3f} ± {half:.3f} over all of them"
     )
     if change > half:
-        return f"{what} rose {course}."
+        return f"{what} rose {change_text}."
     if change < -half:
-        return f"{what} fell {course}."
-    return f"{what} did not clearly rise: it went {course}."
+        return f"{what} fell {change_text}."
+    return f"{what} did not clearly rise: it went {change_text}."
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """By how much a straight line through the values changes from the first to the last, ± 95 %."""
+    """Fit a line; return its change from the first to the last value, and the half-width at 95 %."""
     y = np.asarray(values, dtype=np.float64)
     x = np.linspace(-0.5, 0.5, y.size)  # the slope is the change from end to end
     slope = float(x @ y / (x @ x))

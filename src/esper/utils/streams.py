@@ -1,4 +1,4 @@
-"""Random numbers that belong to a member: functions of (run seed, member id, purpose, counter).
+"""Random streams: numbers that are functions of (run seed, member id, purpose, counter).
 
 A counter-based generator written as tensor arithmetic, so that a member draws the same numbers on any
 device, in any shard and beside any neighbours.
@@ -25,7 +25,7 @@ class Stream(IntEnum):
 
 
 def _signed(value: int) -> int:
-    """The 64-bit pattern of `value` as the signed integer that torch stores."""
+    """Return the 64-bit pattern of `value` as the signed integer that torch stores."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -36,19 +36,19 @@ _MIX_2 = _signed(0x94D049BB133111EB)
 
 
 def _shift(x: Tensor, bits: int) -> Tensor:
-    """Logical right shift of signed 64-bit integers."""
+    """Shift signed 64-bit integers right, logically."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of splitmix64: every output bit depends on every input bit."""
+    """Apply the finalizer of splitmix64: every output bit depends on every input bit."""
     x = (x ^ _shift(x, 30)) * _MIX_1
     x = (x ^ _shift(x, 27)) * _MIX_2
     return x ^ _shift(x, 31)
 
 
 def _mix_number(value: int) -> int:
-    """The same finaliser over a plain number.
+    """Apply the same finalizer to a Python integer.
 
     Seed and stream pass through it before a member's id is added: a sum of plain multiples would make
     member 1 of seed 0 the twin of member 0 of seed 1.
@@ -60,7 +60,7 @@ def _mix_number(value: int) -> int:
 
 
 def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tensor) -> Tensor:
-    """What all numbers of a member follow from.  # members [N] int64; counter a number, [] or [N] → [N]"""
+    """Derive the key of each member's numbers.  # members [N] int64; counter a number, [] or [N] → [N]"""
     start = _signed(_mix_number(_mix_number(seed) + int(stream)))
     offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
     return _mix(_mix(members * _GOLDEN + start) + offset)
@@ -73,26 +73,26 @@ def _bits_of(keys: Tensor, count: int) -> Tensor:
 
 
 def uniform_of(keys: Tensor, count: int) -> Tensor:
-    """Uniform numbers in [0, 1) of given keys, 24 bits each.  # [...] → [..., count] float32"""
+    """Draw uniform numbers in [0, 1) from keys, 24 bits each.  # [...] → [..., count] float32"""
     return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
 
 
 def normal_of(keys: Tensor, count: int) -> Tensor:
-    """Standard normal numbers of given keys, by the Box-Muller transform.  # [...] → [..., count] float32"""
+    """Draw standard normal numbers from keys, by the Box-Muller transform.  # [...] → [..., count] float32"""
     length, angle = uniform_of(keys, 2 * count).split(count, dim=-1)
     return torch.sqrt(-2.0 * torch.log1p(-length)) * torch.cos(2.0 * math.pi * angle)
 
 
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """`count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
+    """Draw `count` independent 64-bit words for each member.  # as `stream_keys` → [N, count] int64"""
     return _bits_of(stream_keys(seed, members, stream, counter), count)
 
 
 def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """Uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
+    """Draw uniform numbers in [0, 1), 24 bits each.  # [N, count] float32"""
     return uniform_of(stream_keys(seed, members, stream, counter), count)
 
 
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
-    """A permutation of range(count) for each member.  # [N, count] int64"""
+    """Draw a permutation of range(count) for each member.  # [N, count] int64"""
     return random_bits(seed, members, stream, counter, count).argsort(dim=-1)
