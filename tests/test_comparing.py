@@ -29,8 +29,6 @@ from esper.controllers import (
     Fixed,
     arms_of,
     conditions_of,
-    find_checkpoint,
-    load_learned,
 )
 from esper.lifecycle.stages import Stage
 from esper.runs.schema import json_values
@@ -271,14 +269,6 @@ def test_processes_that_share_an_experiment_find_what_one_process_finds() -> Non
 STUDIED = ["task=spirals", "members=2", "episode.steps=4", "population.batch_size=128", "population.folds=1"]
 STUDIED += ["population.batches_per_epoch=48", "population.host_lr=0.01", "population.schedule=flat"]
 STUDIED += ["lifecycle.block_blueprints=[clone, widen_full]"]
-
-
-def test_the_shipped_controller_says_what_it_was_trained_for() -> None:
-    shipped = load_learned(find_checkpoint("tamiyo")).conditions
-    assert shipped == STUDY.model_copy(update={"blueprints": ("clone", "widen_full")})
-    spec = make_specs(load_config(overrides=STUDIED))[0]
-    assert conditions_of([spec]).minibatches == (192, 192)
-    assert differences(shipped, conditions_of([spec])) == []
 
 
 def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:

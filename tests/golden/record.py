@@ -22,12 +22,10 @@ import numpy as np
 import torch
 
 from tests.golden.scenes import (
-    OBSERVATIONS,
     SCENES,
     SHARDED,
     Series,
     controlled,
-    record_observations,
     train_in,
 )
 
@@ -124,12 +122,10 @@ def save(recorded: dict[str, Any]) -> None:
 
 
 def main(names: list[str]) -> None:
-    """Record the named scenes, or all of them; observations stay those that were recorded first."""
+    """Record the named scenes, or all of them."""
     unknown = set(names) - set(SCENES)
     if unknown:
         sys.exit(f"no scene is called {', '.join(sorted(unknown))}; there are {', '.join(SCENES)}")
-    if not OBSERVATIONS.exists():
-        record_observations()
     kept = load()["scenes"] if names else {}
     if names and load()["machine"] != machine():
         sys.exit("the other scenes were recorded on another machine; record all of them")

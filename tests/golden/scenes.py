@@ -358,41 +358,6 @@ def loop_resumed() -> Iterator[tuple[str, Series]]:
 # ---- the shipped controller ------------------------------------------------------------------------------
 
 
-def record_observations() -> None:
-    """Write what the controller "random" saw in a small comparison, which Tamiyo is asked about."""
-    from esper.controllers import load_controller
-
-    kind: Any = type(load_controller("random"))
-    decide, begin = kind.decide, kind.begin
-    seen: list[dict[str, np.ndarray]] = []
-    scenes: list[Any] = []
-
-    def watch_begin(self: Any, scene: Any) -> None:
-        scenes.append(scene)
-        begin(self, scene)
-
-    def watch_decide(self: Any, observation: Any, masks: Any, step: int) -> Any:
-        seen.append(
-            {
-                **{
-                    f"observation.{name}": value.numpy().copy()
-                    for name, value in observation.tensors().items()
-                },
-                **{f"masks.{name}": value.numpy().copy() for name, value in masks.tensors().items()},
-            }
-        )
-        return decide(self, observation, masks, step)
-
-    settings = (*QUICK, "members=6", "population.validation_samples=64", "population.batches_per_epoch=4")
-    with controlled() as folder:
-        where = ("--task", "digits", "--out", folder / "run", "--quiet")
-        with mock.patch.object(kind, "begin", watch_begin), mock.patch.object(kind, "decide", watch_decide):
-            command("compare", *where, "--controllers", "static,random:0.5", *sets(*settings))
-    assert len(scenes) == 1
-    stacked: dict[str, Any] = {name: np.stack([step[name] for step in seen]) for name in seen[0]}
-    np.savez_compressed(OBSERVATIONS, **stacked)
-
-
 def refill(kind: type, values: Iterator[Tensor]) -> Any:
     """Build a record of tensors from its values in the order of its fields, whatever these are called."""
     hints = get_type_hints(kind)

@@ -114,22 +114,3 @@ def test_one_step_of_the_rows_is_a_step_of_torch_adamw() -> None:
         nn.utils.clip_grad_norm_([reference], recipe.clip)
         adamw.step()
     torch.testing.assert_close(learners.weights[1], reference.detach(), atol=1e-5, rtol=1e-4)
-
-
-def test_samples_of_both_arms_say_what_was_kept_and_the_test_split_is_read_once() -> None:
-    fresh = small_task(seed=1)
-    net = Network(fresh, HOSTS["synthetic"])
-    whole = whole_flops(net)
-    setting = (fresh, HOSTS["synthetic"], 30 * MINIBATCH * whole, MEMBERS, (1.0, 1e-6), "cpu", whole / 4)
-    trial = masked.Trial(*setting, budget=4.0)
-    slim = masked.slimmable(trial)
-    assert fresh.test_reads == 1
-    less = masked.pruned(trial, target_cost=3.0)
-    assert (slim.arm, slim.budget, slim.rate) == ("slimmable", 4.0, 1.0)
-    widths = np.array([[2.0, 2.0], [4.0, 4.0], [8.0, 8.0]])
-    allowed = dict(zip(net.parameters.of(widths), net.flops.of(widths) * 4 / whole, strict=True))
-    for parameters, cost in zip(slim.parameters, slim.cost, strict=True):
-        assert cost == pytest.approx(allowed[parameters], abs=1e-3)
-    assert max(less.cost) <= 3.0
-    assert {len(values) for arm in (slim, less) for values in (arm.test, arm.validation)} == {3}
-    assert min(np.mean(slim.test), np.mean(less.test)) > 1.5 * fresh.chance

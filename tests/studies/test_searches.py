@@ -11,7 +11,6 @@ from studies.growth.records import POINTS, Sample
 from studies.growth.searches import (
     Runs,
     Search,
-    all_searches,
     asha,
     halving,
     random_search,
@@ -105,16 +104,3 @@ def test_asha_is_its_rule_played_by_hand_and_spends_all_that_it_has(times: int, 
     paid = asha(samples, "toy", 4.0, times, reduction=reduction).events
     assert paid["budgets"] == times
     assert paid["trials"] > times
-
-
-def test_all_searches_have_names_of_their_own_and_quarters_only_where_they_were_recorded() -> None:
-    least, most = (all_searches(recorded(), "toy", budget) for budget in (1.0, 4.0))
-    for found in (least, most):
-        assert len({sample.arm for sample in found}) == len(found)
-        assert {len(sample.test) for sample in found} == {MEMBERS}
-    assert {sample.arm for sample in most} - {sample.arm for sample in least} == {
-        "random search ×1 (quarter runs)",
-        "ASHA ×1 (quarter runs)",
-        "best of 4 restarts",
-        "best of 4 oracle restarts",
-    }

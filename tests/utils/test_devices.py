@@ -1,11 +1,13 @@
-"""Where a run takes place, by name."""
+"""Devices by name, and constant tables on each of them."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
-from esper.utils.devices import ANY, choose_device
+from esper.lifecycle.actions import AlphaTarget, Style
+from esper.utils.devices import ANY, choose_device, device_table, lookup
 from esper.utils.errors import UserError
 
 
@@ -19,3 +21,49 @@ def test_a_living_model_may_be_on_a_kind_of_device_that_a_population_may_not(
         choose_device("mps", kinds=ANY)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     assert choose_device("mps", kinds=ANY).type == "mps"
+
+
+CPU = torch.device("cpu")
+
+
+def test_a_table_is_built_once_for_each_key() -> None:
+    built: list[int] = []
+
+    @device_table
+    def squares(count: int) -> Tensor:
+        built.append(count)
+        return torch.arange(count) ** 2
+
+    assert squares(CPU, 3).tolist() == [0, 1, 4]
+    assert squares(CPU, 3) is squares(CPU, 3)
+    assert squares(CPU, 2).tolist() == [0, 1]
+    assert built == [3, 2]
+
+
+def test_equal_members_of_two_enums_are_two_keys() -> None:
+    @device_table
+    def name_length(choice: Style | AlphaTarget) -> Tensor:
+        return torch.tensor(len(choice.name))
+
+    assert Style.SIGMOID_ADD == AlphaTarget.FULL
+    assert name_length(CPU, Style.SIGMOID_ADD).item() == len("SIGMOID_ADD")
+    assert name_length(CPU, AlphaTarget.FULL).item() == len("FULL")
+
+
+def test_a_table_first_asked_for_in_inference_mode_can_be_kept_for_backward() -> None:
+    @device_table
+    def halves() -> Tensor:
+        return torch.full((3,), 0.5)
+
+    with torch.inference_mode():
+        halves(CPU)
+    weight = torch.ones(3, requires_grad=True)
+    (weight * halves(CPU)).sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [0.5] * 3
+
+
+def test_a_lookup_keeps_the_shape_of_the_positions_and_counts_from_the_end() -> None:
+    letters = lookup([10.0, 20.0, 30.0])
+    assert letters(torch.tensor([[0, 2], [1, -1]])).tolist() == [[10.0, 30.0], [20.0, 30.0]]
+    assert lookup([True, False])(torch.tensor(0)).dtype == torch.bool

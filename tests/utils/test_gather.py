@@ -37,10 +37,6 @@ def test_every_member_is_held_once_and_shards_do_not_depend_on_processes(
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 
 
-def test_a_range_is_cut_into_ranges() -> None:
-    assert even_ranges(7, 3) == [range(0, 3), range(3, 5), range(5, 7)]
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_pieces_come_back_in_the_order_of_the_shards_with_every_bit(size: int) -> None:
     odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-45])

@@ -26,12 +26,6 @@ def test_a_counter_per_member_equals_a_common_one() -> None:
         assert torch.equal(mixed[counters == counter], common[counters == counter])
 
 
-def test_longer_draws_begin_with_shorter_ones() -> None:
-    assert torch.equal(
-        random_bits(1, MEMBERS, Stream.TASK, 0, 9)[:, :4], random_bits(1, MEMBERS, Stream.TASK, 0, 4)
-    )
-
-
 def test_seed_member_stream_and_counter_all_matter() -> None:
     draws = [
         random_bits(seed, MEMBERS, stream, counter, 16)
