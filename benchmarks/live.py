@@ -84,13 +84,13 @@ class Timed:
 
     def __init__(self, batches: list[Batch], clock: Callable[[], float]):
         self.batches, self.clock = batches, clock
-        self.begun: list[float] = []
+        self.applied: list[float] = []
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[Batch]:
-        self.begun.append(self.clock())
+        self.applied.append(self.clock())
         return iter(self.batches)
 
 
@@ -154,7 +154,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
         torch.cuda.synchronize()
     seconds = clock() - start
     peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else _resident_mb()
-    epochs = train.begun[-given.epochs :]  # whoever looks at a first batch does so before them
+    epochs = train.applied[-given.epochs :]  # whoever looks at a first batch does so before them
     epoch = statistics.median(after - before for before, after in pairwise(epochs))
     fixed = max(0.0, seconds - given.epochs * epoch)
     return {"seconds": seconds, "fixed": fixed, "step": epoch / given.steps, "peak_mb": peak}

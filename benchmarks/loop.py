@@ -39,8 +39,8 @@ from esper.population.config import PopulationConfig
 from esper.population.hosts import GlobalMean, Host
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, lifecycle_for
+from esper.simic.environment import EnvironmentSpec
 from esper.simic.learner import Learner
-from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Round, Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks.task import HostSpec, Split, Task, TestSplit

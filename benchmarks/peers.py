@@ -227,7 +227,7 @@ def our_update(sizes: tuple[int, ...], minibatches: int) -> Callable[[], object]
         observation = FlatObservation(torch.randn(ENVS, FEATURES))
         reset = torch.full((ENVS,), t == 0)
         decided, state = agent.act(observation, masks, state, reset, torch.rand(ENVS, len(sizes)))
-        step = decided.led_to(torch.randn(ENVS), no)
+        step = decided.with_outcome(torch.randn(ENVS), no)
         buffer = buffer or TamiyoRolloutBuffer(ENVS, STEPS, step, state)
         buffer.add(step)
     assert buffer is not None

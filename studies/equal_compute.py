@@ -23,9 +23,8 @@ from numpy.typing import NDArray
 
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, GovernorConfig
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import Static

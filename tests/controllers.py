@@ -9,10 +9,10 @@ import torch
 from esper.lifecycle.actions import Actions, Op
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Gardener, Wish
+from esper.tamiyo.scripted import Candidate, ScriptedController
 
 
-class Scheduled(Gardener):
+class Scheduled(ScriptedController):
     """Germinates a seed at each step of a list, or as soon after it as is legal; never prunes."""
 
     def __init__(self, steps: Sequence[int]):
@@ -22,5 +22,5 @@ class Scheduled(Gardener):
         """Fossilise, else advance, else plant if the list owes a seed, else wait."""
         anywhere = torch.ones_like(masks.slot)
         due = self._planted < sum(at <= step for at in self.steps)  # [N]
-        plants = Wish(Op.GERMINATE, due.unsqueeze(1).expand_as(anywhere))
-        return self.act([Wish(Op.FOSSILIZE, anywhere), Wish(Op.ADVANCE, anywhere), plants], masks)
+        plants = Candidate(Op.GERMINATE, due.unsqueeze(1).expand_as(anywhere))
+        return self.act([Candidate(Op.FOSSILIZE, anywhere), Candidate(Op.ADVANCE, anywhere), plants], masks)

@@ -105,12 +105,12 @@ def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) ->
         """A stop that comes to one process, after its first look."""
 
         def __init__(self, rank: int) -> None:
-            self.rank, self.looks = rank, 0
+            self.rank, self.uses_metrics = rank, 0
 
         @property
         def requested(self) -> bool:
-            self.looks += 1
-            return self.rank == 1 and self.looks > 1
+            self.uses_metrics += 1
+            return self.rank == 1 and self.uses_metrics > 1
 
     settings = load_config(overrides=[*TINY, "task=spirals", "rounds=3", "members=4"])
     path = tmp_path / "run"

@@ -24,9 +24,8 @@ from esper.lifecycle.actions import HEAD_CHOICES
 from esper.population.extract import fresh_host
 from esper.population.hosts import Host, build_host
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
-from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
 from esper.tasks import HostSpec, Task, load_task, task_names

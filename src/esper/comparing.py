@@ -29,18 +29,17 @@ import torch
 from esper.builders import check_host, make_environment, shaped_host
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
-from esper.lifecycle.legality import is_heard
+from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.extract import shapes_of
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.simic.costs import Prices
-from esper.simic.ending import Ending, at_full_strength
-from esper.simic.environment import GrowthEnvironment
-from esper.simic.rewards import potential
+from esper.simic.ending import FinalSelection, at_full_strength
+from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
-from esper.simic.steps import StepResult
-from esper.simic.telemetry import host_parts, lanes_of
+from esper.simic.state import potential
+from esper.simic.telemetry import build_lanes, describe_host
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task
@@ -107,7 +106,7 @@ class Shards:
         everyone = gather_pieces(self.gather, pieces)
         reached = [under_prefix("test", piece) for piece in everyone]
         whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
-        return record.side_by_side([under_prefix("record", piece) for piece in everyone]), TestResult(**whole)
+        return record.concatenate([under_prefix("record", piece) for piece in everyone]), TestResult(**whole)
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,7 @@ def run_controller(
     for each, members in zip(shards.held, shards.ranges, strict=True):
         slots = None if initial_slots is None else initial_slots[slice(members.start, members.stop)]
         if each.spec.best_epoch:
-            record = Ending(each).play(controller, episode, slots, on_step)
+            record = FinalSelection(each).play(controller, episode, slots, on_step)
         else:
             record = play(each, controller, episode, slots, on_step)
         played.append((record, evaluate_test(each)))
@@ -268,7 +267,7 @@ def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
 
 def from_the_start(slots: SlotStates) -> SlotStates:
     """Return the seeds that a network ended with, as fossils at alpha 1: the same network with no growth."""
-    return at_full_strength(slots, is_heard(slots))
+    return at_full_strength(slots, in_forward_pass(slots))
 
 
 # ---- all arms --------------------------------------------------------------------------------------------
@@ -411,8 +410,10 @@ class Experiment:
             with cpu_threads(self.config.threads):
                 runs = compare(shards, self.arms, advance)
             if not k:
-                parts = host_parts(self._first.first.population)
-                self.lanes = [lanes_of(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)]
+                parts = describe_host(self._first.first.population)
+                self.lanes = [
+                    build_lanes(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)
+                ]
             for run in runs:
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))

@@ -18,9 +18,8 @@ from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import FINAL_OF
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
-from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.config import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import BY_BUDGET, Schedule

@@ -22,8 +22,8 @@ from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkp
 from esper.runs.console import QuietView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.sinks import Sink, open_sinks
-from esper.simic.steps import StepResult
-from esper.simic.telemetry import episode_events, host_parts, lanes_of
+from esper.simic.environment import StepResult
+from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
@@ -200,8 +200,8 @@ class TrainingRun:
         for sink in self._sinks:
             sink.write(round.summary)
         if telemetry.lanes:
-            parts = host_parts(self.trainer.environment.population)
-            self.folder.lanes.write(lanes_of(round.record, parts, number), telemetry.lanes)
+            parts = describe_host(self.trainer.environment.population)
+            self.folder.lanes.write(build_lanes(round.record, parts, number), telemetry.lanes)
         specs = [shards[0].spec for shards in self.trainer.environments]
         record = {
             "config": self.config.model_dump(mode="json"),

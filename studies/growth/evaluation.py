@@ -28,9 +28,8 @@ from esper.builders import shaped_host
 from esper.lifecycle.actions import Head, Op
 from esper.population.extract import shapes_of
 from esper.population.hosts import Host
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
-from esper.simic.steps import EnvironmentSpec
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
 from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static

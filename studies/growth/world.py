@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from esper.config import load_config
-from esper.simic.environment import GrowthEnvironment
-from esper.simic.steps import EnvironmentSpec
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.tasks.task import Task
 
 RECIPE = Path(__file__).parents[1] / "tamiyo.yaml"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from torch import Tensor
 
 from esper.simic import ending
-from esper.simic.ending import Decision, Measure
+from esper.simic.bodies import BlockScores
+from esper.simic.ending import SeedDecision
 
 
 @pytest.fixture
 def everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every living seed is kept at the end, so that a tiny run on easy data has something to show."""
 
-    def keep(measure: Measure, alive: Tensor, planted: Tensor) -> Decision:
+    def keep(measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor) -> SeedDecision:
         worth = measure(alive).worth.mean(dim=0)
-        return Decision(alive, worth, worth)
+        return SeedDecision(alive, worth, worth)
 
     monkeypatch.setattr(ending, "decide_seeds", keep)
 

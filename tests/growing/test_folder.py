@@ -99,12 +99,12 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
 
 @pytest.mark.usefixtures("no_report")
 def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
-    looks, last = 0, 28
+    uses_metrics, last = 0, 28
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal looks
-        looks += 1
-        if looks == last:
+        nonlocal uses_metrics
+        uses_metrics += 1
+        if uses_metrics == last:
             os.kill(os.getpid(), signal.SIGINT)
         return F.cross_entropy(outputs, targets)
 

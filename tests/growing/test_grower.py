@@ -70,7 +70,7 @@ def test_a_seed_in_isolation_is_not_heard_and_moves_nothing_but_itself() -> None
     torch.manual_seed(0)
     model = models.small_cnn()
     grower, optimizer = made(model)
-    while Stage(int(grower._environment.begun.states.stage[0, 0])) is not Stage.TRAINING:
+    while Stage(int(grower._environment.applied.slots.stage[0, 0])) is not Stage.TRAINING:
         train_epoch(model, optimizer)
         grower.step()
     seed = {n: t.clone() for n, t in slot_of(grower).state_dict().items()}

@@ -281,12 +281,12 @@ def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
 
 
 def test_ctrl_c_returns_what_has_grown_so_far() -> None:
-    looks = 0
+    uses_metrics = 0
 
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal looks
-        looks += 1
-        if looks == 60:
+        nonlocal uses_metrics
+        uses_metrics += 1
+        if uses_metrics == 60:
             os.kill(os.getpid(), signal.SIGINT)
         return F.cross_entropy(outputs, targets)
 

@@ -157,8 +157,8 @@ def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator
     fits[:, :, sorted(ref.BLUEPRINTS[rules.topology])[0]] = True
     fits[:, :, ref.CLONE] |= torch.from_numpy(rng.random((num_members, num_slots)) < 0.5)
     fitting = [[set(slot.nonzero().flatten().tolist()) for slot in member] for member in fits]
-    looks = torch.from_numpy(rng.random(num_members) < 0.7)
-    theirs = [rules if look else ref.of_the_blind(rules) for look in looks.tolist()]
+    uses_metrics = torch.from_numpy(rng.random(num_members) < 0.7)
+    theirs = [rules if look else ref.of_the_blind(rules) for look in uses_metrics.tolist()]
     for slots in members:
         for slot in slots[1:]:
             slot.enabled = bool(rng.random() < 0.8)
@@ -168,7 +168,7 @@ def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator
         plans = [random_action(rng, member, rules, fit) for member, fit in zip(members, fitting, strict=True)]
         choices = torch.tensor([[plan[head] for head in ref.HEAD_NAMES] for plan in plans])
         lefts = (left - torch.arange(num_members) % 3).clamp(min=0)  # some are finished before the others
-        applied = apply(states, Actions(choices), evidence, config, rules.topology, lefts, fits, looks)
+        applied = apply(states, Actions(choices), evidence, config, rules.topology, lefts, fits, uses_metrics)
         ticked = tick(applied.states, config)
         verdicts = [
             ref.act(member, plan, evidence_of(evidence, i), theirs[i], int(lefts[i]), fitting[i])

@@ -20,7 +20,7 @@ from esper.lifecycle.actions import (
     Tempo,
 )
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.engine import apply, force_prune, joined_outcome, tick
+from esper.lifecycle.engine import apply, force_prune, merge_outcomes, tick
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.lifecycle.strategies import random_evidence
@@ -309,7 +309,7 @@ def test_actions_one_after_the_other_tell_their_first_op_and_all_that_began() ->
     ):
         outcomes.append(apply(states, Actions.of([action]), good(states), RULES, "cnn"))
         states = outcomes[-1].states
-    joined = joined_outcome(outcomes)
+    joined = merge_outcomes(outcomes)
     assert (joined.asked_op.item(), joined.executed_op.item()) == (Op.GERMINATE, Op.GERMINATE)
     assert joined.succeeded.item()
     assert joined.germinated.tolist() == [[True, False]]

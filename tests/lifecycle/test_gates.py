@@ -151,13 +151,13 @@ def test_gates_are_open_for_those_alone_who_do_not_look() -> None:
     held = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
     half = SlotRecord(Stage.BLENDING, 1, alpha=0.5, alpha_target=0.5)
     states = SlotStates.from_records([[training(0), half, held]] * 2)
-    unmeasured, looks = SlotEvidence.unmeasured(2, 3), torch.tensor([True, False])
-    passes = open_gates(states, unmeasured, PERMISSIVE.gates, looks)
+    unmeasured, uses_metrics = SlotEvidence.unmeasured(2, 3), torch.tensor([True, False])
+    passes = open_gates(states, unmeasured, PERMISSIVE.gates, uses_metrics)
     assert passes[Op.ADVANCE].tolist() == [[False, False, False], [True, False, False]]
     assert passes[Op.FOSSILIZE].tolist() == [[False, False, False], [False, False, True]]
     for slot, op, refused in ((0, Op.ADVANCE, Gate.G2), (2, Op.FOSSILIZE, Gate.G5)):
         action = Actions.of([{Head.OP: op, Head.SLOT: slot}] * 2)
-        outcome = apply_actions(states, action, unmeasured, PERMISSIVE, "cnn", looks=looks)
+        outcome = apply_actions(states, action, unmeasured, PERMISSIVE, "cnn", uses_metrics=uses_metrics)
         assert outcome.succeeded.tolist() == [False, True]
         assert outcome.refused_by.tolist() == [refused, Gate.NONE]
 

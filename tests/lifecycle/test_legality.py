@@ -108,8 +108,8 @@ def test_copies_and_open_gates_need_no_time_alone() -> None:
 def test_time_is_each_members_own_and_those_who_do_not_look_need_none() -> None:
     states = SlotStates.empty(4, 1)
     left = torch.tensor([14.0, 15.0, 2.0, 0.0])
-    looks = torch.tensor([True, True, False, True])
-    legal_now = legal_slots_by_op(states, RULES, None, left, looks)
+    uses_metrics = torch.tensor([True, True, False, True])
+    legal_now = legal_slots_by_op(states, RULES, None, left, uses_metrics)
     assert legal_now[:, Op.GERMINATE, 0].tolist() == [False, True, True, False]
     assert legal_now[:, Op.WAIT, 0].all(), "whoever is finished may wait"
 

@@ -114,7 +114,7 @@ class ReferenceMember(nn.Module):
         if isinstance(seed, CopiedBlocks):
             chain.extend(seed.blocks)
         elif isinstance(seed, NewUnits):
-            chain[-1] = Block(side_by_side(chain[-1].branch, seed.branch))
+            chain[-1] = Block(concatenate(chain[-1].branch, seed.branch))
         else:
             chain.append(seed)
         self.prune(slot)
@@ -172,7 +172,7 @@ def narrow(branch: Branch, units: int) -> Branch:
     return Branch(branch.norm, first, middle, second)
 
 
-def side_by_side(old: Branch, new: Branch) -> Branch:
+def concatenate(old: Branch, new: Branch) -> Branch:
     """One branch with the units of two, written out unit by unit."""
     wide = narrow(old, old.units + new.units)
     copies = 3 if isinstance(old.middle, AttendToPast) else 1

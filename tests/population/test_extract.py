@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.extract import extract
 from esper.population.network import RowNetwork
 from esper.population.population import Population
@@ -48,7 +48,7 @@ def modules_of_seeds(world: str, states: SlotStates) -> list[int]:
     each = torch.where(states.blueprint >= Blueprint.WIDEN_HALF, 0, 1)
     if world == "text":
         each[:, 1] += (states.blueprint[:, 1] == Blueprint.CLONE) & (states.alpha[:, 1] == 1.0)
-    heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
+    heard = torch.isin(states.stage, torch.tensor([int(s) for s in FORWARD_STAGES]))
     return (heard * each).sum(1).tolist()
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, SEED_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, SEED_STAGES, Stage
 from esper.population.forms import NO_FORM, FormCodes
 from esper.population.plan.packing import Plan, PlanSpec, widened_span
 from esper.population.plan.rows import (
@@ -49,7 +49,7 @@ def crowds(draw: st.DrawFn) -> list[list[SlotRecord]]:
 
 
 def heard_alphas(row: list[SlotRecord]) -> list[float]:
-    return [r.alpha if r.stage in HEARD_STAGES else 0.0 for r in row]
+    return [r.alpha if r.stage in FORWARD_STAGES else 0.0 for r in row]
 
 
 CODES = FormCodes(classes=3)

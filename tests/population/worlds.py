@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esper.lifecycle.actions import STYLE_BLEND, Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.blocks import Block
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
@@ -29,8 +29,8 @@ from tests.population.reference import (
     ReferenceMember,
     ReferenceSeed,
     Seed,
+    concatenate,
     loss_of,
-    side_by_side,
 )
 
 CLASSES = 3
@@ -99,7 +99,7 @@ def make_data(world: str, members: int, tasks: int = 1, samples: int = 24) -> Me
 def record(
     stage: Stage, blueprint: int, style: int = Style.LINEAR_ADD, alpha: float | None = None
 ) -> SlotRecord:
-    strength = float(stage in HEARD_STAGES) if alpha is None else alpha
+    strength = float(stage in FORWARD_STAGES) if alpha is None else alpha
     return SlotRecord(stage=stage, blueprint=int(blueprint), style=int(style), alpha=strength)
 
 
@@ -178,7 +178,7 @@ def reference_member(
 
 def heard_alphas(states: SlotStates) -> list[list[float]]:
     """The strength at which each member hears each slot."""
-    heard = torch.isin(states.stage, torch.tensor([int(s) for s in HEARD_STAGES]))
+    heard = torch.isin(states.stage, torch.tensor([int(s) for s in FORWARD_STAGES]))
     return (states.alpha * heard).tolist()
 
 
@@ -311,9 +311,7 @@ class OneAfterAnother:
         new = next((float(v["step"]) for v in known.values() if "step" in v), 0.0)
         for field, beta in names.items():
             scale = (1 - beta ** max(step, 1)) / (1 - beta ** max(new, 1))
-            wide = side_by_side(
-                with_values(old, before, field), with_values(seed.branch, known, field, scale)
-            )
+            wide = concatenate(with_values(old, before, field), with_values(seed.branch, known, field, scale))
             for p, value in zip(block.parameters(), wide.parameters(), strict=True):
                 entries[p][field] = value.detach().clone()
         if self.config.optimizer == "adamw":

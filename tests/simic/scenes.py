@@ -70,7 +70,7 @@ def collect(
         reset = torch.full((members,), t in reset_at)
         uniforms = torch.rand(members, len(HEAD_SIZES), generator=generator)
         decided, state = agent.act(observation, masks, state, reset, uniforms)
-        made = decided.led_to(
+        made = decided.with_outcome(
             reward=torch.randn(members, generator=generator),
             terminated=torch.full((members,), t == steps - 1),
         )

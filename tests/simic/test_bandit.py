@@ -59,7 +59,7 @@ def train_bandit(seed: int, updates: int) -> tuple[Bandit, PPOAgent, Transition]
                 observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms
             )
             reward = bandit.pull(decision.actions)
-            step = decision.led_to(reward, ends)
+            step = decision.with_outcome(reward, ends)
             buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, state)
             buffer.add(step)
         assert buffer is not None
@@ -94,7 +94,7 @@ def test_a_bandit_whose_every_head_counts_is_learned_in_all_eight() -> None:
                 observation, bandit.masks, agent.initial_state(MEMBERS), fresh, uniforms
             )
             reward = (decision.actions == bandit.best).float().mean(1)
-            step = decision.led_to(reward, ends)
+            step = decision.with_outcome(reward, ends)
             buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, state)
             buffer.add(step)
         assert buffer is not None
@@ -126,7 +126,7 @@ def highest_values(bootstrap_the_end: bool, updates: int = 200) -> list[float]:
             last = torch.full((members,), t == steps - 1)
             reward = (last & (decision.actions[:, 0] == 1)).float()
             ends = {"truncated": last, "terminated": fresh} if bootstrap_the_end else {"terminated": last}
-            step = decision.led_to(reward, bootstrap_value=decision.value, **ends)
+            step = decision.with_outcome(reward, bootstrap_value=decision.value, **ends)
             buffer = buffer or TamiyoRolloutBuffer(members, steps, step, state)
             buffer.add(step)
             values.append(decision.value.max())

@@ -16,11 +16,10 @@ from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES
-from esper.simic.ending import Ending
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.ending import FinalSelection
+from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.steps import StepResult
 from esper.simic.trainer import TWINS, Trainer
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static
@@ -34,9 +33,9 @@ RAISE = (PLANT, ADVANCE, ADVANCE)
 COMPUTE = EpisodeConfig(steps=8, clock="compute")
 
 
-def live(environment: GrowthEnvironment, grows: bool = True, looks: bool = False) -> list[StepResult]:
+def live(environment: GrowthEnvironment, grows: bool = True, uses_metrics: bool = False) -> list[StepResult]:
     """An episode in which the first member raises a large seed at once, or nobody does."""
-    environment.reset(0, looks=looks)
+    environment.reset(0, uses_metrics=uses_metrics)
     results = []
     others = [WAIT] * (environment.num_members - 1)
     while not environment.done:
@@ -68,7 +67,7 @@ def test_the_budget_of_one_member_ends_it_and_nobody_else() -> None:
 
 def test_nothing_of_a_finished_member_changes_any_more() -> None:
     environment = make_environment(members=(0, 1), episode=COMPUTE)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     environment.step([Actions.of([action, WAIT]) for action in RAISE])
     while not environment.population.finished[0]:
         environment.step(Actions.wait(2))
@@ -91,7 +90,7 @@ def test_nothing_of_a_finished_member_changes_any_more() -> None:
 
 def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budget() -> None:
     environment = make_environment(members=(0, 1), episode=COMPUTE)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     environment.step([Actions.of([action, WAIT]) for action in RAISE])
     unbounded = environment.flops.clone()
     while not environment.population.finished[0]:
@@ -102,7 +101,7 @@ def test_the_last_step_may_cost_more_than_is_left_and_is_charged_up_to_the_budge
     assert left == 1, "the last step was announced"
     assert unbounded[0] > environment.budget[0]
     assert environment.flops[0] == environment.budget[0]
-    assert environment.standing.spent[0] == 1
+    assert environment.derived.spent[0] == 1
 
 
 def test_budgets_are_dealt_to_the_members_by_their_ids() -> None:
@@ -121,15 +120,15 @@ def test_flops_may_be_given_and_a_bare_host_gets_the_steps_that_they_pay_for() -
         environment = make_environment(members=(0,), episode=COMPUTE.model_copy(update={"flops": flops}))
         assert environment.steps == steps
         assert len(live(environment, grows=False)) == steps
-        assert environment.standing.spent.tolist() == [1.0]
+        assert environment.derived.spent.tolist() == [1.0]
 
 
 def test_only_those_who_look_pay_for_measurements() -> None:
     blind, looking = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
     assert len(live(blind, grows=False)) == 8
-    assert len(live(looking, grows=False, looks=True)) < 8
+    assert len(live(looking, grows=False, uses_metrics=True)) < 8
     mixed = make_environment(members=(0, 1), episode=COMPUTE)
-    mixed.reset(0, looks=torch.tensor([True, False]))
+    mixed.reset(0, uses_metrics=torch.tensor([True, False]))
     mixed.step(Actions.wait(2))
     assert mixed.flops[0] > mixed.flops[1] == pytest.approx(mixed.bare_cost)
     assert mixed.observe().steps_left[0] < mixed.observe().steps_left[1] == 7
@@ -173,7 +172,7 @@ def test_a_spent_budget_moves_no_weight() -> None:
     flat = SMALL.model_copy(update={"schedule": "flat", "weight_decay": 0.0})
     tiny = COMPUTE.model_copy(update={"flops": 1.0})
     environment = make_environment(members=(0,), episode=tiny, population=flat)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     before = environment.population.hosts.weights.clone()
     environment.step(Actions.wait(1))
     assert environment.population.finished.all()
@@ -186,7 +185,7 @@ def test_a_spent_budget_moves_no_weight() -> None:
 
 def test_the_observation_tells_cost_and_steps_left() -> None:
     environment = make_environment(members=(0, 1), episode=COMPUTE)
-    observation = environment.reset(0, looks=False)
+    observation = environment.reset(0, uses_metrics=False)
     assert observation.step_cost.tolist() == [1, 1]
     assert observation.steps_left.tolist() == [8, 8]
     result = environment.step([Actions.of([action, WAIT]) for action in RAISE])
@@ -200,7 +199,7 @@ def test_the_observation_tells_cost_and_steps_left() -> None:
 
 def test_a_saved_episode_goes_on_with_the_same_budget_and_eyes() -> None:
     first, second = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
-    first.reset(0, looks=torch.tensor([True, False]))
+    first.reset(0, uses_metrics=torch.tensor([True, False]))
     for _ in range(3):
         first.step(Actions.wait(2))
     second.load_state_dict(first.state_dict())
@@ -259,7 +258,7 @@ def test_rounds_of_unequal_lengths_are_learned_from() -> None:
 
 def test_every_network_is_measured_at_the_end_whenever_it_ended() -> None:
     environment = make_environment(members=(0, 1, 2), episode=COMPUTE)
-    ending = Ending(environment)
+    ending = FinalSelection(environment)
     record = ending.play(RandomLegal(1.0))
     assert np.isfinite(record.accuracy[-1]).all()
     assert np.isfinite(evaluate_test(environment).accuracy).all()
@@ -274,13 +273,13 @@ def test_the_finished_are_not_rolled_back_by_a_loss_that_they_keep() -> None:
     config = GovernorConfig(window_min=2, spike_epochs=2)
     environment = make_environment(members=(0, 1), steps=10, governor=config)
     environment.reset(0)
-    governor, rows = environment._governor, environment.rows
+    governor, rows = environment._governor, environment.state
     panics = []
     for loss, lives in ((3.0, True), (3.0, True), (3.0, True), (50.0, True), (50.0, False)):
-        signals = rows.signals.update(torch.full((2,), loss), rows.signals.accuracy)
+        history = rows.history.append(torch.full((2,), loss), rows.history.accuracy)
         active = torch.tensor([lives, True])
         panics.append(
-            governor.settle(replace(rows, signals=signals), torch.ones(2), active, keeps=True)[1].tolist()
+            governor.review(replace(rows, history=history), torch.ones(2), active, keep=True)[1].tolist()
         )
     assert panics == [[False, False]] * 4 + [[False, True]]
 
@@ -308,7 +307,7 @@ WIDEN = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
 
 def test_a_block_is_not_widened_beyond_its_widest() -> None:
     environment = make_residual(folds=2)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
     environment.step(Actions.wait(2))
     assert environment.slots.stage[0, 0] == Stage.DORMANT
@@ -318,10 +317,10 @@ def test_a_block_is_not_widened_beyond_its_widest() -> None:
 
 def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded_in() -> None:
     environment = make_residual(folds=2)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
     assert environment.slots.stage[0, 0] == Stage.FOSSILIZED
-    population, states = environment.population, environment.begin(Actions.wait(2)).states
+    population, states = environment.population, environment.apply_actions(Actions.wait(2)).slots
     population.read_slots(states)
     assert states.stage[0, 0] == Stage.DORMANT
     size = population.network.slots[0].body(int(population.forms[0, 0, 1])).parameters
@@ -331,7 +330,7 @@ def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded
 
 def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:
     environment = make_residual(members=(0, 1), steps=6, folds=1)
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     burst = [CLONE, FOSSILISE]
     result = environment.step([Actions.of([action, WAIT]) for action in burst])
     assert result.ticked.folded.tolist() == [[True], [False]]
@@ -345,7 +344,7 @@ def test_a_fold_frees_its_slot_and_keeps_what_the_network_computes() -> None:
 
 def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     environment = make_residual(members=(0, 1), steps=9, folds=2, governor=GovernorConfig(snapshot_every=8))
-    environment.reset(0, looks=False)
+    environment.reset(0, uses_metrics=False)
     burst = [CLONE, FOSSILISE]
     environment.step([Actions.of([action] * 2) for action in burst])
     assert environment.slots.room.tolist() == [[1], [1]]

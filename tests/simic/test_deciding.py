@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from torch import Tensor, nn
 import esper
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
-from esper.simic.ending import LEVEL, BlockScores, Measure, decide_seeds, lower_bounds
+from esper.simic.bodies import BlockScores
+from esper.simic.ending import LEVEL, decide_seeds, lower_bounds
 from esper.tamiyo.scripted import RandomLegal
 from tests.controllers import Scheduled
 from tests.growing import models
@@ -38,7 +40,7 @@ def test_the_bound_is_that_of_a_one_sided_t_test(seed: int, blocks: int, planted
     torch.testing.assert_close(mean, gains.mean(0))
 
 
-def by_subset(table: Tensor) -> Measure:
+def by_subset(table: Tensor) -> Callable[[Tensor], BlockScores]:
     """Scores of networks with some of their seeds, read from a table.  # [blocks, N, 2 ** S]"""
     bits = 2 ** torch.arange(table.shape[2].bit_length() - 1)
 
@@ -63,7 +65,7 @@ def test_of_two_seeds_that_stand_in_for_each_other_one_stays() -> None:
     table = noise + torch.tensor([0.0, 10.0, 10.0, 10.0])
     decision = decide_seeds(by_subset(table), torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]))
     assert decision.kept.sum() == 1
-    assert decision.surely[decision.kept].item() > 5
+    assert decision.lower_bound[decision.kept].item() > 5
 
 
 def test_losses_that_are_each_within_the_noise_are_not_added_up() -> None:

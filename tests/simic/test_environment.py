@@ -327,7 +327,7 @@ def test_a_state_of_another_environment_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks "):
         environment.load_state_dict({})
     damaged = environment.state_dict()
-    damaged["rows.slots.stage"] = torch.full_like(damaged["rows.slots.stage"], 5)
+    damaged["state.slots.stage"] = torch.full_like(damaged["state.slots.stage"], 5)
     with pytest.raises(ValueError, match="5 is retired"):
         environment.load_state_dict(damaged)
     assert torch.equal(before, environment.population.hosts.weights)

@@ -17,7 +17,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
-from esper.simic.governor import Governor, Watch, grown_since, judge
+from esper.simic.governor import Governor, LossHistory, grown_since, judge
 from tests.simic.worlds import make_environment
 
 CHANCE = math.log(10)
@@ -64,23 +64,23 @@ losses = st.sampled_from([0.2, 1.0, 1.5, 2.2, CHANCE, 2.4, 3.0, 13.0, 30.0, 100.
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.lists(losses, min_size=4, max_size=4), min_size=1, max_size=25))
 def test_judge_equals_the_slow_governor(course: list[list[float]]) -> None:
-    watch = Watch.blank(4, CONFIG, torch.device("cpu"))
+    watch = LossHistory.empty(4, CONFIG, torch.device("cpu"))
     slow = [SlowGovernor(CONFIG) for _ in range(4)]
     for epoch in course:
         loss = torch.tensor(epoch, dtype=torch.float64)
         verdict = judge(watch, loss.clamp(max=1e6), loss, CHANCE, CONFIG)
-        watch = verdict.watch
+        watch = verdict.history
         expected = [member.look(value, value) for member, value in zip(slow, epoch, strict=True)]
         assert verdict.panicked.tolist() == [panicked for panicked, _ in expected]
         assert verdict.good.tolist() == [good for _, good in expected]
 
 
 def look_at(course: list[float], config: GovernorConfig = CONFIG) -> list[bool]:
-    watch = Watch.blank(1, config, torch.device("cpu"))
+    watch = LossHistory.empty(1, config, torch.device("cpu"))
     panics = []
     for value in course:
         verdict = judge(watch, torch.tensor([1.0]), torch.tensor([value]), CHANCE, config)
-        watch = verdict.watch
+        watch = verdict.history
         panics.append(bool(verdict.panicked))
     return panics
 
@@ -105,7 +105,7 @@ def test_chance_is_a_collapse_only_after_something_was_learned() -> None:
 
 
 def test_a_training_loss_that_is_not_finite_is_a_panic_too() -> None:
-    watch = Watch.blank(2, CONFIG, torch.device("cpu"))
+    watch = LossHistory.empty(2, CONFIG, torch.device("cpu"))
     verdict = judge(watch, torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]), CHANCE, CONFIG)
     assert verdict.panicked.tolist() == [True, False]
 
@@ -217,8 +217,8 @@ def test_a_collapse_to_the_loss_of_chance_is_seen() -> None:
     environment = make_environment(members=(0, 1), steps=4)
     environment.reset(0)
     governor = environment._governor
-    watch = replace(governor.vigil.watch, learned=torch.tensor([True, False]))
-    governor.vigil = replace(governor.vigil, watch=watch)
+    losses = replace(governor.state.losses, learned=torch.tensor([True, False]))
+    governor.state = replace(governor.state, losses=losses)
     environment.population.hosts.weights[0] = 0.0  # every class alike
     assert act(environment, {}).panicked.tolist() == [True, False]
 
@@ -255,18 +255,18 @@ def test_rows_under_suspicion_are_never_kept() -> None:
     """Weights 1, 2, 3 are good; 4 is the first spike of two; the second one goes back to 3."""
     environment = make_environment(members=(0, 1), steps=10)
     environment.reset(0)
-    population, rows = environment.population, environment.rows
+    population, rows = environment.population, environment.state
     config = GovernorConfig(window_min=2, spike_epochs=2)
     governor = Governor(config, population, rows, CHANCE)
     panics = []
     for weight, loss in ((1.0, 3.0), (2.0, 3.0), (3.0, 3.0), (4.0, 50.0), (5.0, 50.0)):
         population.hosts.weights.fill_(weight)
-        signals = rows.signals.update(torch.tensor([loss, 3.0]), rows.signals.accuracy)
-        measured = replace(rows, signals=signals)
-        after, panicked, _ = governor.settle(
+        history = rows.history.append(torch.tensor([loss, 3.0]), rows.history.accuracy)
+        measured = replace(rows, history=history)
+        after, panicked, _ = governor.review(
             measured, torch.ones(2), torch.ones(2, dtype=torch.bool), governor.keeps_next()
         )
         panics.append(panicked.tolist())
     assert panics == [[False, False]] * 4 + [[True, False]]
     assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]
-    assert after.signals.loss.tolist() == [3.0, 3.0]
+    assert after.history.loss.tolist() == [3.0, 3.0]

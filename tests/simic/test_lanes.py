@@ -9,7 +9,7 @@ from esper.config import load_config
 from esper.lifecycle.actions import Blueprint, Head
 from esper.runs.lanes import NO_BLUEPRINT, UNMEASURED, LanesFolder
 from esper.simic.rollout import play
-from esper.simic.telemetry import host_parts, lanes_of
+from esper.simic.telemetry import build_lanes, describe_host
 from tests.controllers import Scheduled
 from tests.tiny import TINY
 
@@ -18,7 +18,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     environment = make_environment(load_config(overrides=[*TINY, "episode.steps=8"]))
     record = play(environment, Scheduled(range(0, 99, 2)), 0)
     folder = LanesFolder(tmp_path)
-    folder.write(lanes_of(record, host_parts(environment.population), 5))
+    folder.write(build_lanes(record, describe_host(environment.population), 5))
     columns = folder.columns(5)
     np.testing.assert_array_equal(columns["stage"], record.stage)
     np.testing.assert_allclose(columns["alpha"] / 255, record.alpha, atol=0.002)
@@ -41,7 +41,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
 def test_the_parts_of_a_host_add_up_to_it() -> None:
     environment = make_environment(load_config(overrides=list(TINY)))
     host = environment.population.network.host
-    parts = host_parts(environment.population)
+    parts = describe_host(environment.population)
     assert len(parts) == host.num_slots + 1
     assert parts[-1].name == "head"
     assert sum(part.parameters for part in parts) == environment.host_parameters

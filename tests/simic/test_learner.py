@@ -11,6 +11,7 @@ import torch
 from esper.lifecycle.actions import Head, Op, relevance
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Transition
+from esper.simic.bodies import TaskPopulation
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
@@ -163,7 +164,7 @@ def test_while_it_imitates_a_teacher_acts_and_the_policy_comes_to_do_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """16 decisions of 96 minibatches: the rule of thumb widens and repeats; afterwards nobody tells."""
-    monkeypatch.setattr(GrowthEnvironment, "batches", 96)
+    monkeypatch.setattr(TaskPopulation, "batches", 96)
     config = LearnerConfig(imitate=5)
     world = replace(make_residual(members=range(4), steps=16, folds=2).spec, gamma=1.0)
     torch.manual_seed(1)

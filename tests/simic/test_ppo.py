@@ -51,7 +51,7 @@ def test_a_rollout_that_continues_an_episode_starts_from_its_memory() -> None:
         _, state = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
     made = first.transitions[0]
     decision, _ = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
-    stored = decision.led_to(torch.zeros(4), torch.ones(4, dtype=torch.bool))
+    stored = decision.with_outcome(torch.zeros(4), torch.ones(4, dtype=torch.bool))
     first.buffer.reset(state)
     first.buffer.add(stored)
     with torch.no_grad():
@@ -329,7 +329,7 @@ def test_a_transition_that_is_stored_is_what_was_decided() -> None:
     decision, _ = agent.act(
         made.observation, made.masks, agent.initial_state(4), made.reset, torch.rand(4, HEADS)
     )
-    stored = decision.led_to(made.reward, made.terminated)
+    stored = decision.with_outcome(made.reward, made.terminated)
     assert torch.equal(stored.actions, decision.actions)
     assert torch.equal(stored.log_prob, decision.log_prob)
     assert stored.observation is made.observation

@@ -14,9 +14,9 @@ from esper.lifecycle.config import LifecycleConfig
 from esper.population.population import Population
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import lifecycle_for
+from esper.simic.environment import StepResult
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import EpisodeRecord, play
-from esper.simic.steps import StepResult
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.utils.graphs import MAX_GRAPHS, Graphed, GraphPool
 from tests.cpu_graphs import graphs_on_cpu
@@ -34,7 +34,7 @@ def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
         torch.manual_seed(0)
         controller = LearnedController(PPOAgent(TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig()))
         if replayed:
-            controller._decision = Graphed(controller._decide, environment._stood.pool)
+            controller._decision = Graphed(controller._decide, environment._graph_pool)
 
         def break_one(_: StepResult) -> None:
             if environment.clock in (3, 5):

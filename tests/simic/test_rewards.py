@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from esper.simic.config import RewardConfig
 from esper.simic.learner import Learner
-from esper.simic.rewards import REWARDS, Potentials, potential
+from esper.simic.state import compute_reward, potential
 from esper.simic.trainer import Trainer
 from tests.simic.worlds import make_agent, make_spec
 
@@ -22,7 +22,7 @@ def pay(mode: str, phi: list[float], gamma: float) -> list[float]:
     values = torch.tensor(phi, dtype=torch.float64).unsqueeze(1)
     last = torch.arange(len(phi) - 1).unsqueeze(1) == len(phi) - 2
     return [
-        float(REWARDS[mode](Potentials(values[0], values[t], values[t + 1], last[t], gamma)))
+        float(compute_reward(mode, gamma, values[0], values[t], values[t + 1], last[t]))
         for t in range(len(phi) - 1)
     ]
 

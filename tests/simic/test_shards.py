@@ -75,7 +75,7 @@ def test_who_ends_early_rests_beside_who_goes_on() -> None:
     together = play(make_environment((0, 1, 2) * 2, episode=episode), Blocks(controllers), 1)
     apart = [play(make_environment((0, 1, 2), episode=episode), each, 1) for each in controllers.values()]
     assert apart[0].num_steps == 8 > apart[1].num_steps
-    joined = apart[0].side_by_side([each.tensors() for each in apart])
+    joined = apart[0].concatenate([each.tensors() for each in apart])
     assert_same_record(joined, together, atol=1e-4)  # kernels may differ between three rows and six
 
 

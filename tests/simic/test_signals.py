@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics
-from esper.simic.signals import Signals, update_evidence
+from esper.simic.state import ValidationHistory, update_evidence
 
 NAN = math.nan
 numbers = st.one_of(st.floats(0, 1, width=32), st.just(NAN), st.just(math.inf))
@@ -27,21 +27,21 @@ def padded(history: list[float]) -> list[float]:
 def test_what_one_member_measures_leaves_the_others_histories_alone(
     course: list[list[tuple[float, float]]],
 ) -> None:
-    signals = Signals.blank(3, torch.device("cpu"))
+    recent = ValidationHistory.empty(3, torch.device("cpu"))
     for epoch in course:
-        signals = signals.update(*torch.tensor(epoch).unbind(1))
+        recent = recent.append(*torch.tensor(epoch).unbind(1))
     for member in range(3):
         losses, accuracies = zip(*(epoch[member] for epoch in course), strict=True)
-        for history, values in ((signals.loss_history, losses), (signals.accuracy_history, accuracies)):
+        for history, values in ((recent.loss_history, losses), (recent.accuracy_history, accuracies)):
             torch.testing.assert_close(history[member], torch.tensor(padded(list(values))), equal_nan=True)
-    torch.testing.assert_close(signals.loss, signals.loss_history[:, -1], equal_nan=True)
+    torch.testing.assert_close(recent.loss, recent.loss_history[:, -1], equal_nan=True)
 
 
 def test_histories_keep_the_last_five_oldest_first() -> None:
-    signals = Signals.blank(1, torch.device("cpu"))
+    recent = ValidationHistory.empty(1, torch.device("cpu"))
     for k in range(7):
-        signals = signals.update(torch.tensor([float(k)]), torch.tensor([k / 10]))
-    assert signals.loss_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
+        recent = recent.append(torch.tensor([float(k)]), torch.tensor([k / 10]))
+    assert recent.loss_history.tolist() == [[2.0, 3.0, 4.0, 5.0, 6.0]]
 
 
 # ---- evidence --------------------------------------------------------------------------------------------

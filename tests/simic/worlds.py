@@ -13,9 +13,8 @@ from esper.population.config import PopulationConfig
 from esper.population.hosts import build_host
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.config import EpisodeConfig, RewardConfig
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import Learner
-from esper.simic.steps import EnvironmentSpec
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tasks import load_task

@@ -11,6 +11,7 @@ import torch
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, relevance
 from esper.lifecycle.stages import Stage
+from esper.simic.bodies import TaskPopulation
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, play
 from esper.tamiyo.controller import Scene
@@ -155,7 +156,7 @@ def test_the_rule_of_thumb_grows_by_what_the_budget_pays_for(
     batches: int, grown: list[tuple[int, Blueprint]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """16 decisions of so many minibatches each; a second episode, of the richest, is as the first."""
-    monkeypatch.setattr(GrowthEnvironment, "batches", batches)
+    monkeypatch.setattr(TaskPopulation, "batches", batches)
     environment = make_residual(members=(0, 1), steps=16, folds=2, clock="steps")
     schedule = Schedule(BY_BUDGET)
     for episode in range(2 if batches == 96 else 1):

@@ -87,7 +87,7 @@ def _run(
     from esper.controllers import Fixed, check_schedule, load_controller, why_not_here
     from esper.grown_network import GrownMember
     from esper.runs.schema import json_values, to_json
-    from esper.simic.telemetry import episode_events, host_parts, lanes_of
+    from esper.simic.telemetry import build_lanes, describe_host, episode_events
     from esper.tamiyo.scripted import Static
     from esper.utils.devices import choose_device, cpu_threads
     from esper.watch.report import write_report
@@ -108,7 +108,7 @@ def _run(
             runs = compare(environment, arms, advance)
             best = GrownMember.best(environment, runs[-1], runs[0])
             best.save(folder.path)
-        folder.lanes.write(lanes_of(runs[-1].record, host_parts(environment.population), 0))
+        folder.lanes.write(build_lanes(runs[-1].record, describe_host(environment.population), 0))
         folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
         remarks = [why_not] if why_not else []
         comparison = as_comparison(environment, [run.result() for run in runs], remarks)

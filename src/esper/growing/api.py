@@ -43,10 +43,10 @@ from esper.growing.surgery.insertion import graft_name
 from esper.lifecycle.legality import holds_seed
 from esper.runs.lanes import HostPart
 from esper.simic.costs import TRAINING_PASSES
-from esper.simic.ending import Ending
+from esper.simic.ending import FinalSelection
+from esper.simic.environment import StepResult
 from esper.simic.rollout import Episode, EpisodeRecord
-from esper.simic.steps import StepResult
-from esper.simic.telemetry import layers_of
+from esper.simic.telemetry import describe_layers
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Static
@@ -203,11 +203,11 @@ class GrowRun:
         remark = self.bodies.criterion.remark
         self.remarks = (*growth.remarks, *([] if remark is None else [remark]))
         self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
-        self.host_parts = _describe_host(self.bodies)
+        self.describe_host = _describe_host(self.bodies)
         self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
         self.bodies.stop, self.bodies.out_of_time = lambda: stop.requested, self._out_of_time
         self.episode = Episode(self.environment, growth.controller)
-        self.ending = Ending(self.environment)
+        self.ending = FinalSelection(self.environment)
 
     def _out_of_time(self) -> bool:
         limit = self.settings.time_limit
@@ -252,9 +252,9 @@ class GrowRun:
     def run_epoch(self) -> StepResult:
         """Decide once and train for an epoch; then call the user's `on_epoch`."""
         result = self.episode.step()
-        self.ending.look(result)
-        signals = self.environment.rows.signals
-        score = float(signals.accuracy)
+        self.ending.update(result)
+        history = self.environment.state.history
+        score = float(history.accuracy)
         self._since_best = 0 if score > self._best else self._since_best + 1
         self._best = max(self._best, score)
         if self.settings.on_epoch is not None:
@@ -262,7 +262,7 @@ class GrowRun:
                 {
                     "epoch": self.epochs_done,
                     "train_loss": float(result.training.loss),
-                    "val_loss": float(signals.loss),
+                    "val_loss": float(history.loss),
                     "score": score,
                     "parameters": int(self.environment.parameters),
                 }
@@ -333,7 +333,9 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
     found, inside = [], set[nn.Parameter]()
     for module, spec in zip(bodies.live.modules, bodies.live.specs, strict=True):
         own = list(module.parameters())
-        found.append(HostPart(spec.name, layers_of(module), sum(p.numel() for p in own), tuple(spec.shape)))
+        found.append(
+            HostPart(spec.name, describe_layers(module), sum(p.numel() for p in own), tuple(spec.shape))
+        )
         inside.update(own)
     rest = sum(p.numel() for p in bodies.model.parameters() if p not in inside)
     return (*found, HostPart("the rest", (), rest, ()))

@@ -24,7 +24,7 @@ from esper.runs.run_folder import CALL, RunFolder
 from esper.runs.schema import Growth as GrowthFile
 from esper.runs.schema import RoundSummary, SavedNetwork, SavedSlot
 from esper.simic.rollout import EpisodeRecord
-from esper.simic.telemetry import episode_events, lanes_of
+from esper.simic.telemetry import build_lanes, episode_events
 from esper.utils.errors import UserError, one_line
 from esper.watch import report
 
@@ -139,7 +139,7 @@ class GrowFolder:
 
     def _write_history(self, record: EpisodeRecord, run: GrowRun) -> None:
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.lanes.write(lanes_of(record, run.host_parts, 0))
+        self.folder.lanes.write(build_lanes(record, run.describe_host, 0))
 
     def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
         curves = [Grown.curve_of(record, GROWN)]

@@ -31,7 +31,7 @@ from esper.growing.live_optimizer import check_optimizer, hide_seeds
 from esper.growing.settings import check_settings
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
-from esper.simic.ending import Ending
+from esper.simic.ending import FinalSelection
 from esper.tamiyo.controller import Controller, Scene
 from esper.utils.errors import UserError
 from esper.utils.rows import refill, tensors_of, under_prefix, with_prefix
@@ -79,7 +79,7 @@ class Grower:
                 model, train, val, chosen, device, epochs, slots, step, controller, force, budget, optimizer
             )
             self._bodies, self._environment = growth.bodies, growth.environment
-            self._environment.reset(0, looks=growth.controller.looks)
+            self._environment.reset(0, uses_metrics=growth.controller.uses_metrics)
         self.slot_names = growth.slot_names
         self._controller, self._generators = growth.controller, growth.generators
         self.remarks = growth.remarks  # on what was asked for and cannot be had, one sentence each
@@ -87,7 +87,7 @@ class Grower:
         slot_count, tensors_on = self._environment.num_slots, self._environment.device
         self._scene = Scene(members, slot_count, chosen.seed, tensors_on, batches=batches)
         self._controller.begin(self._scene)
-        self._ending = Ending(self._environment)
+        self._ending = FinalSelection(self._environment)
         self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
         self._decide()
 
@@ -127,9 +127,9 @@ class Grower:
             )
         draw = hash((self._seed, environment.clock)) & 0x7FFFFFFF
         with seeded_generators(draw, self._device), torch.inference_mode(False), torch.enable_grad():
-            training = bodies.train_isolated(environment.begun.states)
+            training = bodies.train_isolated(environment.applied.slots)
             bodies.reported = given
-            self._ending.look(environment.end(training))
+            self._ending.update(environment.finish_step(training))
         done = "the end" if environment.done else self._decide()
         return "; ".join([done, *self.remarks]) if environment.clock == 1 else done
 
@@ -162,7 +162,7 @@ class Grower:
         parts = {
             "environment": environment.state_dict(),
             "live": self._bodies.progress_tensors(),
-            "begun": tensors_of(environment.begun),
+            "begun": tensors_of(environment.applied),
             "ending": self._ending.state_dict() if environment.clock else {},
             "controller": self._controller.state_dict(),
             # A seed's latest gradients are evidence for the next decision, which may come before they are
@@ -182,8 +182,8 @@ class Grower:
         environment = self._environment
         environment.load_state_dict(under_prefix("environment", state))
         self._bodies.load_progress(under_prefix("live", state))
-        environment.begun = refill(environment.begun, under_prefix("begun", state))
-        self._bodies.sync_slots(environment.begun.states)
+        environment.applied = refill(environment.applied, under_prefix("begun", state))
+        self._bodies.sync_slots(environment.applied.slots)
         gradients = under_prefix("gradients", state)
         for name, parameter in self._named_seeds():
             parameter.grad = gradients[name].to(parameter) if name in gradients else None
@@ -202,14 +202,14 @@ class Grower:
         environment = self._environment
         observation, masks = environment.observe(), environment.masks()
         actions = self._controller.decide(observation, masks, environment.clock)
-        environment.begin(actions)
-        self._bodies.sync_slots(environment.begun.states)
+        environment.apply_actions(actions)
+        self._bodies.sync_slots(environment.applied.slots)
         return self._describe(actions if isinstance(actions, Actions) else actions[0])
 
     def _describe(self, actions: Actions) -> str:
         slot = self.slot_names[int(actions[Head.SLOT][0])]
         op, blueprint = Op(int(actions[Head.OP][0])), Blueprint(int(actions[Head.BLUEPRINT][0]))
-        if not bool(self._environment.begun.succeeded):
+        if not bool(self._environment.applied.outcome.succeeded):
             return f"asked for {op.name} after {slot} and was refused"
         words = {Op.WAIT: "waited", Op.GERMINATE: f"planted {blueprint.name} after {slot}"}
         return words.get(op, f"{op.name.lower()} after {slot}")

@@ -35,15 +35,14 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.legality import blueprint_table
 from esper.lifecycle.slot_states import NO_BLUEPRINT, AlphaMode, SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics, gradient_health
 from esper.simic.bodies import BlockScores
 from esper.simic.costs import ForwardCosts, Work
-from esper.simic.environment import Environment
-from esper.simic.steps import RuleSpec
+from esper.simic.environment import Environment, RuleSpec
 from esper.utils.errors import UserError
 from esper.utils.rows import check_like
 
@@ -196,11 +195,11 @@ class LivePopulation:
             stage = Stage(int(states.stage[0, k]))
             grows = slot.blueprint in GROWTH_BLUEPRINTS
             slot.blend = Blend.ADD if grows else STYLE_BLEND[Style(int(states.style[0, k]))]
-            slot.alpha = float(states.alpha[0, k]) if stage in HEARD_STAGES else 0.0
+            slot.alpha = float(states.alpha[0, k]) if stage in FORWARD_STAGES else 0.0
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
-            if stage in HEARD_STAGES or (self.optimizer.owned and stage is Stage.TRAINING):
+            if stage in FORWARD_STAGES or (self.optimizer.owned and stage is Stage.TRAINING):
                 self._snapshot = self._snapshot if k in self.optimizer.seeds else None
                 self._train_seed(k)
 
@@ -442,8 +441,8 @@ class LivePopulation:
     def gate_parameters(self) -> Tensor:
         return self.live.gate_parameters()
 
-    def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
-        return self._forward_costs().epoch(states, self, work, looks)
+    def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:
+        return self._forward_costs().epoch(states, self, work, uses_metrics)
 
     def relative_cost(self, states: SlotStates) -> Tensor:
         return self._forward_costs().relative(states, self)

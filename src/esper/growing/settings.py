@@ -204,7 +204,7 @@ class LimitedController:
         """
         self.controller, self.bodies = controller, bodies
         self.budget = _NO_LIMIT if budget is None else budget
-        self.looks = getattr(controller, "looks", True)  # a user's own may not have it
+        self.uses_metrics = getattr(controller, "uses_metrics", True)  # a user's own may not have it
         self._refusals = refusals
         fits = bodies.growable()[0].any(dim=0).tolist()
         fitting = {b.name: b for b in Blueprint if fits[b]}

@@ -163,12 +163,12 @@ def apply(
     topology: str,
     steps_left: int | Tensor | None = None,
     fits: Tensor | None = None,
-    looks: Tensor | None = None,
+    uses_metrics: Tensor | None = None,
 ) -> ActionOutcome:
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
     evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints;
-    or fits [N, S, blueprints] bool: what G0 lets through in each slot. steps_left, looks: as in
+    or fits [N, S, blueprints] bool: what G0 lets through in each slot. steps_left, uses_metrics: as in
     `legal_slots_by_op`. Raises ValueError where the shapes of the three records differ; values are never
     read back, so that a bad choice fails in its own row alone.
     """
@@ -180,15 +180,15 @@ def apply(
     read = relevance(op)  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
     if fits is not None:
-        fits = fitting_in_time(fits, config, steps_left, looks)
-    pair_legal = legal_slots_by_op(states, config, None, steps_left, looks, fits)[members, op, slot]
+        fits = fitting_in_time(fits, config, steps_left, uses_metrics)
+    pair_legal = legal_slots_by_op(states, config, None, steps_left, uses_metrics, fits)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]
     known = (
         g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology) if fits is None else _fitting(fits, choices)
     )
-    passed = _passed(states, evidence, config.gates, known, choices, looks)
+    passed = _passed(states, evidence, config.gates, known, choices, uses_metrics)
     succeeded = legal & passed
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
     after, germinated, pruned = _execute(states, _Orders.of(choices, executed, states.num_slots))
@@ -204,7 +204,7 @@ def apply(
     )
 
 
-def joined_outcome(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
+def merge_outcomes(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
     """What several actions of a step, one after the other, led to: the first op, all births and ends."""
     return replace(
         outcomes[0],
@@ -282,12 +282,12 @@ def _passed(
     gates: GateConfig,
     fits: Tensor,
     choices: Tensor,
-    looks: Tensor | None,
+    uses_metrics: Tensor | None,
 ) -> Tensor:
     """Whether the gate before each member's op, if there is one, lets it through.  # fits [N] → [N] bool"""
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
     refused = (op == Op.GERMINATE) & ~fits
-    for gated, passes in open_gates(states, evidence, gates, looks).items():
+    for gated, passes in open_gates(states, evidence, gates, uses_metrics).items():
         refused = refused | ((op == gated) & ~_at(passes, slot))
     return ~refused
 

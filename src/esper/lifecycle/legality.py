@@ -26,9 +26,9 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotStates
 from esper.lifecycle.stages import (
     ADVANCEABLE_STAGES,
+    FORWARD_STAGES,
     FOSSILIZABLE_STAGES,
     GERMINATION_BLOCKERS,
-    HEARD_STAGES,
     NEXT_STAGE,
     PRUNABLE_STAGES,
     SEED_STAGES,
@@ -137,17 +137,17 @@ OPEN = GateConfig(mode="open")
 
 
 def open_gates(
-    states: SlotStates, evidence: SlotEvidence, config: GateConfig, looks: Tensor | None = None
+    states: SlotStates, evidence: SlotEvidence, config: GateConfig, uses_metrics: Tensor | None = None
 ) -> dict[Op, Tensor]:
     """Where the gate before an op would let it through now, by what is already measured.  # each [N, S] bool
 
     An op that is not named meets no gate on a slot: G0, before GERMINATE, asks about the blueprint alone.
-    looks [N] bool: whose seeds are judged by what was measured, by default everyone's; the others' gates
-    are open.
+    uses_metrics [N] bool: whose seeds are judged by what was measured, by default everyone's; the gates of
+    the others are open.
     """
-    if looks is not None:
+    if uses_metrics is not None:
         judged, unjudged = open_gates(states, evidence, config), open_gates(states, evidence, OPEN)
-        return {op: torch.where(looks.unsqueeze(1), judged[op], unjudged[op]) for op in judged}
+        return {op: torch.where(uses_metrics.unsqueeze(1), judged[op], unjudged[op]) for op in judged}
     return {
         Op.ADVANCE: g1_ready_to_train(states)
         | g2_ready_to_blend(states, evidence, config)
@@ -164,7 +164,7 @@ def _at_least(value: Tensor, minimum: float) -> Tensor:
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
     Op.WAIT: frozenset(Stage),
     Op.GERMINATE: frozenset({Stage.DORMANT}),
-    Op.SET_ALPHA_TARGET: HEARD_STAGES & PRUNABLE_STAGES,  # heard, and not yet for good
+    Op.SET_ALPHA_TARGET: FORWARD_STAGES & PRUNABLE_STAGES,  # heard, and not yet for good
     Op.PRUNE: PRUNABLE_STAGES,
     Op.FOSSILIZE: FOSSILIZABLE_STAGES,
     Op.ADVANCE: ADVANCEABLE_STAGES,
@@ -182,7 +182,7 @@ def _legal_stage_table(allow_advance: bool) -> Tensor:
 
 
 _in_seed_stage = lookup(stage_table(SEED_STAGES).tolist())
-_in_heard_stage = lookup(stage_table(HEARD_STAGES).tolist())
+_in_heard_stage = lookup(stage_table(FORWARD_STAGES).tolist())
 _blocks_germination = lookup(stage_table(GERMINATION_BLOCKERS).tolist())
 
 
@@ -191,7 +191,7 @@ def holds_seed(states: SlotStates) -> Tensor:
     return _in_seed_stage(states.stage)
 
 
-def is_heard(states: SlotStates) -> Tensor:
+def in_forward_pass(states: SlotStates) -> Tensor:
     """Where the host's output depends on a seed: in BLENDING, HOLDING or FOSSILIZED, and alpha above 0.
 
     # [N, S] bool
@@ -204,14 +204,14 @@ def legal_slots_by_op(
     config: LifecycleConfig,
     evidence: SlotEvidence | None = None,
     steps_left: int | Tensor | None = None,
-    looks: Tensor | None = None,
+    uses_metrics: Tensor | None = None,
     fits: Tensor | None = None,
 ) -> Tensor:
     """True where an op is legal on a slot.  # [N, ops, S] bool
 
     With `evidence`, an op that its gate would refuse is not legal either. `steps_left` counts the decisions
     until the episode ends, the next one included, one number or one for each member [N]: with it, what
-    cannot be finished in time is not legal, unless `config.allow_unfinished`. looks [N] bool: whose
+    cannot be finished in time is not legal, unless `config.allow_unfinished`. uses_metrics [N] bool: whose
     controller reads what is measured, by default everyone's; the others' gates are open, and they may begin
     what they cannot finish. fits [N, S, blueprints] bool: which blueprints a seed may have, of
     `fitting_in_time`; a seed may begin where there is one.
@@ -227,12 +227,12 @@ def legal_slots_by_op(
         Op.ADVANCE: states.enabled,
     }
     if evidence is not None:
-        for op, passes in open_gates(states, evidence, config.gates, looks).items():
+        for op, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
             conditions[op] = conditions[op] & passes
     by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:
-        in_time = _in_time(steps_to_finish(states, config.gates), steps_left, looks)
+        in_time = _in_time(steps_to_finish(states, config.gates), steps_left, uses_metrics)
         if fits is not None:
             in_time[..., Op.GERMINATE] = True
         legal = legal & in_time
@@ -242,21 +242,21 @@ def legal_slots_by_op(
 
 
 def fitting_in_time(
-    fits: Tensor, config: LifecycleConfig, steps_left: int | Tensor | None, looks: Tensor | None = None
+    fits: Tensor, config: LifecycleConfig, steps_left: int | Tensor | None, uses_metrics: Tensor | None = None
 ) -> Tensor:
     """The blueprints that fit a slot and whose seeds can be HOLDING before the episode ends.
 
-    fits [N, S, blueprints] bool; steps_left and looks as in `legal_slots_by_op` → [N, S, blueprints] bool
+    fits [N, S, blueprints] bool; the others as in `legal_slots_by_op` → [N, S, blueprints] bool
     """
     if steps_left is None or config.allow_unfinished:
         return fits
-    return fits & _in_time(_raising_table(fits.device, *_dwells(config.gates)), steps_left, looks)
+    return fits & _in_time(_raising_table(fits.device, *_dwells(config.gates)), steps_left, uses_metrics)
 
 
-def _in_time(needed: Tensor, steps_left: int | Tensor, looks: Tensor | None) -> Tensor:
+def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | None) -> Tensor:
     """Where as many decisions are left; everywhere for those who do not look.  # needed [..., choices]"""
     in_time = needed <= (steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left)
-    return in_time if looks is None else in_time | ~looks.view(-1, 1, 1)
+    return in_time if uses_metrics is None else in_time | ~uses_metrics.view(-1, 1, 1)
 
 
 def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:

@@ -50,7 +50,7 @@ NEXT_STAGE: dict[Stage, Stage] = {
 
 COOLDOWN_STAGES = frozenset({Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING})
 SEED_STAGES = frozenset({Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
-HEARD_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
+FORWARD_STAGES = frozenset({Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED})
 PRUNABLE_STAGES = frozenset(s for s, targets in TRANSITIONS.items() if Stage.PRUNED in targets)
 FOSSILIZABLE_STAGES = frozenset(s for s, targets in TRANSITIONS.items() if Stage.FOSSILIZED in targets)
 ADVANCEABLE_STAGES = frozenset(NEXT_STAGE)

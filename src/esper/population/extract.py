@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Style
-from esper.lifecycle.legality import is_heard
+from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, Stage
 from esper.population.blocks import AttendToPast, Block, Branch, fold_units
 from esper.population.blueprints import BlendGate
 from esper.population.forms import HALVES, NO_FORM, SlotForms
@@ -95,7 +95,7 @@ def extract(population: Population, states: SlotStates, member: int) -> nn.Seque
         if body is not None:
             modules.append(load_flat(copy.deepcopy(body.module).cpu(), row))
         if k < population.num_slots:
-            heard = Stage(int(slots.stage[0, k])) in HEARD_STAGES
+            heard = Stage(int(slots.stage[0, k])) in FORWARD_STAGES
             alpha = float(slots.alpha[0, k]) if heard else 0.0
             modules += _SlotParts(population, Style(int(slots.style[0, k])), member, k).modules(alpha)
     return nn.Sequential(*modules).eval()
@@ -179,7 +179,7 @@ def describe_growth(population: Population, states: SlotStates, member: int) -> 
     for s, (slot, forms) in enumerate(pairs):
         here = f"{'segment' if slot.branch is None else 'block'} {s + 1}"
         lines += _changes(slot, s, forms, here)
-        alpha = float(slots.alpha[0, s]) if Stage(int(slots.stage[0, s])) in HEARD_STAGES else 0.0
+        alpha = float(slots.alpha[0, s]) if Stage(int(slots.stage[0, s])) in FORWARD_STAGES else 0.0
         if 0.0 < alpha < 1.0:
             lines.append(f"{Blueprint(int(slots.blueprint[0, s])).name} at {here}, heard at {alpha:.0%}")
     return lines
@@ -192,7 +192,7 @@ def standing_forms(population: Population, states: SlotStates) -> list[list[list
     """
     population.read_slots(states)
     codes = population.network.codes
-    heard = (is_heard(states) & (states.alpha == 1.0)).tolist()
+    heard = (in_forward_pass(states) & (states.alpha == 1.0)).tolist()
 
     def forms_of(positions: list[int], with_seed: bool) -> list[int]:
         seed, *folded = [form for k, form in enumerate(positions) if k == 0 or form != NO_FORM]

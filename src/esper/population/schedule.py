@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from esper.lifecycle.legality import is_heard
+from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 
@@ -82,7 +82,7 @@ class Rewarming:
 
         active [N] bool: who takes part; for the others no time passes.  → [minibatches, N]
         """
-        heard = torch.where(active.unsqueeze(1), is_heard(states) & (states.alpha > 0), self.heard)
+        heard = torch.where(active.unsqueeze(1), in_forward_pass(states) & (states.alpha > 0), self.heard)
         self.since.masked_fill_((heard & ~self.heard).any(dim=1), 0.0)
         self.heard.copy_(heard)
         steps = torch.arange(1, minibatches + 1, device=self.since.device).unsqueeze(1)

@@ -119,7 +119,7 @@ class Bodies(Protocol):
     def gate_parameters(self) -> Tensor:
         """Return the parameters of a gate by slot.  # [S] int64"""
 
-    def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
+    def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:
         """Return the FLOPs of one epoch and its validation, see `ForwardCosts.epoch`.  # [N] float64"""
 
     def relative_cost(self, states: SlotStates) -> Tensor:
@@ -216,8 +216,8 @@ class TaskPopulation(Population):
             worth=torch.stack([measured.contribution for measured in found]),
         )
 
-    def epoch_flops(self, states: SlotStates, work: Work, looks: Tensor | None = None) -> Tensor:
-        return self.costs.epoch(states, self, work, looks)
+    def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:
+        return self.costs.epoch(states, self, work, uses_metrics)
 
     def relative_cost(self, states: SlotStates) -> Tensor:
         return self.costs.relative(states, self)

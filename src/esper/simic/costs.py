@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, has_gate
-from esper.lifecycle.legality import holds_seed, is_heard
+from esper.lifecycle.legality import holds_seed, in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
@@ -94,16 +94,16 @@ class ForwardCosts:
         return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
     def epoch(
-        self, slots: SlotStates, population: SlotForms, work: Work, looks: Tensor | None = None
+        self, slots: SlotStates, population: SlotForms, work: Work, uses_metrics: Tensor | None = None
     ) -> Tensor:
         """Operations of one epoch of training and one validation.  # [N] float64
 
-        A row that differs from its member's own from slot s on is charged from there. looks [N] bool: who is
-        charged for the validation and for what it measures of seeds, everyone by default; the others pay for
-        the plain validation where it chooses their weights.
+        A row that differs from its member's own from slot s on is charged from there.
+        uses_metrics [N] bool: who is charged for the validation and for what it measures of seeds, everyone
+        by default; the others pay for the plain validation where it chooses their weights.
         """
         folded, seed = self._by_slot(slots, population)  # [N, S] each
-        heard = is_heard(slots)
+        heard = in_forward_pass(slots)
         alone = slots.stage == Stage.TRAINING
         grown = seed * heard
         own = self.trunk.sum() + (folded + grown).sum(1)  # [N] one forward pass as the member is
@@ -115,10 +115,10 @@ class ForwardCosts:
         if work.ablate:
             validated = validated + shadows + (heard * rest).sum(1)
         validated = work.validation * validated
-        if looks is None:
+        if uses_metrics is None:
             return trained + validated
         plain = work.validation * own if work.best_epoch else torch.zeros_like(own)
-        return trained + torch.where(looks, validated, plain)
+        return trained + torch.where(uses_metrics, validated, plain)
 
     def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
         """What hosts that keep the seeds of these slots cost; nothing is measured of single seeds."""

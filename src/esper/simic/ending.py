@@ -23,33 +23,34 @@ from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
-from esper.simic.environment import Environment
-from esper.simic.governor import MemberRows
+from esper.simic.environment import Environment, StepResult
 from esper.simic.rollout import EpisodeRecord, play
-from esper.simic.steps import StepResult
+from esper.simic.state import MemberState
 from esper.tamiyo.controller import Controller
 from esper.utils.rows import choose, refill, tensors_of, under_prefix, with_prefix
 
 LEVEL = 0.01  # the chance, for a whole network, that a useless seed stays
 BLOCKS = 20  # into which the validation data are dealt
-
-
-Measure = Callable[[Tensor], BlockScores]  # of networks with the seeds of a mask  # kept [N, S] bool
+OnStep = Callable[[StepResult], None]
 
 
 @dataclass(frozen=True)
-class Decision:
+class SeedDecision:
     """Which seeds stay, and the evidence: points of score, NaN where no seed was."""
 
     kept: Tensor  # [N, S] bool
-    worth: Tensor  # [N, S] mean gain over the blocks when it was last measured
-    surely: Tensor  # [N, S] the lower bound of the gain, alone or together; above 0 where a seed stays
+    gain: Tensor  # [N, S] mean over the blocks when it was last measured
+    lower_bound: Tensor  # [N, S] of the gain, alone or together; above 0 where a seed stays
 
 
-def decide_seeds(measure: Measure, alive: Tensor, planted: Tensor) -> Decision:
-    """Decide every living seed.  # alive [N, S] bool, planted [N] how many seeds each network has had"""
+def decide_seeds(measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor) -> SeedDecision:
+    """Decide which living seeds stay.
+
+    measure: the scores of networks with the seeds of a mask [N, S]; alive [N, S] bool; planted [N]: how many
+    seeds each network has had.
+    """
     kept, level = alive.clone(), LEVEL / (planted + alive.sum(dim=1) - 1).clamp(min=1)
-    worth, surely = (torch.full(alive.shape, float("nan"), device=alive.device) for _ in range(2))
+    gain, bound = (torch.full(alive.shape, float("nan"), device=alive.device) for _ in range(2))
     all_alive: Tensor | None = None  # [blocks, N] the score with every seed
     while bool(kept.any()):
         scores = measure(kept)
@@ -57,17 +58,17 @@ def decide_seeds(measure: Measure, alive: Tensor, planted: Tensor) -> Decision:
         together = (all_alive - scores.whole).unsqueeze(2) + scores.worth  # [blocks, N, S]
         mean, low = lower_bounds(scores.worth, level)
         low = torch.maximum(low, lower_bounds(together, level)[1])
-        worth, surely = torch.where(kept, mean, worth), torch.where(kept, low, surely)
+        gain, bound = torch.where(kept, mean, gain), torch.where(kept, low, bound)
         worst = low.nan_to_num(-torch.inf).masked_fill(~kept, torch.inf).min(dim=1, keepdim=True)
         out = torch.zeros_like(kept).scatter(1, worst.indices, worst.values <= 0)
         if not bool(out.any()):
             break
         kept = kept & ~out
-    return Decision(kept, worth, surely)
+    return SeedDecision(kept, gain, bound)
 
 
 def lower_bounds(gains: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-    """The mean over blocks and its one-sided lower bound.  # gains [B, N, S], level [N] → [N, S], [N, S]
+    """Return the mean over blocks and its one-sided lower bound.  # [B, N, S], [N] → [N, S], [N, S]
 
     Fewer than two blocks show nothing: the bound is NaN.
     """
@@ -75,12 +76,13 @@ def lower_bounds(gains: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
     mean = gains.mean(dim=0)
     if blocks < 2:
         return mean, torch.full_like(mean, float("nan"))
+    # mean − t_{blocks − 1}(1 − level) · s / sqrt(blocks)
     quantile = torch.from_numpy(stdtrit(blocks - 1, 1.0 - level.cpu().double().numpy())).to(mean)
     return mean, mean - quantile.unsqueeze(1) * gains.std(dim=0) / blocks**0.5
 
 
 def at_full_strength(slots: SlotStates, kept: Tensor) -> SlotStates:
-    """The kept seeds as fossils at full strength, and no others.  # kept [N, S] bool"""
+    """Return the kept seeds as fossils at full strength, and no others.  # kept [N, S] bool"""
     blank = SlotStates.empty(slots.num_members, slots.num_slots, slots.device)
     full = torch.where(kept, 1.0, blank.alpha)
     return blank.replace(
@@ -96,63 +98,60 @@ def at_full_strength(slots: SlotStates, kept: Tensor) -> SlotStates:
     )
 
 
-OnStep = Callable[[StepResult], None]
-
-
-class BestRows:
-    """For every member, everything that it was when its validation score was best; of equals the last."""
+class BestStates:
+    """A snapshot of every member at its best validation score; of equal scores, the last."""
 
     def __init__(self, environment: Environment):
         self.environment = environment
-        self.rows: MemberRows | None = None
-        self.saved: dict[str, Tensor] = {}
+        self.state: MemberState | None = None
+        self.bodies: dict[str, Tensor] = {}
 
-    def look(self) -> Tensor:
-        """Keep the members that are better than ever, and say which.  # [N] bool"""
-        environment, rows = self.environment, self.environment.rows
-        score = rows.signals.accuracy.nan_to_num(-torch.inf)
-        if self.rows is None:
-            self.rows, self.saved = rows, _lasting(environment.bodies.snapshot())
+    def update(self) -> Tensor:
+        """Renew the snapshot of the members that are better than ever, and return which.  # [N] bool"""
+        bodies, state = self.environment.bodies, self.environment.state
+        score = state.history.accuracy.nan_to_num(-torch.inf)
+        if self.state is None:
+            self.state, self.bodies = state, _without_moments(bodies.snapshot())
             return torch.ones_like(score, dtype=torch.bool)
-        better = score >= self.rows.signals.accuracy.nan_to_num(-torch.inf)
-        self.rows = choose(better, rows, self.rows)
-        self.saved = _lasting(environment.bodies.keep(self.saved, better))
+        better = score >= self.state.history.accuracy.nan_to_num(-torch.inf)
+        self.state = choose(better, state, self.state)
+        self.bodies = _without_moments(bodies.keep(self.bodies, better))
         return better
 
     def restore(self) -> None:
-        """Put every member back to what was kept; who is finished stays so."""
-        assert self.rows is not None, "nothing was looked at yet"
+        """Take every member back to its snapshot; who is finished stays so."""
+        assert self.state is not None, "there was no update yet"
         bodies = self.environment.bodies
-        bodies.restore({**self.saved, "finished": bodies.finished})
-        self.environment.put(self.rows)
+        bodies.restore({**self.bodies, "finished": bodies.finished})
+        self.environment.set_state(self.state)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What was kept, as plain tensors."""
-        assert self.rows is not None, "nothing was looked at yet"
-        return {**with_prefix("rows", tensors_of(self.rows)), **with_prefix("bodies", self.saved)}
+        """Return the snapshot as plain tensors."""
+        assert self.state is not None, "there was no update yet"
+        return {**with_prefix("state", tensors_of(self.state)), **with_prefix("bodies", self.bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`."""
+        """Load what `state_dict` returned."""
         device = self.environment.bodies.device
-        self.rows = refill(self.environment.rows, under_prefix("rows", tensors))
-        self.saved = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
+        self.state = refill(self.environment.state, under_prefix("state", tensors))
+        self.bodies = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
 
 
-def _lasting(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A snapshot without what an optimizer of torch's remembers: at the end nothing is trained any more."""
+def _without_moments(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a snapshot without the state of a torch optimizer: at the end nothing is trained any more."""
     return {name: value for name, value in bodies.items() if not name.startswith("optimizer.")}
 
 
-class Ending:
-    """Plays an episode and ends it as a growth ends."""
+class FinalSelection:
+    """Choose the weights and the seeds that the networks of an episode end with."""
 
     def __init__(self, environment: Environment):
         self.environment = environment
-        self.best = BestRows(environment)
+        self.best = BestStates(environment)
         members, device = environment.num_members, environment.device
         self.planted = torch.zeros(members, dtype=torch.long, device=device)  # [N] seeds so far
         self.epoch = torch.zeros_like(self.planted)  # [N] whose weights a network ends with, from 1 on
-        self.last_epoch = torch.zeros_like(self.planted)  # [N] that a network lived through
+        self.last_epoch = torch.zeros_like(self.planted)  # [N] that a network trained
 
     def play(
         self,
@@ -161,35 +160,35 @@ class Ending:
         initial_slots: SlotStates | None = None,
         on_step: OnStep | None = None,
     ) -> EpisodeRecord:
-        """Let a controller live through one episode; the record ends with the decided networks.
+        """Play one episode; the record, and the environment, end with the selected networks.
 
-        `on_step` sees every result as it comes. The environment is left with the decided networks.
+        on_step: called with the result of every step.
         """
 
-        def watch(result: StepResult) -> None:
-            self.look(result)
+        def update(result: StepResult) -> None:
+            self.update(result)
             if on_step is not None:
                 on_step(result)
 
-        return play(self.environment, controller, episode, initial_slots, watch, self.finish)
+        return play(self.environment, controller, episode, initial_slots, update, self.finish)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What it remembers after at least one epoch, as plain tensors."""
+        """Return what it remembers after at least one epoch, as plain tensors."""
         own = {"planted": self.planted, "epoch": self.epoch, "last_epoch": self.last_epoch}
         return {**with_prefix("best", self.best.state_dict()), **own}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`."""
+        """Load what `state_dict` returned."""
         self.best.load_state_dict(under_prefix("best", tensors))
         device = self.environment.device
         self.planted, self.epoch = tensors["planted"].to(device), tensors["epoch"].to(device)
         self.last_epoch = tensors["last_epoch"].to(device)
 
-    def look(self, result: StepResult) -> None:
-        """Another epoch is over."""
+    def update(self, result: StepResult) -> None:
+        """Take one more epoch into account."""
         self.planted += result.outcome.germinated.sum(dim=1)
         self.last_epoch = torch.where(result.active, self.environment.clock, self.last_epoch)
-        self.epoch = torch.where(self.best.look(), self.last_epoch, self.epoch)
+        self.epoch = torch.where(self.best.update(), self.last_epoch, self.epoch)
 
     def finish(self) -> None:
         """Decide every seed of the best and of the last epoch, and keep whichever then scores higher."""
@@ -197,19 +196,19 @@ class Ending:
         if bool((self.epoch == environment.clock).all()):  # the last epoch is the best of every member
             self._decide()
             return
-        last, ended = BestRows(environment), BestRows(environment)
-        last.look()
+        last, ended = BestStates(environment), BestStates(environment)
+        last.update()
         for candidate in (self.best, last):
             candidate.restore()
             self._decide()
-            improved = ended.look()
+            improved = ended.update()
         self.epoch = torch.where(improved, self.last_epoch, self.epoch)
         ended.restore()
 
     def _decide(self) -> None:
-        """Decide the seeds of the rows as they are, and measure what is left."""
-        environment, rows = self.environment, self.environment.rows
-        slots, alive = rows.slots, holds_seed(rows.slots)
+        """Decide the seeds of the present state, and validate what is left."""
+        environment, state = self.environment, self.environment.state
+        slots, alive = state.slots, holds_seed(state.slots)
         measured_with = torch.zeros_like(alive)  # the seeds of the latest measurement
 
         def measure(kept: Tensor) -> BlockScores:
@@ -221,12 +220,12 @@ class Ending:
             return environment.bodies.score_blocks(states, BLOCKS)
 
         decision = decide_seeds(measure, alive, self.planted)
-        states, signals = at_full_strength(slots, decision.kept), rows.signals
+        states, history = at_full_strength(slots, decision.kept), state.history
         environment.bodies.prune(~decision.kept)
         if bool(alive.any()):
             measured = environment.bodies.run_validation(states, ablate=False)
             environment.charge_validation(states, alive.any(dim=1), ablate=False)
-            signals = signals.update(measured.loss, measured.accuracy)
-        contribution = torch.where(decision.kept, decision.worth, torch.nan)
-        evidence = rows.evidence.forget(~decision.kept).replace(contribution=contribution)
-        environment.put(replace(rows, slots=states, evidence=evidence, signals=signals))
+            history = history.append(measured.loss, measured.accuracy)
+        contribution = torch.where(decision.kept, decision.gain, torch.nan)
+        evidence = state.evidence.forget(~decision.kept).replace(contribution=contribution)
+        environment.set_state(replace(state, slots=states, evidence=evidence, history=history))

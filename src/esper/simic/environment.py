@@ -1,86 +1,176 @@
-"""One decision step of a growing population, as a vectorised environment.
+"""One decision step of a growing population, as a vectorized environment.
 
     observation = environment.reset(episode)
     while not environment.done:
         actions = controller.decide(observation, environment.masks(), environment.clock)
         observation = environment.step(actions).observation
 
-The circle of a run is train → validate → governor → observe → decide → apply → tick → reward. A caller enters
+The loop of a run is train → validate → governor → observe → decide → apply → tick → reward. A caller enters
 it at "decide", so that one `step(actions)` is, in this order:
 
 1. **apply**     every member's action is executed or refused; new seeds get weights, pruned ones lose theirs
 2. **tick**      ramps move, scheduled prunes end, slots cool down, ages and stage clocks count: once, here
-3. **train**     one epoch of `batches_per_epoch` minibatches under the states that the tick left
-4. **validate**  loss and accuracy, and what each seed is worth (leave-one-out rows, shadow rows)
-5. **governor**  members whose training broke go back to their last good rows, and pay for it in this step
+3. **train**     one epoch of `batches_per_epoch` minibatches under the slot states after the tick
+4. **validate**  loss and accuracy, and the contribution of each seed (leave-one-out rows, shadow rows)
+5. **governor**  members whose training broke go back to their last good state, and pay for it in this step
 6. **observe**   histories, evidence and clocks for the next decision
 7. **reward**    from the potential before the action and after the governor
 
-Clocks. `clock` counts the decisions made, 0 at reset. Compute is the budget: a member spends the training
-FLOPs of its own rows and its shadows and, if its controller looks at what is measured or its weights are
-those of the best epoch (`EnvironmentSpec.best_epoch`), those of validation;
-`progress` is the share spent, and the learning rate follows it. A member whose budget is spent is finished:
-that step was its last and is terminal, nothing of it changes any more. A larger network therefore gets
-fewer steps; none gets more than `steps`. With `episode.clock: steps` everyone gets that many instead. An
-action meets the evidence of the validation before it. A seed germinated by a decision has age 1 in the next
-observation, and a ramp begun by a decision has moved once by then. The budget is seen, so nothing is ever
-truncated.
+`clock` counts the decisions made, 0 at reset. Compute is the budget: a member spends the training FLOPs of
+its own rows and its shadows and, if its controller uses metrics or its weights are those of the best epoch
+(`RuleSpec.best_epoch`), those of validation; `progress` is the share spent, and the learning rate follows it.
+A member whose budget is spent is finished: that step was its last and is terminal, and nothing of it changes
+any more. A larger network therefore gets fewer steps; none gets more than `steps`. With
+`episode.clock: steps` everyone gets that many instead. An action is judged by the evidence of the validation
+before it. A seed germinated by a decision has age 1 in the next observation, and a ramp begun by a decision
+has moved once by then. The budget is part of the observation, so that nothing is ever truncated.
 
-`reset` measures once before any training, so that the first decision has a loss, an accuracy and a potential.
-The decision path waits for the device only where `train_epoch` and `validate` each look at the slots once.
+`reset` validates once before any training, so that the first decision has a loss, a score and a potential.
+A step waits for the device only where training and validation each read the slots once.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Actions
-from esper.lifecycle.engine import ActionOutcome, TickOutcome
+from esper.lifecycle.config import LifecycleConfig
+from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, merge_outcomes, tick
 from esper.lifecycle.legality import holds_seed
 from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
+from esper.population.config import PopulationConfig
 from esper.population.data import Clock
+from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.simic.bodies import Bodies, TaskPopulation
+from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES, Work
-from esper.simic.governor import Governor, MemberRows
-from esper.simic.ruling import (
-    ROUNDING,
-    Account,
-    LivedEpoch,
-    RulingInputs,
-    Settled,
-    Standing,
-    price,
-    rule,
-    settle,
-    stand,
-)
-from esper.simic.signals import Signals
-from esper.simic.steps import Begun, EnvironmentSpec, RuleSpec, StepResult
-from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.simic.governor import Governor
+from esper.simic.state import MemberState, ValidationHistory, compute_reward, potential, update_evidence
+from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
+from esper.tasks.task import Task
 from esper.utils.graphs import Graphed, GraphPool
-from esper.utils.rows import check_like, refill, tensors_of, under_prefix, with_prefix
+from esper.utils.rows import check_like, choose, refill, tensors_of, under_prefix, with_prefix
 
 NO_OP = -1  # the last op before the first action
-_PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "looks")  # [N] each, beside the rows
+ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
+_PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "uses_metrics")  # [N] each
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleSpec:
+    """The rules of an environment, whatever its members are."""
+
+    gamma: float  # of the potential: give it `PPOConfig.gamma`
+    seed: int = 0
+    episode: EpisodeConfig = field(default_factory=EpisodeConfig)
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    lifecycle: LifecycleConfig = field(default_factory=LifecycleConfig)
+    budgets: tuple[float, ...] = (1.0,)  # multiples of the episode's, dealt to the members by their ids
+    best_epoch: bool = False  # networks end with the weights of their best epoch on validation data
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentSpec(RuleSpec):
+    """Everything that decides what an environment of built-in networks does."""
+
+    task: Task
+    members: Tensor  # [N] int64 global ids
+    device: torch.device | str = "cpu"
+    population: PopulationConfig = field(default_factory=PopulationConfig)
+    make_host: Callable[[], Host] | None = None  # the task's own host if none is given
+    variants: tuple[Task, ...] = ()  # tasks of the same shape, dealt to the members by their ids
+    rate_scale: tuple[float, ...] = ()  # of each member's learning rates; by default 1
+
+
+@dataclass(frozen=True)
+class AppliedActions:
+    """The first half of a step, before its epoch is trained."""
+
+    active: Tensor  # [N] bool: the members that were not finished
+    outcome: ActionOutcome  # of the actions, all of them where there were several
+    ticked: TickOutcome
+    evidence: SlotEvidence  # without that of seeds that ended or just began
+
+    @property
+    def slots(self) -> SlotStates:
+        """Return the slot states under which the epoch is trained."""
+        return self.ticked.states
+
+
+@dataclass(frozen=True)
+class EpisodeTotals:
+    """Sums and potentials of the episode so far."""
+
+    flops: Tensor  # [N] float64 spent
+    clock: Tensor  # [] int64: decisions made, this step's included
+    uses_metrics: Tensor  # [N] bool: who pays for what is measured
+    start_potential: Tensor  # [N] when the episode began
+    potential: Tensor  # [N] at the latest decision
+
+
+@dataclass(frozen=True)
+class DerivedState:
+    """What follows from the state of the members and from what they have spent, before a decision."""
+
+    parameters: Tensor  # [N] int64
+    parameter_ratio: Tensor  # [N] over the host's own
+    step_cost: Tensor  # [N] over a bare host's
+    spent: Tensor  # [N] float64, the share of its budget
+    steps_left: Tensor  # [N] float64: decisions that its budget still pays for as it is, this one included
+    potential: Tensor  # [N]
+    masks: ActionMasks
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """What an epoch and its validation led to."""
+
+    state: MemberState
+    flops: Tensor  # [N] spent so far
+    panicked: Tensor  # [N] bool: rolled back
+    rolled_back: Tensor  # [N, S] bool: seeds that this ended
+    terminated: Tensor  # [N] bool: this step was the last
+    reward: Tensor  # [N] the governor's penalty included
+    derived: DerivedState  # before the next decision
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one decision step led to."""
+
+    observation: Observation  # for the next decision
+    reward: Tensor  # [N] float32, the governor's penalty included; 0 of members that were finished before
+    terminated: Tensor  # [N] bool: this step was the last
+    active: Tensor  # [N] bool: this step was trained; the others were finished before it
+    outcome: ActionOutcome  # of the actions, all of them where there were several
+    ticked: TickOutcome
+    panicked: Tensor  # [N] bool: rolled back
+    rolled_back: Tensor  # [N, S] bool: seeds that the governor ended
+    training: TrainMetrics
+    validation: ValidationMetrics
 
 
 class Environment:
-    """N members that live one episode at a time; `reset` begins the first, and nothing is seen before it."""
+    """N members that train for one episode at a time; call `reset` first.
+
+    Methods named `_compute_...` are captured as CUDA graphs: they read their arguments and what stays the
+    same from step to step, and change the tensors of the bodies in place.
+    """
 
     bodies: Bodies
     spec: RuleSpec
 
     def __init__(self, spec: RuleSpec, bodies: Bodies, chance_loss: float):
         """chance_loss: that of a network which has learned nothing, for the governor."""
-        self.spec, self.bodies = spec, bodies
+        self.spec, self.bodies, self._chance_loss = spec, bodies, chance_loss
         self.device, self.members = bodies.device, bodies.members  # [N]
         self.topology, self.host_parameters = bodies.topology, bodies.host_parameters
         self.num_members, self.num_slots = bodies.num_members, bodies.num_slots
@@ -90,50 +180,52 @@ class Environment:
         shares = torch.tensor(spec.budgets, dtype=torch.float64, device=self.device)
         unit = spec.episode.flops or spec.episode.steps * self.bare_cost
         self.budget = unit * shares[self.members % len(shares)]  # [N] FLOPs
-        most = max(spec.budgets) * unit / self.bare_cost
-        self.steps = math.ceil(most - ROUNDING)  # of those no larger than the host
-        self._pool = pool = GraphPool() if bodies.replays else None
-        self._world = world = RulingInputs(bodies, spec, self.budget, self.steps)
-        self._ruled = Graphed(partial(rule, world=world), pool)
-        self._stood = Graphed(partial(stand, world=world), pool)
-        self._priced = Graphed(partial(price, world=world), pool)
-        self._chance_loss = chance_loss
+        # A member no larger than the bare host gets this many steps; a larger one gets fewer.
+        self.steps = math.ceil(max(spec.budgets) * unit / self.bare_cost - ROUNDING)
+        self._by_compute = spec.episode.clock == "compute"
+        self._graph_pool = pool = GraphPool() if bodies.replays else None
+        self._apply = Graphed(self._compute_applied, pool)
+        self._derive = Graphed(self._compute_derived, pool)
+        self._cost = Graphed(self._compute_cost, pool)
+        self._finish = Graphed(self._compute_finished, pool)
         self.episode = -1  # none has begun
 
     # ---- one episode -----------------------------------------------------------------------------------
 
     def reset(
-        self, episode: int, initial_slots: SlotStates | None = None, looks: bool | Tensor = True
+        self, episode: int, initial_slots: SlotStates | None = None, uses_metrics: bool | Tensor = True
     ) -> Observation:
-        """Fresh hosts by (seed, member, episode), measured before any training.
+        """Start every member from the weights of (seed, member, episode) and validate it before any training.
 
-        `initial_slots` is given a freshly initialized seed wherever it holds one. `looks` [N] bool, or one
-        for all: whose controller reads what is measured. The others are not charged for it, and no gate
-        that asks for a measurement stands in their way.
+        initial_slots: slots to begin with; a freshly initialized seed is created wherever they hold one.
+        uses_metrics [N] bool, or one for all: whose controller reads what is measured. The others are not
+        charged for it, and no gate that asks for a measurement stops them.
         """
         first, self.episode, self.clock = self.episode < 0, episode, 0
         self.bodies.begin_episode(episode)
-        self.looks = torch.as_tensor(looks, device=self.device).expand(self.num_members).contiguous()
+        everyone = torch.as_tensor(uses_metrics, device=self.device).expand(self.num_members)
+        self.uses_metrics = everyone.contiguous()
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
         slots = slots.replace(room=torch.full_like(slots.room, self.bodies.config.folds))
         if initial_slots is not None:
             slots = self._checked(initial_slots).to(self.device)
             self.bodies.germinate(holds_seed(slots), slots.blueprint)
         measured = self.bodies.run_validation(slots, ablate=False)
-        blank = Signals.blank(self.num_members, self.device)
-        self.rows = MemberRows(
+        history = ValidationHistory.empty(self.num_members, self.device)
+        self.state = MemberState(
             slots=slots,
             evidence=SlotEvidence.unmeasured(self.num_members, self.num_slots, self.device),
-            signals=blank.update(measured.loss, measured.accuracy),
+            history=history.append(measured.loss, measured.accuracy),
         )
         if first:
-            watched = self.spec.governor, self.bodies, self.rows, self._chance_loss
-            self._governor = governor = Governor(*watched, in_place=self._pool is not None)
-            self._settled = Graphed(partial(settle, governor=governor, world=self._world), self._pool)
+            in_place = self._graph_pool is not None
+            self._governor = Governor(
+                self.spec.governor, self.bodies, self.state, self._chance_loss, in_place
+            )
         else:
-            self._governor.begin(self.rows)
+            self._governor.begin(self.state)
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
-        self.standing = self._stand()
+        self.derived = self._derive_state()
         self.start_potential = self.potential
         self.last_op = torch.full_like(self.members, NO_OP)
         self.last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
@@ -150,185 +242,226 @@ class Environment:
 
     @property
     def done(self) -> bool:
-        """Whether the episode is over for everyone, so that only `reset` may follow."""
+        """Whether the episode is over for every member, so that only `reset` may follow."""
         return self.clock >= self.steps or self.bodies.idle
 
     @property
     def parameters(self) -> Tensor:
-        """How many parameters each member has.  # [N] int64"""
-        return self.standing.parameters
+        """Return the number of parameters of each member.  # [N] int64"""
+        return self.derived.parameters
 
     @property
     def potential(self) -> Tensor:
-        """What each member is worth now, see `rewards`.  # [N]"""
-        return self.standing.potential
-
-    @property
-    def batches(self) -> int:
-        """Minibatches between two decisions."""
-        return self.bodies.batches
-
-    @property
-    def samples_trained(self) -> int:
-        """Samples that a member is trained on in an epoch; in a living model, those of the latest one."""
-        return self._work(False).training
+        """Return Φ of each member, see `state`.  # [N]"""
+        return self.derived.potential
 
     @property
     def slots(self) -> SlotStates:
-        """The slots of all members as the last step left them."""
-        return self.rows.slots
-
-    def put(self, rows: MemberRows) -> None:
-        """Go on from other rows; the bodies that belong to them are the caller's to restore."""
-        self.rows = rows
-        self.standing = self._stand()
-
-    def _stand(self) -> Standing:
-        """What the rows of now imply."""
-        return self._stood(self.rows, self.flops, self._decisions(), self.looks, self._work(True))
-
-    def _decisions(self) -> Tensor:
-        """The clock, on the device.  # [] int64"""
-        return torch.full((), self.clock, device=self.device)
+        """Return the slots of all members after the last step."""
+        return self.state.slots
 
     def masks(self) -> ActionMasks:
-        """What is legal now: by the slots and what fits them, what is measured, the steps that are left."""
-        return self.standing.masks
+        """Return what is legal now, by the slots, the evidence, and the steps that are left."""
+        return self.derived.masks
 
     def observe(self) -> Observation:
-        """What a controller is shown now."""
-        rows, standing = self.rows, self.standing
+        """Return what a controller is shown now."""
+        state, derived = self.state, self.derived
         return Observation(
-            progress=standing.spent.float(),
-            step_cost=standing.step_cost,
-            steps_left=standing.steps_left.float(),
-            val_loss=rows.signals.loss,
-            val_accuracy=rows.signals.accuracy,
-            loss_history=rows.signals.loss_history,
-            accuracy_history=rows.signals.accuracy_history,
-            parameter_ratio=standing.parameter_ratio,
+            progress=derived.spent.float(),
+            step_cost=derived.step_cost,
+            steps_left=derived.steps_left.float(),
+            val_loss=state.history.loss,
+            val_accuracy=state.history.accuracy,
+            loss_history=state.history.loss_history,
+            accuracy_history=state.history.accuracy_history,
+            parameter_ratio=derived.parameter_ratio,
             last_succeeded=self.last_succeeded,
             last_op=self.last_op,
-            slots=rows.slots,
-            evidence=rows.evidence,
+            slots=state.slots,
+            evidence=state.evidence,
         )
+
+    # ---- one step --------------------------------------------------------------------------------------
 
     def step(self, actions: Actions | Sequence[Actions]) -> StepResult:
         """Apply, tick, train, validate, governor, observe, reward: see the top of this file.
 
-        actions: one row a member; several are applied one after the other before the tick, for schedules.
+        actions: one row for each member; several are applied one after the other before the tick.
         Raises RuntimeError after the last step of an episode.
         """
-        slots = self.begin(actions).states
-        return self.end(self.bodies.run_training(slots, self._clock(slots)))
+        slots = self.apply_actions(actions).slots
+        return self.finish_step(self.bodies.run_training(slots, self._training_clock(slots)))
 
-    def begin(self, actions: Actions | Sequence[Actions]) -> TickOutcome:
-        """The first half of a step: apply and tick. What comes back is what the next epoch trains under."""
+    def apply_actions(self, actions: Actions | Sequence[Actions]) -> AppliedActions:
+        """Run the first half of a step: apply and tick. The next epoch trains under the slots returned."""
         if self.done:
             raise RuntimeError(f"the episode ended after {self.clock} steps; call reset(episode) for another")
-        active = ~self.bodies.finished
         asked = [actions] if isinstance(actions, Actions) else actions
-        self.begun = Begun(active, *self._grow(asked, active))
-        return self.begun.ticked
+        self.applied = self._apply(
+            self.slots,
+            self.state.evidence,
+            tuple(action.choices for action in asked),
+            ~self.bodies.finished,
+            self.derived.steps_left,
+            self.uses_metrics,
+        )
+        return self.applied
 
-    def end(self, training: TrainMetrics) -> StepResult:
-        """The second half, after an epoch of training: validate, governor, observe, reward."""
-        outcome, ticked, active = self.begun.outcome, self.begun.ticked, self.begun.active
-        measure = self._measures
-        validation = self.bodies.run_validation(ticked.states, measure, unfinished=True)
+    def finish_step(self, training: TrainMetrics) -> StepResult:
+        """Run the second half of a step, after its epoch: validate, governor, observe, reward."""
+        applied, measure = self.applied, self._measures()
+        validation = self.bodies.run_validation(applied.slots, measure, unfinished=True)
         self.clock += 1
-        settled = self._settle(training, validation, measure)
-        self.last_op, self.last_succeeded = outcome.asked_op, outcome.succeeded
+        clock = torch.full((), self.clock, device=self.device)
+        totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.start_potential, self.potential)
+        keep = self._governor.keeps_next()
+        finished = self._finish(self.state, applied, training, validation, totals, self._work(measure), keep)
+        self.state, self.flops, self.derived = finished.state, finished.flops, finished.derived
+        self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
             observation=self.observe(),
-            reward=settled.reward,
-            terminated=settled.ends,
-            active=active,
-            outcome=outcome,
-            ticked=ticked,
-            panicked=settled.panicked,
-            rolled_back=settled.rolled_back,
+            reward=finished.reward,
+            terminated=finished.terminated,
+            active=applied.active,
+            outcome=applied.outcome,
+            ticked=applied.ticked,
+            panicked=finished.panicked,
+            rolled_back=finished.rolled_back,
             training=training,
             validation=validation,
         )
 
-    # ---- saving ----------------------------------------------------------------------------------------
+    def _compute_applied(
+        self,
+        slots: SlotStates,
+        evidence: SlotEvidence,
+        choices: tuple[Tensor, ...],
+        active: Tensor,
+        steps_left: Tensor,
+        uses_metrics: Tensor,
+    ) -> AppliedActions:
+        """Apply actions one after the other, then tick; for the finished no time passes.
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Where every member stands in the middle of an episode, as plain tensors."""
-        return {
-            **with_prefix("population", self.bodies.tensors()),
-            **with_prefix("rows", tensors_of(self.rows)),
-            **with_prefix("governor", self._governor.state_dict()),
-            **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
-            "members": self.members.clone(),
-            "episode": torch.tensor(self.episode),
-            "clock": torch.tensor(self.clock),
-        }
+        choices: [N, heads] of each action; active [N] bool; the rest as in `lifecycle.engine.apply`.
+        """
+        outcomes, bodies, rules = [], self.bodies, self.spec.lifecycle
+        for wanted in choices:
+            fits = bodies.growable()  # after what the actions before this one planted
+            asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
+            outcome = apply(slots, asked, evidence, rules, bodies.topology, steps_left, fits, uses_metrics)
+            bodies.prune(outcome.pruned)
+            bodies.germinate(outcome.germinated, outcome.states.blueprint)
+            slots, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
+            outcomes.append(outcome)
+        ticked = tick(slots, rules)
+        nothing = torch.zeros_like(ticked.pruned)
+        ticked = choose(active, ticked, TickOutcome(slots, nothing, nothing))
+        bodies.prune(ticked.pruned)
+        bodies.fold(ticked.folded, slots.style)
+        evidence = evidence.forget(ticked.pruned | ticked.folded)
+        return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence)
 
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`, checked: the episode goes on to the same bits."""
-        if self.episode < 0:
-            self.reset(0)  # something to compare shapes with
-        self._check_state(tensors)
-        if not torch.equal(tensors["members"].cpu(), self.members.cpu()):
-            raise ValueError(
-                f"the state belongs to members {tensors['members'].tolist()}; this environment has "
-                f"{self.members.tolist()}"
-            )
-        rows = refill(self.rows, under_prefix("rows", tensors))
-        rows.slots.check()
-        self.bodies.restore(under_prefix("population", tensors))
-        self.rows = rows
-        self._governor.load_state_dict(under_prefix("governor", tensors))
-        for name in _PER_MEMBER:
-            setattr(self, name, tensors[name].to(self.device))
-        self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
-        self.bodies.idle = bool(self.bodies.finished.all())
-        self.standing = self._stand()
+    def _compute_finished(
+        self,
+        before: MemberState,
+        applied: AppliedActions,
+        training: TrainMetrics,
+        validation: ValidationMetrics,
+        totals: EpisodeTotals,
+        work: Work,
+        keep: bool,
+    ) -> FinishedStep:
+        """Choose the states to go on with, and add up what was spent and earned.
 
-    def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raise ValueError for a state of another environment, before anything is overwritten."""
-        check_like(self.state_dict(), tensors, "the state of an environment")
+        before: at the decision; the state of a finished member stays that. keep: see `Governor.review`.
+        """
+        active, spec = applied.active, self.spec
+        after = MemberState(
+            slots=applied.slots,
+            evidence=update_evidence(applied.evidence, applied.slots, training, validation),
+            history=before.history.append(validation.loss, validation.accuracy),
+        )
+        flops = totals.flops + self._compute_cost(applied.slots, totals.uses_metrics, work)
+        flops = flops.minimum(self.budget) if self._by_compute else flops
+        state = choose(active, after, before)
+        state, panicked, rolled_back = self._governor.review(state, training.loss, active, keep)
+        out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
+        terminated = active & (out_of_budget | (totals.clock >= self.steps))
+        self.bodies.finished.logical_or_(terminated)
+        derived = self._compute_derived(state, flops, totals.clock, totals.uses_metrics, work)
+        potentials = totals.start_potential, totals.potential, derived.potential
+        reward = compute_reward(spec.reward.mode, spec.gamma, *potentials, terminated)
+        reward = (reward - spec.governor.penalty * panicked) * active
+        return FinishedStep(state, flops, panicked, rolled_back, terminated, reward, derived)
 
-    # ---- the parts of a step ---------------------------------------------------------------------------
+    # ---- what follows from a state ---------------------------------------------------------------------
 
-    def _grow(
-        self, actions: Sequence[Actions], active: Tensor
-    ) -> tuple[ActionOutcome, TickOutcome, SlotEvidence]:
-        """Rules first, bodies after them: what begins gets weights, what ends loses them."""
-        choices, left = tuple(action.choices for action in actions), self.standing.steps_left
-        ruled = self._ruled(self.slots, self.rows.evidence, choices, active, left, self.looks)
-        return ruled.outcome, ruled.ticked, ruled.evidence
+    def set_state(self, state: MemberState) -> None:
+        """Go on from another state; the bodies that belong to it are the caller's to restore."""
+        self.state = state
+        self.derived = self._derive_state()
 
-    def _settle(self, training: TrainMetrics, validation: ValidationMetrics, measure: bool) -> Settled:
-        """What an epoch led to; from here on it is what the members are."""
-        begun = self.begun
-        epoch = LivedEpoch(self.rows, begun.evidence, begun.states, begun.active, training, validation)
-        paid = Account(self.flops, self._decisions(), self.looks, self.start_potential, self.potential)
-        settled = self._settled(epoch, paid, self._work(measure), self._governor.keeps_next())
-        self.rows, self.flops, self.standing = settled.rows, settled.flops, settled.standing
-        return settled
+    def _derive_state(self) -> DerivedState:
+        clock = torch.full((), self.clock, device=self.device)
+        return self._derive(self.state, self.flops, clock, self.uses_metrics, self._work(True))
 
-    @property
+    def _compute_derived(
+        self, state: MemberState, flops: Tensor, clock: Tensor, uses_metrics: Tensor, work: Work
+    ) -> DerivedState:
+        """Derive sizes, costs, potential and masks.  # flops [N] spent so far, clock [], uses_metrics [N]"""
+        bodies, slots = self.bodies, state.slots
+        parameters = bodies.parameter_counts(slots)
+        ratio = parameters / bodies.host_parameters
+        steps_left = torch.zeros_like(flops) + (self.steps - clock)
+        if self._by_compute:
+            # The finished cost nothing and have nothing left, hence the least cost of 1 FLOP.
+            cost = self._compute_cost(slots, uses_metrics, replace(work, ablate=True)).clamp(min=1.0)
+            steps_left = ((self.budget - flops) / cost - ROUNDING).ceil()
+        return DerivedState(
+            parameters=parameters,
+            parameter_ratio=ratio,
+            step_cost=bodies.relative_cost(slots).float(),
+            spent=self._share_spent(flops, clock),
+            steps_left=steps_left,
+            potential=potential(state.history.accuracy, ratio, self.spec.reward),
+            masks=compute_batch_masks(
+                slots,
+                config=self.spec.lifecycle,
+                topology=bodies.topology,
+                evidence=state.evidence,
+                steps_left=steps_left,
+                uses_metrics=uses_metrics,
+                fits=bodies.growable(),
+            ),
+        )
+
+    def _share_spent(self, flops: Tensor, clock: Tensor) -> Tensor:
+        """Return the share of its budget that each member has spent.  # [N] float64"""
+        if self._by_compute:
+            return (flops / self.budget).clamp(max=1.0)
+        return torch.zeros_like(flops) + clock.double() / self.steps
+
+    def _compute_cost(self, slots: SlotStates, uses_metrics: Tensor, work: Work) -> Tensor:
+        """Return the FLOPs of an epoch, with its validation for those who pay for it; 0 for the finished.
+
+        # [N] float64
+        """
+        return self.bodies.epoch_flops(slots, work, uses_metrics) * ~self.bodies.finished
+
     def _measures(self) -> bool:
-        """Whether this step measures what each seed is worth."""
+        """Whether this step measures the contribution of each seed."""
         return (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
 
-    def _clock(self, slots: SlotStates) -> Clock:
-        """Where the next epoch stands, for the order of the data and the learning rate."""
-        if self.spec.episode.clock == "steps":
+    def _training_clock(self, slots: SlotStates) -> Clock:
+        """Return the position of the next epoch, for the order of the data and the learning rate."""
+        if not self._by_compute:
             return Clock(self.episode, self.clock, self.steps)
-        share = self._priced(slots, self.looks, self._work(self._measures)) / self.budget
+        share = self._cost(slots, self.uses_metrics, self._work(self._measures())) / self.budget
         return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
 
-    @property
-    def validation_samples(self) -> int:
-        """How many samples a validation has; for a model of one's own, how many the latest had."""
-        return self._work(True).validation
-
     def _work(self, measure: bool) -> Work:
-        """What every member does in one epoch, in samples."""
+        """Return what every member does in one epoch, in samples."""
         training, validation = self.bodies.samples
         return Work(training, validation, measure, self.spec.best_epoch)
 
@@ -339,6 +472,47 @@ class Environment:
         """
         work = replace(self._work(ablate), training=0)
         self.flops = self.flops + torch.where(who, self.bodies.epoch_flops(slots, work), 0.0)
+
+    # ---- saving ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return the state of every member in the middle of an episode as plain tensors."""
+        return {
+            **with_prefix("population", self.bodies.tensors()),
+            **with_prefix("state", tensors_of(self.state)),
+            **with_prefix("governor", self._governor.state_dict()),
+            **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
+            "members": self.members.clone(),
+            "episode": torch.tensor(self.episode),
+            "clock": torch.tensor(self.clock),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Load what `state_dict` returned: the episode goes on to the same bits.
+
+        Raises ValueError for the state of another environment.
+        """
+        if self.episode < 0:
+            self.reset(0)  # something to compare shapes with
+        self._check_state(tensors)
+        if not torch.equal(tensors["members"].cpu(), self.members.cpu()):
+            raise ValueError(
+                f"the state belongs to members {tensors['members'].tolist()}; this environment has "
+                f"{self.members.tolist()}"
+            )
+        state = refill(self.state, under_prefix("state", tensors))
+        state.slots.check()
+        self.bodies.restore(under_prefix("population", tensors))
+        self._governor.load_state_dict(under_prefix("governor", tensors))
+        for name in _PER_MEMBER:
+            setattr(self, name, tensors[name].to(self.device))
+        self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])
+        self.bodies.idle = bool(self.bodies.finished.all())
+        self.set_state(state)
+
+    def _check_state(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise ValueError for the state of another environment, before anything is overwritten."""
+        check_like(self.state_dict(), tensors, "the state of an environment")
 
 
 class GrowthEnvironment(Environment):

@@ -1,8 +1,8 @@
-"""The governor: it takes a member whose training broke back to its last good rows.
+"""The governor: it takes a member whose training broke back to its last good state.
 
 Three signs of a break, each judged for a member alone: a loss that is not finite; a spike (far above what is
 usual, several epochs in a row); a collapse back to chance. What grew since the snapshot is pruned, so that
-the member does not walk into the same wall again.
+the same failure is not repeated.
 """
 
 from __future__ import annotations
@@ -16,69 +16,60 @@ from torch import Tensor
 
 from esper.lifecycle.engine import force_prune
 from esper.lifecycle.legality import holds_seed
-from esper.lifecycle.slot_states import SlotEvidence, SlotStates
+from esper.lifecycle.slot_states import SlotStates
 from esper.simic.bodies import Bodies
 from esper.simic.config import GovernorConfig
-from esper.simic.signals import Signals
+from esper.simic.state import MemberState
 from esper.utils.graphs import copy_all
 from esper.utils.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
 
 
 @dataclass(frozen=True)
-class MemberRows:
-    """Everything that a member is apart from its bodies."""
-
-    slots: SlotStates
-    evidence: SlotEvidence
-    signals: Signals
-
-
-@dataclass(frozen=True)
-class Watch:
-    """What the governor remembers of each member."""
+class LossHistory:
+    """What the governor remembers of each member's losses."""
 
     window: Tensor  # [N, window] the latest losses that were no spikes, NaN = not yet
     spikes: Tensor  # [N] int64: spikes in a row
     learned: Tensor  # [N] bool: the loss has been well under that of chance
 
     @staticmethod
-    def blank(num_members: int, config: GovernorConfig, device: torch.device) -> Watch:
-        """Nothing has been seen of any member."""
+    def empty(num_members: int, config: GovernorConfig, device: torch.device) -> LossHistory:
+        """Return a history without any loss."""
         none = torch.zeros(num_members, dtype=torch.long, device=device)
         window = torch.full((num_members, config.window), math.nan, device=device)
-        return Watch(window, none, none.bool())
+        return LossHistory(window, none, none.bool())
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Verdict:
     """What one epoch says about every member."""
 
-    watch: Watch
+    history: LossHistory
     panicked: Tensor  # [N] bool: roll this member back
-    good: Tensor  # [N] bool: nothing is odd, so its rows may be kept
+    good: Tensor  # [N] bool: nothing is odd, so its state may be kept
 
 
 def judge(
-    watch: Watch, training_loss: Tensor, loss: Tensor, chance_loss: float, config: GovernorConfig
-) -> Judgement:
-    """Look at one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
+    history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss: float, config: GovernorConfig
+) -> Verdict:
+    """Judge one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
     finite = training_loss.isfinite() & loss.isfinite()
-    spike = finite & _spikes(watch.window, loss, config)
-    spikes = torch.where(spike, watch.spikes + 1, 0)
+    spike = finite & _spikes(history.window, loss, config)
+    spikes = torch.where(spike, history.spikes + 1, 0)
     near_chance = (loss - chance_loss).abs() <= config.collapse_band * chance_loss
-    panicked = ~finite | (spikes >= config.spike_epochs) | (watch.learned & near_chance)
+    panicked = ~finite | (spikes >= config.spike_epochs) | (history.learned & near_chance)
     usual = finite & ~spike & ~panicked
-    shifted = torch.cat((watch.window[:, 1:], loss.unsqueeze(1)), dim=1)
-    after = Watch(
-        window=torch.where(usual.unsqueeze(1), shifted, watch.window),
+    shifted = torch.cat((history.window[:, 1:], loss.unsqueeze(1)), dim=1)
+    after = LossHistory(
+        window=torch.where(usual.unsqueeze(1), shifted, history.window),
         spikes=spikes.masked_fill(panicked, 0),
-        learned=watch.learned | (finite & (loss < config.learned_share * chance_loss)),
+        learned=history.learned | (finite & (loss < config.learned_share * chance_loss)),
     )
-    return Judgement(after, panicked, usual)
+    return Verdict(after, panicked, usual)
 
 
 def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
-    """Losses far above what the window holds.  # [N] bool"""
+    """Find losses far above those of the window.  # [N] bool"""
     known = window.isfinite()
     count = known.sum(1).clamp(min=1)
     mean = window.nan_to_num(0.0).sum(1) / count
@@ -89,162 +80,127 @@ def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
 
 
 def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
-    """Seeds that germinated, moved on, or became louder since a snapshot `ticks` [N] ago.  # [N, S] bool"""
+    """Find seeds that germinated, moved on, or got a larger alpha in the `ticks` [N] since a snapshot.
+
+    # [N, S] bool
+    """
     planted = ~holds_seed(saved) | (now.age != saved.age + ticks.unsqueeze(1))
     moved = (now.stage != saved.stage) | (now.alpha > saved.alpha)
     return holds_seed(now) & (planted | moved)
 
 
-@dataclass(frozen=True)
-class Vigil:
-    """What the governor knows of each member, and the rows that it would be taken back to."""
+def roll_back(
+    saved: MemberState, state: MemberState, panicked: Tensor, ticks: Tensor
+) -> tuple[MemberState, Tensor]:
+    """Return the saved state for those who panicked, less what grew since, and the seeds that this ended.
 
-    watch: Watch
-    rows: MemberRows
-    ticks: Tensor  # [N] since each member's rows were saved
-
-
-@dataclass(frozen=True)
-class Review:
-    """What one epoch led to."""
-
-    vigil: Vigil
-    rows: MemberRows  # to go on with
-    panicked: Tensor  # [N] bool: rolled back
-    suspects: Tensor  # [N, S] bool: the seeds that this ended
-    emptied: Tensor  # [N, S] bool: slots of the rolled back without a seed; the saved bodies may hold one
-    kept: Tensor  # [N] bool: whose rows are the new ones to come back to
-
-
-def review(
-    vigil: Vigil,
-    rows: MemberRows,
-    training_loss: Tensor,
-    active: Tensor,
-    keeps: bool,
-    chance_loss: float,
-    config: GovernorConfig,
-) -> Review:
-    """Judge an epoch and choose the rows to go on with; the bodies are the caller's to take back and keep.
-
-    active [N] bool: who trained; the others are neither judged nor kept. keeps: good rows are saved.
+    panicked [N] bool; ticks [N] since the state was saved → the state and [N, S] bool
     """
-    verdict = judge(vigil.watch, training_loss, rows.signals.loss, chance_loss, config)
-    panicked, ticks = verdict.panicked & active, vigil.ticks + 1
-    after, suspects = _rolled_back(vigil.rows, rows, panicked, ticks)
-    kept = verdict.good & active & keeps
-    # Whoever was rolled back stands at its snapshot again, less the seeds that were just pruned.
-    saved, ticks = choose(panicked | kept, after, vigil.rows), ticks.masked_fill(panicked | kept, 0)
-    emptied = panicked.unsqueeze(1) & ~holds_seed(after.slots)
-    return Review(Vigil(verdict.watch, saved, ticks), after, panicked, suspects, emptied, kept)
-
-
-def _rolled_back(
-    saved: MemberRows, rows: MemberRows, panicked: Tensor, ticks: Tensor
-) -> tuple[MemberRows, Tensor]:
-    """Saved rows for those who panicked, less what grew since; and which seeds that ended.  # → [N, S]"""
-    suspects = panicked.unsqueeze(1) & grown_since(saved.slots, rows.slots, ticks)
-    taken_back, present = panicked.unsqueeze(1) & ~suspects, rows.slots.tensors()
+    suspects = panicked.unsqueeze(1) & grown_since(saved.slots, state.slots, ticks)
+    taken_back, present = panicked.unsqueeze(1) & ~suspects, state.slots.tensors()
     undone = SlotStates(
         **{n: torch.where(taken_back, value, present[n]) for n, value in saved.slots.tensors().items()}
     )
-    room = torch.where(panicked.unsqueeze(1), saved.slots.room, rows.slots.room)  # a fold since is undone
-    after = MemberRows(
+    # A fold since the snapshot is undone with the bodies, so its room is free again.
+    room = torch.where(panicked.unsqueeze(1), saved.slots.room, state.slots.room)
+    after = MemberState(
         slots=force_prune(undone.replace(room=room), suspects),
-        evidence=choose(panicked, saved.evidence, rows.evidence).forget(suspects),
-        signals=choose(panicked, saved.signals, rows.signals),
+        evidence=choose(panicked, saved.evidence, state.evidence).forget(suspects),
+        history=choose(panicked, saved.history, state.history),
     )
     return after, suspects
 
 
-class Governor:
-    """Keeps the last good rows of every member and puts them back where training broke.
+@dataclass(frozen=True)
+class GovernorState:
+    """What the governor knows of each member, and the state that it would be taken back to."""
 
-    What it knows is written in place, so that `settle` can be part of something that is captured.
+    losses: LossHistory
+    saved: MemberState
+    ticks: Tensor  # [N] since each member's state was saved
+
+
+class Governor:
+    """Keep the last good state of every member and put it back where training broke.
+
+    What it knows is written in place, so that `review` can be captured in a CUDA graph.
     """
 
     def __init__(
         self,
         config: GovernorConfig,
         bodies: Bodies,
-        rows: MemberRows,
+        state: MemberState,
         chance_loss: float,
         in_place: bool = False,
     ) -> None:
-        """in_place: saved bodies are written over, as something captured needs it."""
-        self.config, self._in_place = config, in_place
-        self.bodies = bodies
-        self.chance_loss = chance_loss
-        self._saved: dict[str, Tensor] = {}  # the last good ones
-        self.vigil = map_tensors(torch.clone, self._blank(rows))
-        self.begin(rows)
+        """in_place: saved bodies are overwritten and never replaced, as a CUDA graph needs it."""
+        self.config, self.bodies = config, bodies
+        self.chance_loss, self._in_place = chance_loss, in_place
+        self._saved_bodies: dict[str, Tensor] = {}
+        self.state = map_tensors(torch.clone, self._initial(state))
+        self.begin(state)
 
-    def _blank(self, rows: MemberRows) -> Vigil:
-        """Nothing was seen yet, and these rows are the last good ones."""
-        watch = Watch.blank(self.bodies.num_members, self.config, self.bodies.device)
-        return Vigil(watch, rows, torch.zeros_like(watch.spikes))
+    def _initial(self, state: MemberState) -> GovernorState:
+        losses = LossHistory.empty(self.bodies.num_members, self.config, self.bodies.device)
+        return GovernorState(losses, state, torch.zeros_like(losses.spikes))
 
-    def begin(self, rows: MemberRows) -> None:
-        """A new episode: the rows and bodies of now are the last good ones of every member."""
-        self._know(self._blank(rows))
+    def begin(self, state: MemberState) -> None:
+        """Start an episode: the present state and bodies are the last good ones of every member."""
+        self._set(self._initial(state))
         self._reviews = 0
-        if self._saved and self._in_place:
-            copy_all(self._saved.values(), self.bodies.tensors().values())
+        if self._saved_bodies and self._in_place:
+            copy_all(self._saved_bodies.values(), self.bodies.tensors().values())
         elif self.config.enabled:
-            self._saved = self.bodies.snapshot()
+            self._saved_bodies = self.bodies.snapshot()
 
-    def _know(self, vigil: Vigil) -> None:
-        copy_all(tensors_of(self.vigil).values(), tensors_of(vigil).values())
+    def _set(self, state: GovernorState) -> None:
+        copy_all(tensors_of(self.state).values(), tensors_of(state).values())
 
     def keeps_next(self) -> bool:
-        """One more epoch: whether good rows are kept after it."""
+        """Count one more epoch, and return whether good states are saved after it."""
         self._reviews += 1
         return self.config.enabled and self._reviews % self.config.snapshot_every == 0
 
-    def settle(
-        self, rows: MemberRows, training_loss: Tensor, active: Tensor, keeps: bool
-    ) -> tuple[MemberRows, Tensor, Tensor]:
-        """The rows to go on with, who was rolled back [N], and the seeds that this ended [N, S].
+    def review(
+        self, state: MemberState, training_loss: Tensor, active: Tensor, keep: bool
+    ) -> tuple[MemberState, Tensor, Tensor]:
+        """Judge an epoch, roll back where it broke, and save where it is good.
 
-        active [N] bool: who trained; the others are neither judged nor kept. keeps: good rows are kept now.
+        active [N] bool: who trained; the others are neither judged nor saved. keep: good states are saved.
+        Returns the state to go on with, who was rolled back [N], and the seeds that this ended [N, S].
         """
         if not self.config.enabled:
-            nobody = torch.zeros_like(active)
-            return rows, nobody, torch.zeros_like(rows.slots.enabled)
-        found = review(self.vigil, rows, training_loss, active, keeps, self.chance_loss, self.config)
-        self._know(found.vigil)
-        self._take_back(found.panicked, found.emptied, found.kept, keeps)
-        return found.rows, found.panicked, found.suspects
-
-    def _take_back(self, panicked: Tensor, emptied: Tensor, kept: Tensor, keeps: bool) -> None:
-        """Take back the bodies of those who panicked, and keep those that are good: see `Review`."""
-        live = self.bodies
+            return state, torch.zeros_like(active), torch.zeros_like(state.slots.enabled)
+        known, bodies = self.state, self.bodies
+        verdict = judge(known.losses, training_loss, state.history.loss, self.chance_loss, self.config)
+        panicked, ticks = verdict.panicked & active, known.ticks + 1
+        after, suspects = roll_back(known.saved, state, panicked, ticks)
+        good = verdict.good & active & keep
+        # Whoever was rolled back is at its snapshot again, less the seeds that were just pruned.
+        saved, ticks = choose(panicked | good, after, known.saved), ticks.masked_fill(panicked | good, 0)
+        self._set(GovernorState(verdict.history, saved, ticks))
         # Births are counted on: the next seed is another draw, not the one that just failed.
-        live.restore({**self._saved, "births": live.births}, panicked)
-        live.prune(emptied)
-        if keeps:
-            self._saved = live.keep(self._saved, kept)
+        bodies.restore({**self._saved_bodies, "births": bodies.births}, panicked)
+        bodies.prune(panicked.unsqueeze(1) & ~holds_seed(after.slots))  # the saved bodies may hold a seed
+        if keep:
+            self._saved_bodies = bodies.keep(self._saved_bodies, good)
+        return after, panicked, suspects
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that it remembers, as plain tensors."""
+        """Return everything that it remembers as plain tensors."""
         return {
-            **with_prefix("watch", tensors_of(map_tensors(torch.clone, self.vigil.watch))),
-            **with_prefix("rows", tensors_of(map_tensors(torch.clone, self.vigil.rows))),
-            **with_prefix("bodies", self._saved),
-            "ticks": self.vigil.ticks.clone(),
+            **with_prefix("state", tensors_of(self.state)),
+            **with_prefix("bodies", self._saved_bodies),
             "reviews": torch.tensor(self._reviews),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`; names and shapes are the caller's to check."""
-        watch, rows = (
-            refill(self.vigil.watch, under_prefix("watch", tensors)),
-            refill(self.vigil.rows, under_prefix("rows", tensors)),
-        )
-        self._know(Vigil(watch, rows, tensors["ticks"]))
+        """Load what `state_dict` returned; names and shapes are the caller's to check."""
+        self._set(refill(self.state, under_prefix("state", tensors)))
         bodies = under_prefix("bodies", tensors)
         if self._in_place:
-            copy_all(self._saved.values(), [bodies[name] for name in self._saved])
+            copy_all(self._saved_bodies.values(), [bodies[name] for name in self._saved_bodies])
         else:
-            self._saved = {name: value.to(self.bodies.device) for name, value in bodies.items()}
+            self._saved_bodies = {name: value.to(self.bodies.device) for name, value in bodies.items()}
         self._reviews = int(tensors["reviews"])

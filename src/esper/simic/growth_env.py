@@ -30,8 +30,7 @@ from numpy.typing import NDArray
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, head_sizes
 from esper.population.config import PopulationConfig
 from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
-from esper.simic.environment import GrowthEnvironment
-from esper.simic.steps import EnvironmentSpec
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, Observation, batch_obs_to_features
 from esper.tasks import Task, load_task
@@ -119,11 +118,11 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         return flat_masks(self._growth.masks())
 
     def _infos(self) -> dict[str, Any]:
-        masks, rows = self._growth.masks(), self._growth.rows
+        masks, rows = self._growth.masks(), self._growth.state
         return {
             "action_mask": flat_masks(masks),
             "slot_by_op": masks.slot_by_op.cpu().numpy(),
-            "accuracy": rows.signals.accuracy.cpu().numpy(),
+            "accuracy": rows.history.accuracy.cpu().numpy(),
             "parameters": self._growth.parameters.cpu().numpy(),
         }
 

@@ -44,7 +44,7 @@ def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
 class LearnedController(Controller):
     """Decide by an agent's policy: sample with numbers that belong to each member, or take the likeliest."""
 
-    looks = True
+    uses_metrics = True
 
     def __init__(self, agent: PPOAgent, deterministic: bool = False, conditions: Conditions | None = None):
         """conditions: those that the agent was trained under, where they are known."""
@@ -180,7 +180,7 @@ class Learner(LearnedController):
         if self.reward.mode == "sparse":  # grows by 1 / γ a step, so that the return stays what it is
             self._owed = self._owed / self.agent.config.gamma + reward
             reward = torch.where(terminated, self._owed, 0.0)
-        step = self._decided.led_to(reward, terminated)
+        step = self._decided.with_outcome(reward, terminated)
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
                 self._scene.num_members,
@@ -201,11 +201,11 @@ class Learner(LearnedController):
     def take(self) -> dict[str, Tensor]:
         """What this episode's members lived through, as copies for `join`."""
         found = {name: value.clone() for name, value in self.buffer.tensors().items()}
-        return found | {"policy_fault": self.agent.take_fault()}
+        return found | {"policy_fault": self.agent.pop_fault()}
 
     def join(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Go on with the transitions of all shards, one below the other, from what `take` gave for each."""
         counts = [len(part["step_counts"]) for part in parts]
         first_rows = [0, *accumulate(counts)][:-1]
-        self.agent.put_faults([part["policy_fault"] for part in parts], first_rows)
+        self.agent.merge_faults([part["policy_fault"] for part in parts], first_rows)
         self._learned = self.buffer.joined(parts)

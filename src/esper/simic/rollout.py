@@ -15,8 +15,7 @@ from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
-from esper.simic.environment import Environment, GrowthEnvironment
-from esper.simic.steps import StepResult
+from esper.simic.environment import Environment, GrowthEnvironment, StepResult
 from esper.tamiyo.controller import Blocks, Controller, Scene
 from esper.utils.rows import (
     refill,
@@ -84,7 +83,7 @@ class EpisodeRecord:
     # the end
     final_slots: SlotStates  # on the host
 
-    def some_members(self, span: slice) -> EpisodeRecord:
+    def select_members(self, span: slice) -> EpisodeRecord:
         """The same episode of some of its members."""
         arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
         slots = self.final_slots[span]
@@ -103,12 +102,12 @@ class EpisodeRecord:
         return replace(records[0], final_slots=SlotStates(**ended), **arrays)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that differs between records of one episode, by name: for `side_by_side`."""
+        """All that differs between records of one episode, by name: for `concatenate`."""
         arrays = {**self._by_step(), "members": self.members}
         slots = with_prefix("final_slots", self.final_slots.tensors())
         return {name: torch.from_numpy(value) for name, value in arrays.items()} | slots
 
-    def side_by_side(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
+    def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
         """One record of the members of several that were played apart, from what `tensors` gave for each.
 
         Where a part ended before the longest one, its members are at rest until the end.
@@ -148,8 +147,8 @@ class EpisodeRecord:
         }
         arrays: dict[str, Any] = {}
         for name, value in self._by_step().items():
-            led_to = resting.get(name, np.full_like(value[-1], _AT_REST.get(name, 0)))
-            still = led_to if len(value) == self.num_steps else value[-1]  # else it is what was seen
+            with_outcome = resting.get(name, np.full_like(value[-1], _AT_REST.get(name, 0)))
+            still = with_outcome if len(value) == self.num_steps else value[-1]  # else it is what was seen
             arrays[name] = np.concatenate([value, np.stack([still] * more)])
         return replace(self, **arrays)
 
@@ -208,14 +207,14 @@ class Episode:
         initial_slots: SlotStates | None = None,
     ):
         self.environment, self.controller = environment, controller
-        looks = (
+        uses_metrics = (
             controller.looking(environment.num_members)
             if isinstance(controller, Blocks)
-            else controller.looks
+            else controller.uses_metrics
         )
-        self.observation = environment.reset(episode, initial_slots, looks)
+        self.observation = environment.reset(episode, initial_slots, uses_metrics)
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
-        controller.begin(Scene(members, slots, seed, environment.device, episode, environment.batches))
+        controller.begin(Scene(members, slots, seed, environment.device, episode, environment.bodies.batches))
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
 
     def step(self) -> StepResult:
@@ -303,10 +302,10 @@ def play(
 
 
 def _seen(environment: Environment) -> dict[str, Tensor]:
-    rows = environment.rows
+    rows = environment.state
     return {
-        "accuracy": rows.signals.accuracy,
-        "loss": rows.signals.loss,
+        "accuracy": rows.history.accuracy,
+        "loss": rows.history.loss,
         "parameters": environment.parameters,
         "potential": environment.potential,
         "spent": environment.flops,

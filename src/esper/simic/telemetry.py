@@ -149,7 +149,7 @@ def _finite(**numbers: float) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 
 
-def summarise(
+def summarize_round(
     learner: Learner,
     record: EpisodeRecord,
     update: UpdateMetrics,
@@ -275,10 +275,10 @@ NAMES: dict[str, Any] = {
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
-def lanes_of(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
+def build_lanes(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
     """The whole episode of every member, in few bytes, with the names of its numbers.
 
-    parts: what the network is drawn from, one behind each slot and the rest, as from `host_parts`.
+    parts: what the network is drawn from, one behind each slot and the rest, as from `describe_host`.
     """
     columns: dict[str, NDArray[Any]] = {
         "members": record.members,
@@ -306,7 +306,7 @@ def lanes_of(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title
     )
 
 
-def host_parts(population: Population) -> list[HostPart]:
+def describe_host(population: Population) -> list[HostPart]:
     """Describe the segments of a population's host and its head."""
     network, host = population.network, population.network.host
     shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
@@ -314,12 +314,14 @@ def host_parts(population: Population) -> list[HostPart]:
     modules = [*host.segments, host.head]
     units = [0 if slot.branch is None else slot.branch.units for slot in network.slots]
     return [
-        HostPart(name, layers_of(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden)
+        HostPart(
+            name, describe_layers(module), sum(p.numel() for p in module.parameters()), tuple(shape), hidden
+        )
         for name, module, shape, hidden in zip(names, modules, shapes, [*units, 0], strict=True)
     ]
 
 
-def layers_of(module: nn.Module) -> list[str]:
+def describe_layers(module: nn.Module) -> list[str]:
     """The layers of a module, a short line each; of a deep one the first and how many more."""
     leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
     rest = len(leaves) - _SHOWN

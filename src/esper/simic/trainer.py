@@ -28,11 +28,10 @@ from torch import Tensor
 
 from esper.runs.schema import RoundSummary
 from esper.simic.agent.ppo import UpdateMetrics
-from esper.simic.environment import GrowthEnvironment
+from esper.simic.environment import EnvironmentSpec, GrowthEnvironment, StepResult
 from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
-from esper.simic.steps import EnvironmentSpec, StepResult
-from esper.simic.telemetry import summarise
+from esper.simic.telemetry import summarize_round
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
@@ -165,7 +164,7 @@ class Trainer:
         for name, learner in self.learners.items():
             learner.join([under_prefix(f"rollout.{name}", piece) for piece in everyone])
         return {
-            block: record.side_by_side([under_prefix(f"record.{block}", piece) for piece in everyone])
+            block: record.concatenate([under_prefix(f"record.{block}", piece) for piece in everyone])
             for block, record in records.items()
         }
 
@@ -187,7 +186,7 @@ class Trainer:
             raise
         for learner in self.learners.values():
             learner.settle()
-        return {name: record.some_members(span) for name, span in spans.items()}
+        return {name: record.select_members(span) for name, span in spans.items()}
 
     def _fingerprint(self) -> Tensor:
         """A digest of all that was learned so far, where there are others to compare it with.  # [32]"""
@@ -241,7 +240,7 @@ class Trainer:
     def _round(
         self, name: str, record: EpisodeRecord, update: UpdateMetrics, twins: EpisodeRecord | None
     ) -> Round:
-        summary = summarise(
+        summary = summarize_round(
             self.learners[name],
             record,
             update,

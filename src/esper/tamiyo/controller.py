@@ -46,12 +46,12 @@ class Scene:
 class Controller(Protocol):
     """Decides for all members at once; keeps its memory as rows, and waits for no device.
 
-    `looks`: whether it reads what is measured. Where it does not, its members are not charged for
+    `uses_metrics`: whether it reads what is measured. Where it does not, its members are not charged for
     measurements.
     """
 
     @property
-    def looks(self) -> bool: ...
+    def uses_metrics(self) -> bool: ...
 
     def begin(self, scene: Scene) -> None:
         """Start an episode of these members, forgetting the last one."""
@@ -96,13 +96,13 @@ class Blocks(Controller):
         return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
 
     @property
-    def looks(self) -> bool:
+    def uses_metrics(self) -> bool:
         """Whether any of them reads what is measured; `looking` says who."""
-        return any(controller.looks for controller in self.controllers.values())
+        return any(controller.uses_metrics for controller in self.controllers.values())
 
     def looking(self, num_members: int) -> Tensor:
         """Whose controller reads what is measured.  # [N] bool"""
-        each = torch.tensor([controller.looks for controller in self.controllers.values()])
+        each = torch.tensor([controller.uses_metrics for controller in self.controllers.values()])
         return each.repeat_interleave(num_members // len(self.controllers))
 
     def begin(self, scene: Scene) -> None:

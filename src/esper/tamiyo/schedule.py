@@ -25,7 +25,7 @@ from esper.tamiyo.config import Conditions
 from esper.tamiyo.controller import Controller, Scene
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Wish, as_actions, first_legal
+from esper.tamiyo.scripted import Candidate, build_actions, first_legal
 from esper.utils.errors import UserError
 from esper.utils.settings import parse_yaml
 
@@ -81,7 +81,7 @@ class Schedule(Controller):
     repeated or widened within the step in which that is due; any other seed takes its ramp.
     """
 
-    looks = False
+    uses_metrics = False
 
     def __init__(
         self, events: Iterable[ScheduleLine | Sequence[object]], conditions: Conditions | None = None
@@ -183,7 +183,7 @@ class Schedule(Controller):
             *(slowly if self._plants else []),
             (Op.FOSSILIZE, (due & grows) | blending),
         ]
-        return [as_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in orders]
+        return [build_actions(torch.where(who, int(op), int(Op.WAIT)), at, details) for op, who in orders]
 
 
 class PacedSchedule(Schedule):
@@ -193,7 +193,7 @@ class PacedSchedule(Schedule):
     something. Planting comes first, so that all slots grow early.
     """
 
-    looks = True
+    uses_metrics = True
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:  # type: ignore[override]
         """One legal action of each member."""
@@ -201,7 +201,7 @@ class PacedSchedule(Schedule):
         legal = lines.any(dim=0) & masks.blueprint.gather(1, wanted)  # [N, S]
         slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
         everywhere = torch.ones_like(legal)
-        wishes = [Wish(Op.GERMINATE, legal), Wish(Op.FOSSILIZE, everywhere)]
+        wishes = [Candidate(Op.GERMINATE, legal), Candidate(Op.FOSSILIZE, everywhere)]
         actions = first_legal(wishes, masks, _details(wanted.gather(1, slot).squeeze(1)))
         planted = torch.zeros_like(legal).scatter(
             1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)

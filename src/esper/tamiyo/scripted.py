@@ -28,14 +28,14 @@ STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the l
 
 
 @dataclass(frozen=True)
-class Wish:
+class Candidate:
     """An op, and the slots for which a member would like it."""
 
     op: Op
     where: Tensor  # [N, S] bool
 
 
-def first_legal(wishes: Sequence[Wish], masks: ActionMasks, details: Tensor) -> Actions:
+def first_legal(wishes: Sequence[Candidate], masks: ActionMasks, details: Tensor) -> Actions:
     """The first wish that is legal on a slot, there; WAIT if none is.
 
     wishes in order of importance; details [N, heads]: the other heads' choices, used where the op reads them.
@@ -45,10 +45,10 @@ def first_legal(wishes: Sequence[Wish], masks: ActionMasks, details: Tensor) -> 
     which = possible.int().argmax(dim=1)  # the first one that is possible
     slot = legal.gather(1, which.view(-1, 1, 1).expand(-1, 1, legal.shape[2])).squeeze(1).int().argmax(dim=1)
     op = _wished_ops(masks.op.device, tuple(w.op for w in wishes))[which]
-    return as_actions(op * possible.any(dim=1), slot, details)
+    return build_actions(op * possible.any(dim=1), slot, details)
 
 
-def as_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
+def build_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
     """Op and slot with the other heads' choices, 0 where the op does not read them.  # [N], [N], [N, H]"""
     details = torch.where(_head_columns(op.device) == Head.SLOT, slot.unsqueeze(1), details)
     choices = torch.where(_head_columns(op.device) == Head.OP, op.unsqueeze(1), details)
@@ -84,7 +84,7 @@ def _head_columns() -> Tensor:
 class Static(Controller):
     """Never grows anything."""
 
-    looks = False
+    uses_metrics = False
 
     def begin(self, scene: Scene) -> None:
         """Nothing to remember."""
@@ -98,7 +98,7 @@ class Static(Controller):
 class RandomLegal(Controller):
     """Germinates at a rate where it may; otherwise any other legal op, on any slot, in any way."""
 
-    looks = True
+    uses_metrics = True
 
     def __init__(self, germination_rate: float = 0.2):
         if not 0.0 <= germination_rate <= 1.0:
@@ -123,16 +123,16 @@ class RandomLegal(Controller):
             else any_legal(masks.head(head), draws[:, head])
             for head in Head
         ]
-        return as_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
+        return build_actions(op, any_legal(slots, draws[:, Head.SLOT]), torch.stack(details, dim=1))
 
 
-class Gardener(Controller):
+class ScriptedController(Controller):
     """What scripted controllers share: blueprints in turn, advance and fossilise as the gates allow.
 
     What a gate would refuse is not legal in the masks of an environment, so that no gate is asked here.
     """
 
-    looks = True
+    uses_metrics = True
     tempo = Tempo.STANDARD
 
     def begin(self, scene: Scene) -> None:
@@ -149,7 +149,7 @@ class Gardener(Controller):
         """What is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
-    def act(self, wishes: Sequence[Wish], masks: ActionMasks) -> Actions:
+    def act(self, wishes: Sequence[Candidate], masks: ActionMasks) -> Actions:
         """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
         details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
         details[:, Head.BLUEPRINT] = self.next_blueprint(masks)
@@ -167,7 +167,7 @@ def _planting(tempo: Tempo) -> Tensor:
     return row
 
 
-class Habit(Gardener):
+class Habit(ScriptedController):
     """Plants the strongest seed of the host's kind in every slot as soon as that is legal, with fast ramps.
 
     It never prunes and looks at no metric but those that a gate asks for. A controller that does not beat it
@@ -183,7 +183,7 @@ class Habit(Gardener):
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Plant, else advance, else fossilise, else wait."""
         anywhere = torch.ones_like(masks.slot)
-        return self.act([Wish(op, anywhere) for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)], masks)
+        return self.act([Candidate(op, anywhere) for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)], masks)
 
 
 @device_table
@@ -212,7 +212,7 @@ class HeuristicConfig(Config):
     rest_epochs: int = Field(default=5, ge=0, description="no germination for this long after a prune")
 
 
-class Heuristic(Gardener):
+class Heuristic(ScriptedController):
     """Germinates on a plateau, advances as the gates allow, keeps what helps and prunes what hurts.
 
     A seed at full strength (HOLDING) is pruned as soon as its contribution is negative; one that is still
@@ -242,10 +242,10 @@ class Heuristic(Gardener):
         )
         ready = self.on_plateau(observation) & (self._rested <= step) & (step >= config.first_epoch)
         wishes = [
-            Wish(Op.PRUNE, hurts),
-            Wish(Op.FOSSILIZE, contribution > config.fossilise_points),
-            Wish(Op.ADVANCE, torch.ones_like(hurts)),
-            Wish(Op.GERMINATE, ready.unsqueeze(1).expand_as(hurts)),
+            Candidate(Op.PRUNE, hurts),
+            Candidate(Op.FOSSILIZE, contribution > config.fossilise_points),
+            Candidate(Op.ADVANCE, torch.ones_like(hurts)),
+            Candidate(Op.GERMINATE, ready.unsqueeze(1).expand_as(hurts)),
         ]
         actions = self.act(wishes, masks)
         self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + config.rest_epochs, self._rested)

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Style
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
-from esper.lifecycle.stages import HEARD_STAGES, Stage
+from esper.lifecycle.stages import FORWARD_STAGES, Stage
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 
 NO_ROW = NO_BLEND = -1
-_HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in HEARD_STAGES])
+_HEARD = np.isin(np.arange(max(Stage) + 1), [int(s) for s in FORWARD_STAGES])
 _BLEND = np.array([int(STYLE_BLEND[style]) for style in Style])
 
 

@@ -161,7 +161,7 @@ class PPOAgent:
         """One step: sample by uniforms [N, H] in [0, 1), or take the likeliest choices if there are none.
 
         observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
-        Returns the step, which `led_to` completes, and the memory after it.  # [N, state]
+        Returns the step, which `with_outcome` completes, and the memory after it.  # [N, state]
         """
         output = self.policy.sequence(
             map_tensors(_as_sequence, self._normalized(observation)),
@@ -247,13 +247,13 @@ class PPOAgent:
         """Raise if a head that was read had no legal choice since the last look. Reads the device once."""
         self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
 
-    def take_fault(self) -> Tensor:
-        """What is known of a head without a legal choice, for `put_faults`; from here on nothing is.  # []"""
+    def pop_fault(self) -> Tensor:
+        """Return the code of a head without a legal choice, 0 for none, and forget it.  # []"""
         fault = self._fault.clone()
         self._fault.zero_()
         return fault
 
-    def put_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
+    def merge_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
         """Know what was taken where rows were acted for in parts; each part's first row counts as given."""
         codes = 2 * len(self.policy.head_names)  # of one row
         for fault, first in zip(faults, first_rows, strict=True):

@@ -31,7 +31,7 @@ class Transition:
     truncated: Tensor  # [N] bool: it was cut here
     bootstrap_value: Tensor  # [N] float32: V of the state after a cut; read at truncations alone
 
-    def led_to(
+    def with_outcome(
         self,
         reward: Tensor,
         terminated: Tensor,

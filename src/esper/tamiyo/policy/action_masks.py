@@ -122,17 +122,17 @@ def compute_batch_masks(
     device: torch.device | str | None = None,
     evidence: SlotEvidence | None = None,
     steps_left: int | Tensor | None = None,
-    looks: Tensor | None = None,
+    uses_metrics: Tensor | None = None,
     fits: Tensor | None = None,
 ) -> ActionMasks:
-    """The masks of every member.
+    """Compute the masks of every member.
 
-    `batch_slot_states` is a `SlotStates`, or a list per member of `SlotMaskState | None` in slot order.
-    Given states alone, what a gate may refuse is legal; given `evidence` too, only what its gate lets
-    through, and given `steps_left`, only what can be finished in time (see `legal_slots_by_op`, for `looks`
-    too). Given `fits` [N, S, blueprints] bool, a seed may begin only where some blueprint fits and can be
-    finished in time, and the blueprints are those of these slots. Raises ValueError where the slots differ
-    from those of `slot_config`, or the topology is unknown.
+    batch_slot_states: a `SlotStates`, or for each member a list of `SlotMaskState | None` in slot order.
+    evidence, steps_left, uses_metrics: as in `legal_slots_by_op`; without evidence, what a gate may refuse is
+    legal. fits [N, S, blueprints] bool: a seed may begin only where some blueprint fits and can be finished
+    in time, and the blueprints are those of these slots.
+
+    Raises ValueError where the slots differ from those of `slot_config`, or the topology is unknown.
     """
     states = batch_slot_states
     if not isinstance(states, SlotStates):
@@ -146,8 +146,8 @@ def compute_batch_masks(
         )
     device = states.device
     if fits is not None:
-        fits = fitting_in_time(fits, config, steps_left, looks)
-    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, looks, fits)  # [N, ops, S]
+        fits = fitting_in_time(fits, config, steps_left, uses_metrics)
+    slot_by_op = legal_slots_by_op(states, config, evidence, steps_left, uses_metrics, fits)  # [N, ops, S]
     constant = _constant_heads(device, topology, states.num_members)
     if fits is not None:
         begins = slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits  # [N, S, blueprints]
