@@ -12,20 +12,9 @@ import pytest
 import torch
 
 from esper.population.hosts import build_host
-from esper.tasks import (
-    HostSpec,
-    Split,
-    Task,
-    TaskEntry,
-    TestSplit,
-    build_task,
-    load_task,
-    random_splits,
-    task_names,
-    task_table,
-)
+from esper.tasks import HostSpec, Split, Task, load_task, task_names, task_table
 from esper.tasks.images import PUBLISHED_SEED, generate
-from esper.tasks.task import Splits
+from esper.tasks.task import Splits, TaskEntry, TestSplit, build_task, random_splits
 from esper.tasks.text import CHARACTERS, OTHER, decode, encode
 
 FAST = ["digits", "spirals", "letter", "penbased", "optdigits", "satimage", "text", "synthetic"]

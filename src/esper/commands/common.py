@@ -15,7 +15,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from esper.runs.console import duration
 from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest, interruptible
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from esper.runs.run_folder import Kind, RunFolder
     from esper.training import TrainingRun
 
+TABLE_WIDTH = 120  # of tables where there is no terminal
 INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 
@@ -73,13 +73,17 @@ def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
-    """Print a table of plain text; the columns `right` are of numbers."""
+    """Print a table of plain text; neither its first column nor the columns `right`, of numbers, wrap."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i in right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if i in right else "left"
+        table.add_column(title, justify=justify, overflow="fold", no_wrap=i == 0 or i in right)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    console().print(table)
+    screen = console()
+    if not screen.is_terminal:
+        screen.width = max(screen.width, TABLE_WIDTH)
+    screen.print(table)
 
 
 def plural(count: int, word: str) -> str:
@@ -98,6 +102,8 @@ def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callab
 
     Yields a function that is to be told, now and then, how much of `total` is done.
     """
+    from esper.runs.console import duration
+
     screen, begun = console("stderr"), time.monotonic()
     next_line = begun + FIRST_LINE
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from esper.runs.schema import Comparison
     from esper.utils.gather import Gather
 
-WIDTH = 120  # of the whole table, and of any where there is no terminal
-WIDE = ("test accuracy, %", "parameters", "Φ", "GFLOPs", "Δ accuracy", "Δ Φ")
-NARROW = ("test accuracy, %", "parameters", "Δ accuracy", "Δ Φ")  # the report has the rest
+WIDE_ONLY = ("Φ", "GFLOPs")  # columns that a narrow terminal leaves to the report
 CONTROLLERS = "static,schedule,tamiyo"
 USUAL_MEMBERS = 16
 
@@ -155,43 +153,39 @@ def print_comparison(comparison: Comparison, potential: bool = True) -> None:
 
     potential: with the columns of Φ, what a controller is rewarded for.
     """
-    from rich.table import Table
-
     from esper.runs.console import interval, three_digits
     from esper.utils.statistics import mean_interval
 
-    baseline = comparison.controllers[0].name
-    screen = common.console()
-    if not screen.is_terminal:
-        screen.width = WIDTH
-    titles = [t for t in (WIDE if screen.width >= WIDTH else NARROW) if potential or "Φ" not in t]
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("controller", no_wrap=True)
-    for title in titles:
-        table.add_column(title, justify="right", no_wrap=True)
+    rows = []
     for result in comparison.controllers:
         accuracy, half = mean_interval(result.test_accuracy)
         flops, half_flops = mean_interval(result.flops)
         gaps = {d.quantity: d for d in comparison.differences if d.controller == result.name}
         points, value = gaps.get("test_accuracy"), gaps.get("potential")
-        cells = {
-            "test accuracy, %": interval(100 * accuracy, 100 * half, ".1f"),
-            "parameters": interval(*mean_interval(result.parameters), ",.0f"),
-            "Φ": interval(*mean_interval(result.potential), ".3f"),
-            "GFLOPs": interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
-            "Δ accuracy": interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
-            "Δ Φ": interval(value.mean, value.ci, "+.3f") if value else "",
-        }
-        table.add_row(result.name, *[cells[title] for title in titles])
-    members = len(comparison.controllers[0].members)
-    common.print_line(
-        f"\n{comparison.task}, host {comparison.host}, {members} members each: mean ± 95 % interval."
-    )
-    common.print_line(f"Δ is the difference to {baseline}, member by member; accuracy in points.")
+        rows.append(
+            {
+                "controller": result.name,
+                "test accuracy, %": interval(100 * accuracy, 100 * half, ".1f"),
+                "parameters": interval(*mean_interval(result.parameters), ",.0f"),
+                "Φ": interval(*mean_interval(result.potential), ".3f"),
+                "GFLOPs": interval(flops / 1e9, half_flops / 1e9, three_digits(flops / 1e9)),
+                "Δ accuracy": interval(100 * points.mean, 100 * points.ci, "+.1f") if points else "",
+                "Δ Φ": interval(value.mean, value.ci, "+.3f") if value else "",
+            }
+        )
+    screen = common.console()
+    narrow = screen.is_terminal and screen.width < common.TABLE_WIDTH
+    titles = [t for t in rows[0] if (potential or "Φ" not in t) and not (narrow and t in WIDE_ONLY)]
+    baseline = comparison.controllers[0]
+    lines = [
+        f"\n{comparison.task}, host {comparison.host}, {len(baseline.members)} members each: mean ± 95 % "
+        "interval.",
+        f"Δ is the difference to {baseline.name}, member by member; accuracy in points.",
+    ]
     if potential:
-        common.print_line("Φ is accuracy less a price on parameters: what a controller is rewarded for.")
-    common.print_line("")
-    screen.print(table)
-    screen.print()
+        lines.append("Φ is accuracy less a price on parameters: what a controller is rewarded for.")
+    common.print_line("\n".join(lines) + "\n")
+    cells = [[row[title] for title in titles] for row in rows]
+    common.print_table(titles, cells, right=range(1, len(titles)))
     for remark in comparison.remarks:
         common.print_line(remark)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -29,14 +29,17 @@ def show(
     ] = False,
 ) -> None:
     """Print the configuration as a run would see it: defaults, preset, file, --set, in that order."""
-    from esper.config import load_config
-    from esper.utils.settings import dump
+    from esper.config import RunConfig, load_config
+    from esper.utils.settings import dump, keys_of
 
     resolved = load_config(config, preset, overrides or [])
-    if explain:
-        _explain(resolved.model_dump())
-    else:
+    if not explain:
         print(dump(resolved), end="")
+        return
+    keys = keys_of(RunConfig, defaults=resolved)
+    common.print_table(
+        ("key", "value", "allowed", "meaning"), [(k.path, k.default, k.allowed, k.meaning) for k in keys]
+    )
 
 
 @app.command()
@@ -61,24 +64,3 @@ def presets() -> None:
         steps = common.plural(resolved.episode.steps, "step")
         members, rounds = common.plural(resolved.members, "member"), common.plural(resolved.rounds, "round")
         print(f"{name:12} {members}, {rounds} of {steps}\n{'':12} {about_preset(name)}")
-
-
-def _explain(values: dict[str, Any]) -> None:
-    """A table of every key; what differs from its default is bold."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from esper.config import RunConfig
-    from esper.utils.settings import keys_of
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for title in ("key", "value", "allowed", "meaning"):
-        table.add_column(title, overflow="fold", no_wrap=title == "key")
-    for key in keys_of(RunConfig):
-        value: Any = values
-        for name in key.path.split("."):
-            value = value[name]
-        table.add_row(
-            key.path, Text(str(value), "" if value == key.default else "bold"), key.allowed, key.meaning
-        )
-    common.console().print(table)
