@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from esper.runs.lanes import COLUMNS, LanesFolder, kept_rounds
 from esper.utils.errors import UserError
-from tests.runs.made_up_lanes import made_up_lanes
+from tests.runs.made_up import made_up_lanes
 
 
 def test_columns_come_back_as_they_were_written(tmp_path: Path) -> None:

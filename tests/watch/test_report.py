@@ -27,10 +27,8 @@ from esper.runs.schema import (
     differences_from_growers,
     paired_differences,
 )
-from esper.utils.statistics import clear_of_zero, learning_verdict, t_quantile
 from esper.watch.report import render_report, write_report
-from tests.runs.made_up_lanes import made_up_lanes
-from tests.watch.made_up_runs import trained
+from tests.runs.made_up import made_up_lanes, trained
 
 
 def answers(page: str) -> dict[str, Any]:
@@ -168,24 +166,3 @@ def test_an_empty_run_gets_a_page_by_the_command(tmp_path: Path, capsys: pytest.
     page = folder.report_path.read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert answers(page)["api/facts"]["outcome"]["sentences"] == []
-
-
-def test_several_intervals_that_hold_at_once_are_wider() -> None:
-    assert clear_of_zero(1.0, 0.9, count=10)
-    assert not clear_of_zero(1.0, 0.9, count=10, comparisons=5)
-    assert t_quantile(9, 5) == pytest.approx(3.25, abs=0.005), "99.5 % of Student's t with 9 degrees"
-
-
-@pytest.mark.parametrize(
-    ("returns", "says"),
-    [
-        ([0.0, 0.1] * 2, "too few"),
-        ([0.0, 0.01] * 4 + [0.5, 0.51] * 4, "The return rose from +0.005"),
-        ([0.5, 0.51] * 4 + [0.0, 0.01] * 4, "The return fell"),
-        ([0.0, 0.5] * 8, "did not clearly rise"),
-        ([float("nan")] * 20, "too few"),
-        ([0.1], "1 round is too few"),
-    ],
-)
-def test_the_verdict_is_honest(returns: list[float], says: str) -> None:
-    assert says in learning_verdict(returns)

@@ -8,8 +8,12 @@ import pytest
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Curve, Growth, RoundSummary
 from esper.utils.statistics import mean_interval
-from esper.watch.facts import ALONE, BY_SAMPLES, PAIRED, UNPAIRED, differences, final_of
-from tests.runs.made_up_lanes import made_up_lanes
+from esper.watch.facts import ALONE, BY_SAMPLES, PAIRED, UNPAIRED, Final, differences, final_of
+from tests.runs.made_up import made_up_lanes
+
+
+def finals_of(*runs: Path) -> list[Final]:
+    return [final for run in runs if (final := final_of(run.name, run)) is not None]
 
 
 def run_of(path: Path, config: str = "seed: 1\ntask: digits\n", seed: int = 0, lanes: bool = True) -> Path:
@@ -24,8 +28,7 @@ def run_of(path: Path, config: str = "seed: 1\ntask: digits\n", seed: int = 0, l
 
 
 def test_runs_with_the_same_members_are_paired(tmp_path: Path) -> None:
-    runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", seed=5)]
-    finals = [final for run in runs if (final := final_of(run.name, run)) is not None]
+    finals = finals_of(run_of(tmp_path / "a"), run_of(tmp_path / "b", seed=5))
     [gap] = differences(finals)
     rows = [final.rows["accuracy"] for final in finals]
     mean, ci = mean_interval((rows[1] - rows[0]).tolist())
@@ -38,8 +41,7 @@ def test_runs_with_the_same_members_are_paired(tmp_path: Path) -> None:
     "other", [{"config": "seed: 2\ntask: digits\n"}, {"config": "seed: 1\ntask: letter\n"}, {"lanes": False}]
 )
 def test_runs_with_other_members_are_not_paired(tmp_path: Path, other: dict[str, object]) -> None:
-    runs = [run_of(tmp_path / "a"), run_of(tmp_path / "b", seed=5, **other)]  # type: ignore[arg-type]
-    finals = [final for run in runs if (final := final_of(run.name, run)) is not None]
+    finals = finals_of(run_of(tmp_path / "a"), run_of(tmp_path / "b", seed=5, **other))  # type: ignore[arg-type]
     [gap] = differences(finals)
     assert gap.basis == UNPAIRED
     assert gap.ci == pytest.approx(math.hypot(*(final.figures["accuracy"].ci for final in finals)))
@@ -75,7 +77,7 @@ def test_growths_are_set_side_by_side_by_how_they_ended(
     tmp_path: Path, members: int, score: str, samples: int, basis: str
 ) -> None:
     runs = [growth_of(tmp_path / name, members, seed, score, samples) for seed, name in enumerate("ab")]
-    finals = [final for run in runs if (final := final_of(run.name, run)) is not None]
+    finals = finals_of(*runs)
     gaps = {gap.quantity: gap for gap in differences(finals)}
     assert set(gaps) == {score, "parameter_ratio"}, "a growth is paid no return"
     a, b = (final.rows["accuracy"] for final in finals)
@@ -91,6 +93,5 @@ def test_growths_are_set_side_by_side_by_how_they_ended(
 
 
 def test_scores_of_two_kinds_have_no_difference(tmp_path: Path) -> None:
-    runs = [growth_of(tmp_path / "a", 1, 0), growth_of(tmp_path / "b", 1, 1, score="R²")]
-    finals = [final for run in runs if (final := final_of(run.name, run)) is not None]
+    finals = finals_of(growth_of(tmp_path / "a", 1, 0), growth_of(tmp_path / "b", 1, 1, score="R²"))
     assert {gap.quantity for gap in differences(finals)} == {"parameter_ratio"}
