@@ -66,6 +66,7 @@ class Life:
             "copy_noise": float(rng.choice([0.0, 0.01])),
             "widen_copies": float(rng.choice([0.0, 0.5])),
             "rewarm": int(rng.choice([0, 3])),
+            "new_part_warmup": int(rng.choice([0, 5])),
         }
         config = PopulationConfig(**{**SMALL, **drawn, **settings})
         self.population = Population(make_host, config, torch.arange(members), seed)

@@ -27,13 +27,7 @@ class ReferenceSeed(nn.Module):
 
     def __init__(self, seed: nn.Module, blend: Blend, gate: BlendGate | None = None) -> None:
         super().__init__()
-        if (blend is Blend.GATE) != (gate is not None):
-            raise ValueError(
-                f"blend is {blend.name} with gate {gate}; GATE needs a gate and the others have none"
-            )
-        self.seed = seed
-        self.gate = gate
-        self.blend = blend
+        self.seed, self.gate, self.blend = seed, gate, blend
 
     def forward(self, h: Tensor, alpha: float) -> Tensor:
         """The host's activation with the seed heard at strength alpha."""
@@ -138,10 +132,6 @@ class ReferenceMember(nn.Module):
         logits: Tensor = self.trunk[-1](x)
         return logits
 
-    def without(self, *slots: int) -> list[float]:
-        """The alphas of an ablation: these slots at 0."""
-        return [0.0 if slot in slots else alpha for slot, alpha in enumerate(self.alphas)]
-
     def shadow(self, slot: int) -> list[float]:
         """The alphas under which a seed trains in isolation: its own at 1."""
         return [1.0 if index == slot else alpha for index, alpha in enumerate(self.alphas)]
@@ -197,21 +187,3 @@ def concatenate(old: Branch, new: Branch) -> Branch:
 def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy over samples and, for text, positions."""
     return nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-
-def accuracy_of(logits: Tensor, targets: Tensor) -> float:
-    """The share of right answers over samples and, for text, positions."""
-    return float((logits.argmax(-1) == targets).float().mean())
-
-
-def gradients(
-    member: ReferenceMember, inputs: Tensor, targets: Tensor, alphas: Sequence[float], of: nn.Module
-) -> dict[str, Tensor]:
-    """The gradient of the loss at these alphas with respect to one part alone; all else is held fixed."""
-    names = dict(of.named_parameters())
-    loss = loss_of(member(inputs, alphas), targets)
-    found = torch.autograd.grad(loss, list(names.values()), allow_unused=True)
-    return {
-        name: torch.zeros_like(parameter) if gradient is None else gradient
-        for (name, parameter), gradient in zip(names.items(), found, strict=True)
-    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -23,10 +24,8 @@ from esper.population.blueprints import (
     build_blueprint,
     gate_parameter_count,
     list_blueprints,
-    parameter_count,
 )
-from esper.population.hosts import Host
-from tests.population.reference import ReferenceMember, ReferenceSeed, loss_of
+from tests.population.reference import ReferenceSeed
 
 # (topology, spatial_dims, the shape of a sample at a joint of width C)
 PLACES = [("cnn", 1), ("cnn", 2), ("mlp", 0), ("transformer", 0)]
@@ -34,10 +33,8 @@ CASES = [(t, d, b) for t, d in PLACES for b in sorted(selectable_blueprints(t))]
 
 
 def activations(topology: str, dims: int, width: int, batch: int = 4) -> Tensor:
-    shape = {"cnn": (batch, width, *[6] * dims), "mlp": (batch, width), "transformer": (batch, 7, width)}[
-        topology
-    ]
-    return torch.randn(shape, generator=torch.Generator().manual_seed(5))
+    shapes = {"cnn": (width, *[6] * dims), "mlp": (width,), "transformer": (7, width)}
+    return torch.randn(batch, *shapes[topology], generator=torch.Generator().manual_seed(5))
 
 
 def awakened(seed: nn.Module) -> nn.Module:
@@ -54,28 +51,6 @@ def test_every_selectable_blueprint_of_every_topology_is_registered() -> None:
         assert {entry.blueprint for entry in list_blueprints(topology)} == set(names)
 
 
-@pytest.mark.parametrize(("topology", "dims"), PLACES)
-def test_the_formula_counts_what_the_module_has(topology: str, dims: int) -> None:
-    for name in TOPOLOGY_BLUEPRINTS[topology]:
-        for width in range(4, 65):
-            built = sum(p.numel() for p in blueprint_entry(name, topology).factory(width, dims).parameters())
-            assert parameter_count(name, topology, width, dims) == built, (name, width)
-
-
-def test_the_sizes_of_the_rules() -> None:
-    c = 16
-    expected = {
-        Blueprint.NORM: 2 * c + 1,
-        Blueprint.CONV_SMALL: c * c + 2 * c,
-        Blueprint.DEPTHWISE: c * c + 11 * c,
-        Blueprint.CONV_LIGHT: 9 * c * c + 2 * c,
-        Blueprint.CONV_HEAVY: 2 * (9 * c * c + 2 * c),
-    }
-    assert {name: parameter_count(name, "cnn", c, 2) for name in expected} == expected
-    assert parameter_count(Blueprint.LORA, "transformer", c) == 2 * 8 * c
-    assert parameter_count(Blueprint.LORA_LARGE, "transformer", c) == 2 * 32 * c
-
-
 @pytest.mark.parametrize(("topology", "dims", "name"), CASES)
 def test_a_seed_keeps_the_shape_and_is_silent_at_birth(topology: str, dims: int, name: Blueprint) -> None:
     for width in (3, 4, 6, 8, 13):
@@ -84,28 +59,6 @@ def test_a_seed_keeps_the_shape_and_is_silent_at_birth(topology: str, dims: int,
         assert s.shape == h.shape
         assert torch.equal(s, torch.zeros_like(h))
         assert awakened(build_blueprint(name, topology, width, dims))(h).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("blend", list(Blend))
-def test_a_seed_in_isolation_lowers_its_shadow_loss_and_stays_bounded(blend: Blend) -> None:
-    """1,000 steps on a ring around a disc, which a linear host cannot tell apart."""
-    torch.manual_seed(2)
-    inputs = torch.randn(128, 2)
-    targets = (inputs.norm(dim=1) > 1.2).long()
-    host = Host([nn.Linear(2, 8)], "mlp", nn.Linear(8, 2), width=8).validate(inputs[:2])
-    member = ReferenceMember(host)
-    seed = member.germinate(0, Blueprint.MLP_SMALL, blend)
-    optimizer = torch.optim.AdamW(seed.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(1000):
-        loss = loss_of(member(inputs, member.shadow(0)), targets)
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < 0.7 * losses[0]  # MULTIPLY can at most double h, so it learns least: .63
-    assert max(losses) < 2 * losses[0]
-    assert all(p.abs().max() < 100 for p in seed.parameters())
 
 
 @pytest.mark.parametrize("name", sorted(selectable_blueprints("transformer")))
@@ -167,19 +120,6 @@ def test_heads_are_the_largest_divisor_up_to_four() -> None:
     assert [attention_heads(w) for w in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)] == [1, 2, 3, 4, 1, 3, 1, 4, 3, 2]
 
 
-def test_blends_are_those_of_the_rules() -> None:
-    h = activations("mlp", 0, 6)
-    body = awakened(build_blueprint(Blueprint.MLP, "mlp", 6))
-    gate = awakened(BlendGate(6, "mlp"))
-    assert isinstance(gate, BlendGate)
-    s = body(h)
-    torch.testing.assert_close(ReferenceSeed(body, Blend.ADD)(h, 0.3), h + 0.3 * s)
-    torch.testing.assert_close(ReferenceSeed(body, Blend.MULTIPLY)(h, 0.3), h * (1 + 0.3 * torch.tanh(s)))
-    torch.testing.assert_close(ReferenceSeed(body, Blend.GATE, gate)(h, 0.3), h + 0.3 * gate(h) * s)
-    with pytest.raises(ValueError, match="GATE needs a gate"):
-        ReferenceSeed(body, Blend.GATE)
-
-
 @pytest.fixture
 def restored_entry() -> Iterator[None]:
     """CONV_LIGHT as it was, whatever a test registers."""
@@ -207,30 +147,21 @@ def test_one_decorated_class_replaces_a_body() -> None:
 
 
 @pytest.mark.usefixtures("restored_entry")
-def test_a_body_that_changes_the_shape_is_refused() -> None:
-    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3 * c * c)
-    class Shrinking(nn.Conv1d):
-        def __init__(self, width: int, spatial_dims: int) -> None:
-            super().__init__(width, width, 3, bias=False)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bias": False}, r"\(Conv1d\) turns shape \[2, 4, 5\] into \[2, 4, 3\]; a seed keeps the shape"),
+        ({"padding": 1}, r"\(Conv1d\) has 52 parameters at width 4, but its formula says 48: correct"),
+    ],
+)
+def test_a_module_of_another_shape_or_size_is_refused(options: dict[str, Any], message: str) -> None:
+    register = blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3 * c * c)
 
-    message = r"CONV_LIGHT \(Shrinking\) turns shape \[2, 4, 5\] into \[2, 4, 3\]; a seed keeps the shape"
-    with pytest.raises(ValueError, match=message):
-        build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 1)
+    @register
+    def other(width: int, spatial_dims: int) -> nn.Module:
+        return nn.Conv1d(width, width, 3, **options)
 
-
-@pytest.mark.usefixtures("restored_entry")
-def test_a_formula_that_does_not_count_what_the_module_has_is_refused() -> None:
-    """Both numbers are named, so that no budget can lie."""
-
-    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3 * c * c)
-    class Biased(nn.Conv1d):
-        def __init__(self, width: int, spatial_dims: int) -> None:
-            super().__init__(width, width, 3, padding=1)
-
-    with pytest.raises(
-        ValueError,
-        match=r"CONV_LIGHT \(Biased\) has 52 parameters at width 4, but its formula says 48: correct",
-    ):
+    with pytest.raises(ValueError, match=f"CONV_LIGHT {message}"):
         build_blueprint(Blueprint.CONV_LIGHT, "cnn", 4, 1)
 
 

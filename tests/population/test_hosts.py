@@ -1,12 +1,26 @@
-"""Hosts: segments fit or say why not, and a causal host stays causal."""
+"""Hosts and their residual blocks: what fits and folds, and what is refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn import functional
 
-from esper.population.hosts import HOST_PRESETS, Host, build_host, cnn
+from esper.population.blocks import (
+    AttendToPast,
+    Block,
+    Branch,
+    attention,
+    convolutions,
+    fold_units,
+    perceptron,
+)
+from esper.population.hosts import Entered, Host, build_host
 
 PRESETS = [
     ("cnn", (1, 12), 5),
@@ -42,11 +56,6 @@ def test_a_preset_records_its_joints(preset: str, input_shape: tuple[int, ...], 
         assert tuple(x.shape[1:]) == shape
 
 
-def test_the_dimensions_of_a_cnn_follow_from_its_input() -> None:
-    assert build_host("cnn", (1, 40), 10).spatial_dims == 1
-    assert build_host("cnn", (3, 8, 8), 10).spatial_dims == 2
-
-
 @pytest.mark.parametrize(("preset", "input_shape", "classes"), PRESETS)
 def test_a_sample_does_not_hear_its_batch(preset: str, input_shape: tuple[int, ...], classes: int) -> None:
     host = build_host(preset, input_shape, classes).double()
@@ -63,13 +72,6 @@ def test_a_gpt_host_does_not_hear_the_future() -> None:
     before, after = host(tokens), host(changed)
     torch.testing.assert_close(before[:, :5], after[:, :5], atol=1e-12, rtol=0)
     assert (before[:, 5:] - after[:, 5:]).abs().max() > 1e-6
-
-
-def test_presets_have_no_buffers_and_no_dropout() -> None:
-    for preset, input_shape, classes in PRESETS:
-        host = build_host(preset, input_shape, classes)
-        assert list(host.buffers()) == []
-        assert not any(isinstance(module, nn.Dropout) for module in host.modules())
 
 
 def two_segments(second_input: int = 4, second_width: int = 4) -> list[nn.Module]:
@@ -108,24 +110,52 @@ def test_what_does_not_fit_is_named(segments: list[nn.Module], head: nn.Module, 
         host.validate(torch.zeros(2, 1, 10), num_classes=5)
 
 
-def test_widths_may_differ_between_joints() -> None:
-    host = Host(two_segments(second_width=6), "cnn", pooled_head(6), (4, 6), 1).validate(
-        torch.zeros(2, 1, 10)
-    )
-    assert host.joint_shapes == ((4, 10), (6, 10))
+BLOCKS = {
+    "perceptron": (lambda: perceptron(4, 6), (4,)),
+    "attention": (lambda: attention(6, 3), (5, 6)),
+    "signals": (lambda: convolutions(nn.Conv1d, 3, 4, 3), (3, 7)),
+    "images": (lambda: convolutions(nn.Conv2d, 3, 5, 5), (3, 6, 6)),
+}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"topology": "rnn"}, r"topology is 'rnn'; allowed are cnn, mlp, transformer"),
-        ({"segments": []}, r"segments is empty; give at least one"),
-        ({"width": (4,)}, r"width is \(4,\) for 2 segments"),
-        ({"width": 0}, r"width is 0 for 2 segments"),
-        ({"spatial_dims": 3}, r"spatial_dims is 3 for a cnn host; allowed are \(1, 2\)"),
-    ],
-)
-def test_bad_hosts_say_what_is_allowed(arguments: dict[str, object], message: str) -> None:
+@pytest.mark.parametrize(("time", "heads", "each"), [(5, 3, 2), (1, 1, 4), (7, 2, 3)])
+def test_attention_to_the_past_is_that_of_torch(time: int, heads: int, each: int) -> None:
+    qkv = torch.randn(2, time, 3 * heads * each, dtype=torch.float64)
+    query, key, value = (part.unflatten(-1, (heads, each)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
+    expected = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    found = AttendToPast(heads)(qkv)
+    torch.testing.assert_close(found, expected.transpose(1, 2).flatten(-2), atol=1e-12, rtol=0)
+
+
+@settings(max_examples=20, deadline=None)
+@given(name=st.sampled_from(sorted(BLOCKS)), units=st.integers(1, 5), seed=st.integers(0, 1000))
+def test_units_beside_a_block_fold_into_one_wider_block(name: str, units: int, seed: int) -> None:
+    make, shape = BLOCKS[name]
+    torch.manual_seed(seed)
+    block = make().double()
+    old, new = block.branch, block.branch.with_units(units).double()
+    x = torch.randn(3, *shape, dtype=torch.float64)
+    assert new(x).abs().max() == 0  # it says nothing yet
+    nn.init.normal_(new.second.weight)
+    wide = old.with_units(old.units + units).double()
+    assert wide.units == old.units + units
+    folded = fold_units(dict(old.named_parameters()), dict(new.named_parameters()), old.copies)
+    wide.load_state_dict({key: value.detach() for key, value in folded.items()})
+    torch.testing.assert_close(Block(wide)(x), block(x) + new(x), atol=1e-12, rtol=0)
+
+
+def test_what_would_not_fold_is_refused() -> None:
+    plain = nn.LayerNorm(4, elementwise_affine=False)
+    for norm, bias in ((nn.LayerNorm(4), False), (plain, True)):
+        with pytest.raises(ValueError, match="no parameters and its second layer no bias; use"):
+            Branch(norm, nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4, bias=bias))
+    first, second = nn.Conv1d(4, 4, 3, padding=1, groups=2), nn.Conv1d(4, 4, 3, padding=1, bias=False)
+    grouped = Branch(nn.GroupNorm(1, 4, affine=False), first, nn.ReLU(), second)
+    with pytest.raises(ValueError, match=r"convolution has 2 groups; units fold beside each other in 1"):
+        grouped.with_units(2)
+
+
+def made(**changed: object) -> Host:
     good = {
         "segments": two_segments(),
         "topology": "cnn",
@@ -133,37 +163,34 @@ def test_bad_hosts_say_what_is_allowed(arguments: dict[str, object], message: st
         "width": 4,
         "spatial_dims": 1,
     }
-    with pytest.raises(ValueError, match=message):
-        Host(**{**good, **arguments})  # type: ignore[arg-type]
+    return Host(**{**good, **changed})  # type: ignore[arg-type]
+
+
+def repeating(*repeats: int) -> Host:
+    segments = [Entered(nn.Linear(size, 4), perceptron(4, 2)) for size in (3, 4)]
+    return Host(segments, "mlp", nn.Linear(4, 2), 4, repeats=repeats)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("make", "message"),
     [
-        (("vgg", (1, 8, 8), 10), r"host preset is 'vgg'; allowed are cnn, mlp, resnet, resmlp, gpt"),
-        (("resnet", (8,), 10), r"input_shape is \[8\]; a resnet host takes"),
-        (("cnn", (8,), 10), r"input_shape is \[8\]; a cnn host takes"),
-        (("gpt", (1, 8), 10), r"input_shape is \[1, 8\]; a gpt host takes token indices"),
-        (("mlp", (8,), 1), r"num_classes is 1; a host needs at least 2"),
+        (lambda: made(topology="rnn"), r"topology is 'rnn'; allowed are cnn, mlp, transformer"),
+        (lambda: made(segments=[]), r"segments is empty; give at least one"),
+        (lambda: made(width=(4,)), r"width is \(4,\) for 2 segments"),
+        (lambda: made(width=0), r"width is 0 for 2 segments"),
+        (lambda: made(spatial_dims=3), r"spatial_dims is 3 for a cnn host; allowed are \(1, 2\)"),
+        (lambda: repeating(1), r"repeats is \(1,\) for 2 segments; give 0, 1 or 2 for each"),
+        (lambda: repeating(2, 1), r"repeats is 2 at segment 0.*give 0 or 1"),
+        (lambda: repeating(1, 2), r"repeats is 2 at segment 1; a clone repeats two blocks where segment 1"),
+        (lambda: build_host("vgg", (1, 8, 8), 10), r"host preset is 'vgg'; allowed are cnn, mlp, resnet"),
+        (lambda: build_host("resnet", (8,), 10), r"input_shape is \[8\]; a resnet host takes"),
+        (lambda: build_host("gpt", (1, 8), 10), r"\[1, 8\]; a gpt host takes token indices"),
+        (lambda: build_host("mlp", (8,), 1), r"num_classes is 1; a host needs at least 2"),
+        (lambda: build_host("cnn", (1, 8, 8), 10, width=0), r"width is 0 for the cnn host; it must be"),
+        (lambda: build_host("gpt", (8,), 10, width=6), r"width 6 does not divide into 4 heads"),
+        (lambda: build_host("cnn", (1, 8, 8), 10, widht=4), r"no option 'widht'; allowed are width, depth"),
     ],
 )
-def test_bad_presets_say_what_is_allowed(arguments: tuple[str, tuple[int, ...], int], message: str) -> None:
+def test_bad_hosts_say_what_is_allowed(make: Callable[[], Host], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_host(*arguments)
-
-
-def test_bad_options_say_what_is_allowed() -> None:
-    with pytest.raises(ValueError, match=r"width is 0 for the cnn host; it must be at least 1"):
-        build_host("cnn", (1, 8, 8), 10, width=0)
-    with pytest.raises(ValueError, match=r"width 6 does not divide into 4 heads"):
-        build_host("gpt", (8,), 10, width=6)
-    with pytest.raises(ValueError, match=r"the cnn host has no option 'widht'; allowed are width, depth"):
-        build_host("cnn", (1, 8, 8), 10, widht=4)
-
-
-def test_the_table_of_presets_is_open() -> None:
-    HOST_PRESETS["wide"] = lambda input_shape, num_classes, width=32: cnn(input_shape, num_classes, width)
-    try:
-        assert build_host("wide", (1, 8, 8), 10).widths == (32, 32, 32)
-    finally:
-        del HOST_PRESETS["wide"]
+        make()

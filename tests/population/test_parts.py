@@ -14,13 +14,11 @@ from esper.lifecycle.actions import Blueprint, Style
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population import surgery
-from esper.population.blocks import Branch
 from esper.population.data import Clock
 from esper.population.extract import Grafted, extract
 from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
 from esper.population.population import Population
-from esper.population.row_module import flatten, load_flat
 from tests.population.lives import Life, doubles
 from tests.population.worlds import (
     CLOCK,
@@ -100,48 +98,6 @@ def test_a_fold_is_exact(preset: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("world", RESIDUAL)
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_moments_come_along_with_what_is_folded(world: str, optimizer: str) -> None:
-    """Old units keep their moments; those of new ones stand for the same means under the older count."""
-    names = [Blueprint.WIDEN_HALF, Blueprint.CLONE]
-    states = SlotStates.from_records([[record(Stage.HOLDING, name)] * 2 for name in names])
-    population, data = make_population(world, 2, optimizer=optimizer), make_data(world, 2)
-    for epoch in range(4):
-        population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, epoch, 10))
-    plant(population, states, awake=False)
-    assert population.seeds.first.abs().max() == population.seeds.second.abs().max() == 0
-    assert population.seeds.steps.max() == 0  # a count of its own
-    population.train_epoch(states, data, Clock(0, 4, 10))
-    assert population.seeds.steps.tolist() == [2.0] * 4
-    old = [reference_member(population, states, i) for i in range(2)]
-    before = copy.deepcopy(population.parts)
-    population.fold(states.blueprint >= 0, states.style)
-    population.read_slots(SlotStates.empty(2, 2))
-    for s in (0, 1):
-        block, seed = old[0].chains[s][0], old[0].seed_at(s)
-        new = reference_member(population, SlotStates.empty(2, 2), 0, [(s, int(names[0]), 0)]).chains[s][0]
-        decays = {
-            "weights": 0.0,
-            "first": population.config.momentum,
-            "second": population.config.second_beta,
-        }
-        for field, decay in decays.items():
-            scale = 1.0 if optimizer == "sgd" else (1 - decay**10) / (1 - decay**2)
-            rows = (getattr(before, field), getattr(population.parts, field))
-            found = used_columns(population, new, s, part_row(population, 0, s, 1, rows[1]))
-            parts = (
-                used_columns(population, block, s, part_row(population, 0, s, 1, rows[0])),
-                scale * used_columns(population, seed, s, part_row(population, 0, s, 0, rows[0])),
-            )
-            wanted = torch.cat(parts).sort().values
-            torch.testing.assert_close(found.sort().values, wanted, atol=1e-12, rtol=1e-3)
-        assert part_row(population, 0, s, 1, population.parts.steps) == 10  # the older count
-        copied = part_row(population, 1, s, 2)
-        assert torch.equal(copied, part_row(population, 1, s, 0, before.weights))
-        assert part_row(population, 1, s, 2, population.parts.steps) == 2
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
 @pytest.mark.parametrize("stage", [Stage.TRAINING, Stage.HOLDING])
 def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: str, stage: Stage) -> None:
     states = SlotStates.from_records([[None, record(stage, Blueprint.CLONE)]] * 2)
@@ -158,17 +114,6 @@ def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: 
             assert torch.equal(origin, clone) == expected
             assert expected or ((origin - clone).abs() > 1e-6).float().mean() > 0.5
         population.train_epoch(states, data, Clock(0, 5, 10))
-
-
-def test_a_clone_at_full_strength_is_the_layer_repeated() -> None:
-    states = SlotStates.from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]])
-    population = make_population("text", 1)
-    tokens = make_data("text", 1).inputs[0, :4]
-    attended, perceived, head = extract(population, SlotStates.empty(1, 2), 0)[1:]
-    plant(population, states, awake=False)
-    x = extract(population, states, 0)[0](tokens)
-    expected = head(perceived(attended(perceived(attended(x)))))
-    torch.testing.assert_close(outputs_of(population, states, tokens)[0], expected)
 
 
 @settings(max_examples=8, deadline=None)
@@ -199,24 +144,6 @@ def test_units_that_are_copies_say_nothing_at_any_strength_and_after_their_fold(
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
-def test_copied_units_part_from_each_other_and_learn_within_two_steps(world: str) -> None:
-    states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.WIDEN_FULL)] * 2] * 2)
-    population = make_population(world, 2, batches_per_epoch=1, widen_copies=1.0, weight_decay=0.0)
-    plant(population, states, awake=False)
-    before = population.seeds.weights.clone()
-    for epoch in range(2):
-        population.train_epoch(states, make_data(world, 2), Clock(0, epoch, 10))
-    for s, slot in enumerate(population.network.slots):
-        branch = slot.module(int(Blueprint.WIDEN_FULL))
-        assert isinstance(branch, Branch)
-        row, size = part_row(population, 0, s, 0), flatten(branch).numel()
-        assert (row[:size] != part_row(population, 0, s, 0, before)[:size]).float().mean() > 0.9
-        load_flat(branch, row)
-        units = branch.first.weight.unflatten(0, (branch.copies, branch.units, -1))
-        assert not torch.allclose(units[:, 0], units[:, 1])
 
 
 @pytest.mark.parametrize("world", RESIDUAL)
@@ -400,17 +327,6 @@ def test_a_clone_may_be_born_and_folded_in_one_step(world: str) -> None:
         assert torch.equal(fast.tensors()[name], value), name
 
 
-def test_a_clone_counts_from_its_birth_on() -> None:
-    for world in RESIDUAL:
-        states = SlotStates.from_records([[None, record(Stage.GERMINATED, Blueprint.CLONE)]])
-        population = make_population(world, 1)
-        bare = int(population.parameter_counts(SlotStates.empty(1, 2)))
-        population.germinate(states.blueprint >= 0, states.blueprint)
-        waiting = int(population.parameter_counts(states))
-        population.read_slots(states)
-        assert waiting == int(population.parameter_counts(states)) > bare
-
-
 def test_two_blocks_are_cloned_only_where_both_are_there() -> None:
     """A seed folded in behind the attention parts it from the perceptron, which can still be widened."""
     population = make_population("text", 2)
@@ -486,54 +402,6 @@ def test_the_rate_of_each_member_follows_what_it_has_spent(world: str, schedule:
             plain.epoch(make_data(world, 3), clock)
             spent = (spent + share).clamp(max=1.0)
         plain.assert_equal(1e-6)
-
-
-def test_no_rate_is_left_once_everything_is_spent() -> None:
-    population = make_population("residual vectors", 2, schedule="flat")
-    data = make_data("residual vectors", 2)
-    before = population.snapshot()
-    clock = Clock(0, 0, 10, torch.tensor([1.0, 0.5]), torch.tensor([0.2, 0.1]))
-    population.train_epoch(SlotStates.empty(2, 2), data, clock)
-    assert torch.equal(population.hosts.weights[0], before["hosts.weights"][0])
-    assert not torch.equal(population.hosts.weights[1], before["hosts.weights"][1])
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
-def test_a_host_is_clipped_by_the_norm_of_all_its_parts_together(world: str) -> None:
-    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "host_lr": 1.0, "clip_norm": 1e-3}
-    with doubles():
-        population = make_population(world, 3, batches_per_epoch=1, **settings)
-        rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]
-        before = torch.cat(rows, dim=1)
-        population.train_epoch(SlotStates.empty(3, 2), make_data(world, 3), CLOCK)
-        rows = [population.hosts.weights, population.parts.weights[6:12].unflatten(0, (3, 2)).flatten(1)]
-        moved = (torch.cat(rows, dim=1) - before).norm(dim=1)
-        torch.testing.assert_close(moved, torch.full((3,), 1e-3), rtol=1e-2, atol=0)
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
-def test_new_parts_warm_up_on_their_own_and_the_host_does_not(world: str) -> None:
-    with doubles():
-        population = make_population(world, 2, new_part_warmup=5)
-        data = make_data(world, 2)
-        plain = OneAfterAnother(population, SlotStates.empty(2, 2))
-        population.train_epoch(SlotStates.empty(2, 2), data, Clock(0, 0, 10))
-        plain.epoch(data, Clock(0, 0, 10))
-        plain.assert_equal(TOLERANCE)
-        states = SlotStates.from_records(
-            [
-                [record(Stage.TRAINING, Blueprint.CLONE), None],
-                [record(Stage.HOLDING, Blueprint.WIDEN_HALF), record(Stage.HOLDING, Blueprint.CLONE)],
-            ]
-        )
-        plant(population, states)
-        for i, s in (states.blueprint >= 0).nonzero().tolist():
-            plain.germinate(i, s, int(states.blueprint[i, s]), int(states.style[i, s]))
-        plain.change(states)
-        for epoch in range(1, 5):
-            population.train_epoch(states, data, Clock(0, epoch, 10))
-            plain.epoch(data, Clock(0, epoch, 10))
-        plain.assert_equal(TOLERANCE)
 
 
 # ---- first weights ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -28,7 +29,6 @@ from tests.population.reference import (
     NewUnits,
     ReferenceMember,
     ReferenceSeed,
-    Seed,
     concatenate,
     loss_of,
 )
@@ -104,13 +104,7 @@ def record(
 
 
 def fading(blueprint: int, style: int = Style.LINEAR_ADD, alpha: float = 0.5) -> SlotRecord:
-    return SlotRecord(
-        stage=Stage.BLENDING,
-        blueprint=int(blueprint),
-        style=int(style),
-        alpha=alpha,
-        alpha_mode=AlphaMode.DOWN,
-    )
+    return replace(record(Stage.BLENDING, blueprint, style, alpha), alpha_mode=AlphaMode.DOWN)
 
 
 def every_pair(world: str) -> list[tuple[int, Style]]:
@@ -208,13 +202,6 @@ def pieces(population: Population, part: nn.Module, s: int) -> Iterator[tuple[nn
 def load_part(population: Population, part: nn.Module, s: int, flat: Tensor) -> None:
     for module, start in pieces(population, part, s):
         load_flat(module, flat[start:])
-
-
-def flat_part(
-    population: Population, part: nn.Module, s: int, of: Callable[[nn.Module], Tensor] = flatten
-) -> Tensor:
-    """What `of` finds in the modules of a part, one after the other."""
-    return torch.cat([of(module) for module, _ in pieces(population, part, s)])
 
 
 def used_columns(population: Population, part: nn.Module, s: int, flat: Tensor) -> Tensor:
@@ -320,8 +307,8 @@ class OneAfterAnother:
         optimizer.state.update(entries)
         self.optimizers[i][name] = optimizer
 
-    def epoch(self, data: MemberData, clock: Clock, resting: Sequence[int] = ()) -> Tensor:
-        """The mean loss of each member, 0 of those that rest.  # [N]"""
+    def epoch(self, data: MemberData, clock: Clock) -> Tensor:
+        """The mean loss of each member.  # [N]"""
         population, count = self.population, self.config.batches_per_epoch
         sizes = data.num_samples, self.config.batch_size
         order = DataOrder(population.seed, population.members, *sizes)
@@ -333,11 +320,10 @@ class OneAfterAnother:
         for b in range(count):
             inputs, targets = data.take(order.batch(clock.episode, clock.epoch * count + b))
             for i in range(len(self.members)):
-                if i not in resting:
-                    rate = self.rate(self._done(clock, i, b / count))
-                    rate *= min((self.since[i] + 1) / max(self.config.rewarm, 1), 1.0)
-                    self.since[i] += 1
-                    losses[i] += self.step(i, inputs[i], targets[i], rate) / count
+                rate = self.rate(self._done(clock, i, b / count))
+                rate *= min((self.since[i] + 1) / max(self.config.rewarm, 1), 1.0)
+                self.since[i] += 1
+                losses[i] += self.step(i, inputs[i], targets[i], rate) / count
         return losses
 
     @staticmethod
@@ -415,7 +401,7 @@ class OneAfterAnother:
                     continue
                 s, k = (int(name), 0) if name.isdigit() else (int(name[0]), int(name[2:]) + 1)
                 here = used_columns(self.population, part, s, part_row(self.population, i, s, k))
-                there = flat_part(self.population, part, s)
+                there = torch.cat([flatten(module) for module, _ in pieces(self.population, part, s)])
                 close(here, there, msg=lambda m, i=i, name=name: f"part {name} of {i}: {m}")
 
 
@@ -426,8 +412,3 @@ def with_values(branch: Any, state: Any, field: str, scale: float = 1.0) -> Any:
         known = state.get(original, {}).get(field)
         parameter.data.copy_(torch.zeros_like(parameter) if known is None else scale * known)
     return copied
-
-
-def seed_row(population: Population, seed: Seed, i: int, s: int, rows: Tensor | None = None) -> Tensor:
-    """The used part of a seed's row, the gate's at the end; of another field of the parts if given."""
-    return used_columns(population, seed, s, part_row(population, i, s, 0, rows))
