@@ -34,7 +34,7 @@ from esper.builders import LEARNER, make_trainer
 from esper.config import load_config
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.trainer import Trainer
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.devices import cpu_threads
 from esper.utils.gather import Gather, all_gather_values, processes
@@ -214,7 +214,7 @@ class Pretended:
 def measure_update(args: argparse.Namespace, gather: Gather) -> Iterator[UpdateResult]:
     """The same rollout learned whole in every process, and in as many parts as asked for."""
     device, counted = torch.device(args.device), Counted(gather)
-    scene = rollouts.Scene.random(args.members, 3, args.steps, device)
+    scene = rollouts.EpisodeInfo.random(args.members, 3, args.steps, device)
     for parts in dict.fromkeys((1, args.parts)):
         torch.manual_seed(0)
         agent = PPOAgent(TamiyoNet(), PPOConfig(virtual_shards=parts, target_kl=None), device)
@@ -258,11 +258,11 @@ def step_seconds(trainer: Trainer) -> Iterator[float]:
     world = trainer.environment
     spans = trainer.blocks.spans(world.num_members)
     seen = world.reset(0, None, trainer.blocks.looking(world.num_members))
-    trainer.blocks.begin(Scene(world.members, world.num_slots, world.spec.seed, world.device, 0))
+    trainer.blocks.begin(EpisodeInfo(world.members, world.num_slots, world.spec.seed, world.device, 0))
     while not world.done:
         begun = time.process_time()
         result = world.step(trainer.blocks.decide(seen, world.masks(), world.clock))
-        trainer.teach(result, spans)
+        trainer.record_steps(result, spans)
         seen = result.observation
         yield time.process_time() - begun
 
@@ -278,7 +278,7 @@ def in_turns(args: argparse.Namespace) -> None:
             steps.append(pair)
             tell(f"  step {len(steps)} of {config.episode.steps}")
         learner, begun = all_members.learners[LEARNER], time.process_time()
-        learner.settle()
+        learner.finish_episode()
         learner.agent.update(learner.buffer)
         update = time.process_time() - begun
     whole, half = (sum(column) for column in zip(*steps[2:], strict=True))

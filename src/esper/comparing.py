@@ -255,7 +255,7 @@ def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
     rows = np.arange(len(which))
     return ControllerRun(
         name=runs[0].name,
-        record=EpisodeRecord.joined([run.record for run in runs], which),
+        record=EpisodeRecord.pick([run.record for run in runs], which),
         test=TestResult(
             accuracy=np.stack([run.test.accuracy for run in runs])[which, rows],
             loss=np.stack([run.test.loss for run in runs])[which, rows],

@@ -372,14 +372,14 @@ def refill(kind: type, values: Iterator[Tensor]) -> Any:
 def tamiyo() -> Series:
     """Actions of the shipped controller on recorded observations, drawn and greedy, with their log-probs."""
     from esper.controllers import load_controller
-    from esper.tamiyo.controller import Scene  # three paths inside the package
+    from esper.tamiyo.controller import EpisodeInfo  # three paths inside the package
     from esper.tamiyo.policy.action_masks import ActionMasks
     from esper.tamiyo.policy.features import Observation
 
     recorded = np.load(OBSERVATIONS)
     given = {name: torch.from_numpy(recorded[name]) for name in recorded.files}
     steps, members, slots = given["masks.slot"].shape
-    scene = Scene(torch.arange(members), slots, 7, torch.device("cpu"))
+    scene = EpisodeInfo(torch.arange(members), slots, 7, torch.device("cpu"))
     found: Series = {}
     with controlled(), torch.no_grad():
         for name in ("tamiyo", "tamiyo:greedy"):

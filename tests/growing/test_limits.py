@@ -20,7 +20,7 @@ from esper.population.blueprints import gate_parameter_count, parameter_count
 from esper.population.config import PopulationConfig
 from esper.population.hosts import Host
 from esper.population.population import Population
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
 from esper.utils.errors import UserError
@@ -136,7 +136,7 @@ def test_actions_pass_through() -> None:
     states = SlotStates.empty(1, 2)
     BODIES.prune(torch.ones(1, 2, dtype=torch.bool))
     limited = LimitedController(Static(), BODIES, 100)
-    limited.begin(Scene(torch.zeros(1, dtype=torch.long), 2, 0, torch.device("cpu")))
+    limited.begin(EpisodeInfo(torch.zeros(1, dtype=torch.long), 2, 0, torch.device("cpu")))
     masks = compute_batch_masks(states, None, RULES, "cnn")
     observation = type("Seen", (), {"slots": states})()
     actions = limited.decide(observation, masks, 0)

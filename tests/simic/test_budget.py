@@ -20,7 +20,7 @@ from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.learner import Learner
 from esper.simic.rollout import evaluate_test, play
-from esper.simic.trainer import TWINS, Trainer
+from esper.simic.trainer import CONTROL, Trainer
 from esper.tamiyo.schedule import Schedule
 from esper.tamiyo.scripted import RandomLegal, Static
 from tests.scenes import nothing_is_empty
@@ -231,12 +231,14 @@ def test_all_that_the_twins_earn_is_charged_to_the_steps_of_a_member(mode: str) 
     discount = GAMMA ** torch.arange(len(results), dtype=torch.float64)
     returns = discount @ paid
     counts = active[:, spans["agent"]].sum(0)
-    assert (counts < active[:, spans[TWINS]].sum(0)).all(), "those who look end before their twins"
+    assert (counts < active[:, spans[CONTROL]].sum(0)).all(), "those who look end before their twins"
     assert torch.equal(learner.buffer.step_counts, counts), "rows are as long as their members lived"
     steps = learner.buffer.get_batched_sequences().steps
     stored = steps.reward.double()  # [N, T]
     charged = stored @ discount[: stored.shape[1]]
-    torch.testing.assert_close(charged, returns[spans["agent"]] - returns[spans[TWINS]], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        charged, returns[spans["agent"]] - returns[spans[CONTROL]], rtol=1e-4, atol=1e-5
+    )
     last = counts.unsqueeze(1) - 1
     assert steps.terminated.gather(1, last).all()
     assert steps.terminated.sum(1).tolist() == [1, 1, 1]

@@ -20,7 +20,7 @@ from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, life
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import EpisodeRecord, play
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import RandomLegal, Static
 from tests.controllers import Scheduled
@@ -256,14 +256,14 @@ def test_the_penalty_of_a_rollback_reaches_the_step_that_caused_it(when: int) ->
     environment = make_environment(steps=5, governor=GovernorConfig(penalty=7.0))
     controller = Learner("agent", make_agent(), steps=5)
     observation = environment.reset(0)
-    controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device))
+    controller.begin(EpisodeInfo(environment.members, environment.num_slots, 5, environment.device))
     for t in range(5):
         actions = controller.decide(observation, environment.masks(), t)
         if t == when:
             poison(environment, 2)
         before = environment.potential
         result = environment.step(actions)
-        controller.remember(result.reward, result.terminated, result.active)
+        controller.record_step(result.reward, result.terminated, result.active)
         owed = GAMMA * environment.potential - before
         owed[2] -= 7.0 * (t == when)
         torch.testing.assert_close(result.reward, owed)
@@ -346,16 +346,16 @@ def test_a_decision_step_waits_for_the_device_in_its_two_epochs_alone(
     for name in ("train_epoch", "validate"):
         monkeypatch.setattr(environment.population, name, allowed(getattr(environment.population, name)))
     play(
-        environment, controller, 0, on_step=lambda r: controller.remember(r.reward, r.terminated, r.active)
+        environment, controller, 0, on_step=lambda r: controller.record_step(r.reward, r.terminated, r.active)
     )  # tables and buffers are made once
     observation = environment.reset(1)
-    controller.begin(Scene(environment.members, environment.num_slots, 5, environment.device, 1))
+    controller.begin(EpisodeInfo(environment.members, environment.num_slots, 5, environment.device, 1))
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
         for t in range(8):
             result = environment.step(controller.decide(observation, environment.masks(), t))
-            controller.remember(result.reward, result.terminated, result.active)
+            controller.record_step(result.reward, result.terminated, result.active)
             observation = result.observation
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -17,8 +17,8 @@ from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.rollout import play
 from esper.simic.telemetry import returns_to_go
-from esper.simic.trainer import TWINS, Trainer
-from esper.tamiyo.controller import Scene
+from esper.simic.trainer import CONTROL, Trainer
+from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
 from esper.tamiyo.scripted import Static
 from tests.simic.test_sync import Waits
@@ -65,13 +65,13 @@ def steps_of(trainer: Trainer, name: str) -> Transition:
 @pytest.mark.parametrize("name", ["patient", "sparse", "no_twin"])
 def test_a_learner_learns_what_it_would_learn_alone(trainer: Trainer, name: str) -> None:
     alone = make_learner(name)
-    twins = torch.from_numpy(play(GrowthEnvironment(SPEC), Static(), episode=2).reward)
-    earned = iter(twins)
+    control = torch.from_numpy(play(GrowthEnvironment(SPEC), Static(), episode=2).reward)
+    earned = iter(control)
 
-    def remember(result):  # type: ignore[no-untyped-def]
-        alone.remember(result.reward, result.terminated, result.active, next(earned))
+    def record_step(result):  # type: ignore[no-untyped-def]
+        alone.record_step(result.reward, result.terminated, result.active, next(earned))
 
-    play(GrowthEnvironment(SPEC), alone, episode=2, on_step=remember)
+    play(GrowthEnvironment(SPEC), alone, episode=2, on_step=record_step)
     alone.agent.update(alone.buffer)
     stored = alone.buffer.get_batched_sequences().steps.actions
     torch.testing.assert_close(steps_of(trainer, name).actions, stored, rtol=0, atol=0)
@@ -103,7 +103,7 @@ def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
             GrowthEnvironment(spec),
             learner,
             episode=0,
-            on_step=lambda r, learner=learner: learner.remember(r.reward, r.terminated, r.active),  # type: ignore[misc]
+            on_step=lambda r, learner=learner: learner.record_step(r.reward, r.terminated, r.active),  # type: ignore[misc]
         )
         paid[way] = learner.buffer.get_batched_sequences().steps.reward.T.numpy()
     assert (paid["sparse"][:-1] == 0).all()
@@ -133,30 +133,30 @@ def test_the_baseline_is_the_critic_and_the_twin_where_it_is_left_out(name: str)
     buffer = trainer.learners[name].buffer
     buffer.compute_advantages_and_returns(gamma=1.0, lam=1.0)
     left = buffer.advantages.double().var(correction=0)
-    twins = play(GrowthEnvironment(SPEC), Static(), episode=2).reward if name == "plain" else 0.0
-    returns = returns_to_go(steps_of(trainer, name).reward.numpy().T + twins, 1.0)
+    control = play(GrowthEnvironment(SPEC), Static(), episode=2).reward if name == "plain" else 0.0
+    returns = returns_to_go(steps_of(trainer, name).reward.numpy().T + control, 1.0)
     assert told.extra["explained_by_baseline"] == pytest.approx(1 - float(left) / returns.var(), rel=1e-3)
 
 
 def test_all_learners_are_told_beside_the_same_twins(trainer: Trainer) -> None:
     told = [round.summary for round in trainer.play_round().values()]
-    twins = [summary.return_mean - summary.extra["above_twin"] for summary in told]
-    assert twins == pytest.approx([twins[0]] * len(WAYS))
+    control = [summary.return_mean - summary.extra["above_twin"] for summary in told]
+    assert control == pytest.approx([control[0]] * len(WAYS))
     assert {summary.member_epochs for summary in told} == {told[0].round * (len(WAYS) + 1) * 3 * STEPS}
 
 
 def test_deciding_and_teaching_read_nothing_back(trainer: Trainer) -> None:
     world, blocks = trainer.environment, trainer.blocks
     observation = world.reset(4)
-    blocks.begin(Scene(world.members, world.num_slots, world.spec.seed, world.device, 4))
+    blocks.begin(EpisodeInfo(world.members, world.num_slots, world.spec.seed, world.device, 4))
     masks = world.masks()
     with Waits() as deciding:
         actions = blocks.decide(observation, masks, 0)
     result = world.step(actions)
     spans = blocks.spans(world.num_members)
-    assert list(spans) == [TWINS, *WAYS]
+    assert list(spans) == [CONTROL, *WAYS]
     with Waits() as teaching:
-        trainer.teach(result, spans)
+        trainer.record_steps(result, spans)
     assert deciding.found + teaching.found == []
 
 

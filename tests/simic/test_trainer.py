@@ -68,7 +68,7 @@ def test_a_fresh_critic_explains_nothing_and_misleads_nobody() -> None:
 
 def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
     def trainer() -> Trainer:
-        return make_trainer(rounds=3, steps=5, twins=True, minibatches=2)
+        return make_trainer(rounds=3, steps=5, control=True, minibatches=2)
 
     whole = trainer()
     uninterrupted = [told["agent"] for told in whole.run()]
@@ -139,18 +139,18 @@ def test_rollbacks_are_told() -> None:
 
 def test_the_control_variate_takes_the_ungrown_twin_out_of_what_is_learned() -> None:
     """Stored rewards are those beyond the twin's; what is reported is what was paid."""
-    trainer = make_trainer(twins=True)
+    trainer = make_trainer(control=True)
     result = trainer.play_round()["agent"]
-    twins = play(make_environment(), Static(), 0)
+    control = play(make_environment(), Static(), 0)
     stored = steps_of(trainer).reward.T.numpy()
-    np.testing.assert_allclose(stored, result.record.reward - twins.reward, atol=1e-6)
+    np.testing.assert_allclose(stored, result.record.reward - control.reward, atol=1e-6)
     assert (stored != 0).any()
     idle = (result.record.seen_stage[:-1] == Stage.DORMANT).all(axis=2).cumprod(axis=0).astype(bool)
     idle &= (result.record.executed_op == Op.WAIT).cumprod(axis=0).astype(bool)
     assert idle.any()
     assert (stored[idle] == 0).all()  # as long as a member has done nothing it has earned nothing
     assert result.summary.member_epochs == 2 * 4 * 6
-    above = (result.record.returns - twins.returns).mean()
+    above = (result.record.returns - control.returns).mean()
     assert result.summary.extra["above_twin"] == pytest.approx(above, abs=1e-6)
     plain = make_trainer().play_round()["agent"]
     np.testing.assert_allclose(plain.record.reward, result.record.reward, atol=1e-6)
@@ -171,15 +171,15 @@ def test_rounds_take_turns_on_several_tasks() -> None:
 
 def test_every_step_of_a_round_is_told_once() -> None:
     told: list[bool] = []
-    make_trainer(twins=True).play_round(on_step=lambda result: told.append(bool(result.terminated.all())))
+    make_trainer(control=True).play_round(on_step=lambda result: told.append(bool(result.terminated.all())))
     assert told == [False] * 5 + [True]
 
 
 def test_a_learner_without_its_twins_says_so() -> None:
     learner = Learner("mine", make_agent(), steps=2, reward=RewardConfig(control_variate=True))
     environment = make_environment(steps=2)
-    with pytest.raises(RuntimeError, match="mine learns beyond its twins"):
-        play(environment, learner, 0, on_step=lambda r: learner.remember(r.reward, r.terminated, r.active))
+    with pytest.raises(RuntimeError, match="mine uses a control variate"):
+        play(environment, learner, 0, on_step=lambda r: learner.record_step(r.reward, r.terminated, r.active))
 
 
 # ---- the test split --------------------------------------------------------------------------------------

@@ -95,9 +95,9 @@ def make_trainer(
     rounds: int = 1,
     steps: int = 6,
     members: Sequence[int] = (0, 1, 2, 3),
-    twins: bool = False,
+    control: bool = False,
     **ppo: object,
 ) -> Trainer:
     """One learner, called "agent", with or without twins."""
-    learner = Learner("agent", make_agent(**ppo), steps, reward=RewardConfig(control_variate=twins))
+    learner = Learner("agent", make_agent(**ppo), steps, reward=RewardConfig(control_variate=control))
     return Trainer([make_spec(members, steps)], [learner], rounds)

@@ -95,7 +95,7 @@ def test_log_probs_are_those_of_op_then_slot_then_details() -> None:
     inputs, masks = scene(5, seed=2)
     output = draw(net, inputs, masks)
     with torch.no_grad():
-        seen = net._see(inputs, net.initial_state(MEMBERS), no_resets())
+        seen = net._encode(inputs, net.initial_state(MEMBERS), no_resets())
         for member in range(MEMBERS):
             for t in range(STEPS):
                 action, memory = output.actions[member, t], seen.memory[member, t]
@@ -147,8 +147,8 @@ def test_permuting_the_slots_permutes_the_slot_choice_and_nothing_else() -> None
         moved = net.sequence(
             moved_inputs, moved_masks, net.initial_state(MEMBERS), no_resets(), actions=actions
         )
-        seen = net._see(inputs, net.initial_state(MEMBERS), no_resets())
-        moved_seen = net._see(moved_inputs, net.initial_state(MEMBERS), no_resets())
+        seen = net._encode(inputs, net.initial_state(MEMBERS), no_resets())
+        moved_seen = net._encode(moved_inputs, net.initial_state(MEMBERS), no_resets())
         asked = torch.zeros(MEMBERS, STEPS, net.config.embedding)
         logits, moved_logits = net._slot_logits(seen, asked), net._slot_logits(moved_seen, asked)
     torch.testing.assert_close(moved_logits, logits[..., order], atol=1e-5, rtol=1e-4)
@@ -277,6 +277,6 @@ def test_no_uniforms_means_the_likeliest_choice() -> None:
     masks = map_tensors(lambda t: t.unsqueeze(1), compute_batch_masks(states))
     with torch.no_grad():
         output = net.sequence(inputs, masks, net.initial_state(4), no_resets(4, 1))
-        logits = net.op_head(net._see(inputs, net.initial_state(4), no_resets(4, 1)).memory)
+        logits = net.op_head(net._encode(inputs, net.initial_state(4), no_resets(4, 1)).memory)
     expected = logits.masked_fill(~masks.op, -torch.inf).argmax(-1)
     assert torch.equal(output.actions[..., Head.OP], expected)

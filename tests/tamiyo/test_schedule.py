@@ -14,7 +14,7 @@ from esper.lifecycle.stages import Stage
 from esper.simic.bodies import TaskPopulation
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, play
-from esper.tamiyo.controller import Scene
+from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
@@ -61,7 +61,7 @@ def test_a_line_that_means_nothing_is_refused(line: Sequence[object], message: s
 def test_shares_that_fall_and_slots_that_are_not_there_are_refused() -> None:
     with pytest.raises(UserError, match=r"shares are \[0.5, 0.2\]; put them in rising order"):
         Schedule([(0.5, "clone"), (0.2, "clone")])
-    scene = Scene(torch.arange(2), 3, 0, torch.device("cpu"))
+    scene = EpisodeInfo(torch.arange(2), 3, 0, torch.device("cpu"))
     with pytest.raises(UserError, match=r"names slot 3; this host has slots 0\.\.2"):
         Schedule([(0.5, "clone", [1, 3])]).begin(scene)
 

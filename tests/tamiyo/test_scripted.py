@@ -27,7 +27,7 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, apply, tick
 from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation
 from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
@@ -79,7 +79,7 @@ def turns(
 ) -> Iterator[Turn]:
     """A controller through the rules, with evidence at random."""
     rng = np.random.default_rng(seed)
-    controller.begin(Scene(torch.arange(members), slots, seed, torch.device("cpu")))
+    controller.begin(EpisodeInfo(torch.arange(members), slots, seed, torch.device("cpu")))
     states = SlotStates.empty(members, slots)
     for step in range(steps):
         evidence = random_evidence(rng, members, slots)
@@ -126,7 +126,7 @@ def test_scripted_controllers_are_never_refused_by_a_gate(name: str) -> None:
 def test_a_member_decides_alike_beside_any_others(name: str) -> None:
     def decide(members: list[int]) -> torch.Tensor:
         controller = MAKE[name]()
-        controller.begin(Scene(torch.tensor(members), 3, 7, torch.device("cpu")))
+        controller.begin(EpisodeInfo(torch.tensor(members), 3, 7, torch.device("cpu")))
         rng = np.random.default_rng(0)
         states, said = SlotStates.empty(len(members), 3), []
         for step in range(15):
@@ -162,7 +162,7 @@ def test_random_draws_other_numbers_in_another_episode() -> None:
     said = []
     for episode in (0, 1, 0):
         controller = RandomLegal(0.5)
-        controller.begin(Scene(torch.arange(32), 3, 0, torch.device("cpu"), episode))
+        controller.begin(EpisodeInfo(torch.arange(32), 3, 0, torch.device("cpu"), episode))
         states = SlotStates.empty(32, 3)
         said.append(
             controller.decide(observe(states, SlotEvidence.unmeasured(32, 3)), compute_batch_masks(states), 0)
@@ -253,7 +253,7 @@ def judged(stage: Stage, contribution: float, accuracy: list[float], step: int =
     states = SlotStates.from_records([[record]])
     evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[contribution]]))
     controller = Heuristic(HeuristicConfig(plateau_epochs=3, first_epoch=5))
-    controller.begin(Scene(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
+    controller.begin(EpisodeInfo(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
     observation = observe(states, evidence, torch.tensor([accuracy]))
     return Op(
         int(controller.decide(observation, compute_batch_masks(states, evidence=evidence), step)[Head.OP])
@@ -315,7 +315,7 @@ def test_a_habit_plants_the_strongest_seed_with_a_fast_ramp(topology: str, stron
     slots = SlotStates.empty(2, 3)
     masks = compute_batch_masks(slots, topology=topology)
     habit = Habit()
-    habit.begin(Scene(torch.arange(2), 3, seed=0, device=torch.device("cpu")))
+    habit.begin(EpisodeInfo(torch.arange(2), 3, seed=0, device=torch.device("cpu")))
     actions = habit.decide(observe(slots, SlotEvidence.unmeasured(2, 3)), masks, 0)
     assert (actions[Head.OP] == Op.GERMINATE).all()
     assert (actions[Head.BLUEPRINT] == strongest).all()

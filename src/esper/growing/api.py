@@ -281,7 +281,7 @@ class GrowRun:
                 "exploded; look for such values in the batches of train and in the loss, or lower lr"
             )
         self.ending.finish()
-        self.episode.look_again()
+        self.episode.refresh_last()
         live = self.bodies.live
         return Grown(
             model=self.bodies.plain_model(self.environment.slots),

@@ -32,7 +32,7 @@ from esper.growing.settings import check_settings
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import FinalSelection
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.utils.errors import UserError
 from esper.utils.rows import refill, tensors_of, under_prefix, with_prefix
 
@@ -85,8 +85,8 @@ class Grower:
         self.remarks = growth.remarks  # on what was asked for and cannot be had, one sentence each
         members, batches = self._environment.members, self._bodies.batches
         slot_count, tensors_on = self._environment.num_slots, self._environment.device
-        self._scene = Scene(members, slot_count, chosen.seed, tensors_on, batches=batches)
-        self._controller.begin(self._scene)
+        self._info = EpisodeInfo(members, slot_count, chosen.seed, tensors_on, batches=batches)
+        self._controller.begin(self._info)
         self._ending = FinalSelection(self._environment)
         self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
         self._decide()
@@ -189,7 +189,7 @@ class Grower:
             parameter.grad = gradients[name].to(parameter) if name in gradients else None
         if environment.clock:
             self._ending.load_state_dict(under_prefix("ending", state))
-        self._controller.begin(self._scene)
+        self._controller.begin(self._info)
         self._controller.load_state_dict(under_prefix("controller", state))
         self._generators.load_state_dict(under_prefix("generators", state))
 

@@ -19,7 +19,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.simic.bodies import Bodies
 from esper.simic.config import EpisodeConfig, lifecycle_for
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import Schedule
@@ -250,9 +250,9 @@ class LimitedController:
         """Return the parameters that growth may still add.  # [N]"""
         return self.budget - (self.bodies.parameter_counts(slots) - self.bodies.host_parameters)
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Begin an episode."""
-        self.controller.begin(scene)
+        self.controller.begin(info)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
         """Return the controller's actions, less what is not allowed."""

@@ -48,7 +48,7 @@ class RewardConfig(Config):
     )
     control_variate: bool = Field(
         default=False,
-        description="learn from what a step earned beyond an ungrown twin's; a round plays the twins too",
+        description="subtract the rewards of ungrown control runs; a round plays them too",
     )
 
 

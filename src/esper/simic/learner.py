@@ -15,7 +15,7 @@ from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer, Transition
 from esper.simic.config import LearnerConfig, RewardConfig
 from esper.tamiyo.config import Conditions, TamiyoNetConfig
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation, batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet
@@ -52,10 +52,10 @@ class LearnedController(Controller):
         self.deterministic = deterministic
         self._decision = Graphed(self._decide, GraphPool() if agent.device.type == "cuda" else None)
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Forget the last episode; the next decision is the first of a new one."""
-        self._scene = scene
-        self._memory = self.agent.initial_state(scene.num_members)
+        self._info = info
+        self._memory = self.agent.initial_state(info.num_members)
         self._decided: Transition | None = None
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -66,11 +66,11 @@ class LearnedController(Controller):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """One legal action per member."""
-        reset = torch.full_like(self._scene.members, step == 0, dtype=torch.bool)
-        scene = self._scene
-        count = torch.full((), scene.counter(step), dtype=torch.long, device=scene.device)
+        reset = torch.full_like(self._info.members, step == 0, dtype=torch.bool)
+        info = self._info
+        count = torch.full((), info.counter(step), dtype=torch.long, device=info.device)
         self._decided, self._memory = self._decision(
-            observation, masks, self._memory, reset, scene.members, count, scene.seed
+            observation, masks, self._memory, reset, info.members, count, info.seed
         )
         return Actions(self._decided.actions)
 
@@ -92,11 +92,12 @@ class LearnedController(Controller):
 
 
 class Learner(LearnedController):
-    """A learned controller that keeps every transition of its episode, for `agent.update(learner.buffer)`.
+    """A learned controller that stores every transition of its episode, for `agent.update(learner.buffer)`.
 
-    Two learners with the same members do not choose by the same numbers: those follow from the name as well.
-    `reward.control_variate` leaves out what the ungrown twins earned; `reward.mode` "sparse" pays all that an
-    episode earned at its end, whatever the environment pays on the way. While it imitates, a teacher acts.
+    Two learners with the same members draw different random numbers, which depend on the name as well.
+    `reward.control_variate` subtracts the rewards of ungrown control runs; `reward.mode` "sparse" pays all
+    that an episode earned at its end, whatever the environment pays on the way. While it imitates, a teacher
+    acts.
     """
 
     def __init__(
@@ -134,15 +135,15 @@ class Learner(LearnedController):
         """Whether a teacher acts in this round, and the policy learns to act alike."""
         return self.agent.updates < self.config.imitate
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Forget the last episode and its transitions."""
         if self.imitates:
-            self._teacher.begin(scene)
-        super().begin(replace(scene, seed=crc32(f"{self.name} {scene.seed}".encode())))
-        self._owed = torch.zeros_like(scene.members, dtype=torch.float32)
+            self._teacher.begin(info)
+        super().begin(replace(info, seed=crc32(f"{self.name} {info.seed}".encode())))
+        self._owed = torch.zeros_like(info.members, dtype=torch.float32)
         self._owed_later = torch.zeros_like(self._owed)
-        self._finished_for = torch.zeros_like(scene.members)  # steps since a member finished
-        shape = (scene.num_members, scene.num_slots)
+        self._finished_for = torch.zeros_like(info.members)  # steps since a member finished
+        shape = (info.num_members, info.num_slots)
         self._learned = None
         if self._buffer is not None and shape == self._shape:
             self._buffer.reset()
@@ -157,33 +158,35 @@ class Learner(LearnedController):
             self._decided = replace(self._decided, actions=actions.choices)
         return actions
 
-    def remember(
-        self, reward: Tensor, terminated: Tensor, active: Tensor, twins: Tensor | None = None
+    def record_step(
+        self, reward: Tensor, terminated: Tensor, active: Tensor, control: Tensor | None = None
     ) -> None:
-        """Store the latest decision with what it led to.
+        """Store the latest decision with its outcome.
 
-        reward [N] as the environment paid it; terminated, active [N] bool: the step was a member's last, or
-        one of its steps at all; twins [N]: what the same members earned in this step with no growth at all.
-        All that the twins earn is left out, also what they earn after a member has finished, which is
-        charged to its last step: the sum does not depend on the actions, so that it takes noise away and
-        moves no optimum. Raises RuntimeError without a decision or without needed twins.
+        reward [N] of the environment; terminated, active [N] bool: the step was a member's last, or one of
+        its steps at all; control [N]: the rewards of the same members in this step without growth. All of
+        these are subtracted, also those after a member has finished, which are charged to its last step:
+        the sum does not depend on the actions, so it reduces variance and moves no optimum.
+        Raises RuntimeError without a decision or without needed control rewards.
         """
         if self._decided is None:
-            raise RuntimeError("there is no decision to remember; call decide before remember")
+            raise RuntimeError("there is no decision to record; call decide before record_step")
         if self.reward.control_variate:
-            if twins is None:
-                raise RuntimeError(f"{self.name} learns beyond its twins; give what they earned")
+            if control is None:
+                raise RuntimeError(
+                    f"{self.name} uses a control variate; give the rewards of the control runs"
+                )
             self._finished_for = torch.where(active, 0, self._finished_for + 1)
             discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
-            self._owed_later = self._owed_later + torch.where(active, 0.0, discount * twins)
-            reward = reward - twins
+            self._owed_later = self._owed_later + torch.where(active, 0.0, discount * control)
+            reward = reward - control
         if self.reward.mode == "sparse":  # grows by 1 / γ a step, so that the return stays what it is
             self._owed = self._owed / self.agent.config.gamma + reward
             reward = torch.where(terminated, self._owed, 0.0)
         step = self._decided.with_outcome(reward, terminated)
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
-                self._scene.num_members,
+                self._info.num_members,
                 self.steps,
                 step,
                 self._memory,
@@ -193,19 +196,19 @@ class Learner(LearnedController):
         self._buffer.add(step, active)
         self._decided = None
 
-    def settle(self) -> None:
-        """After the last step of an episode: charge what the twins earned once a member had finished."""
+    def finish_episode(self) -> None:
+        """Charge the last steps with what the control runs earned after a member had finished."""
         if self.reward.control_variate:
             self.buffer.add_to_last_reward(-self._owed_later)
 
-    def take(self) -> dict[str, Tensor]:
-        """What this episode's members lived through, as copies for `join`."""
+    def export_rollout(self) -> dict[str, Tensor]:
+        """Return copies of this episode's transitions, for `load_rollouts`."""
         found = {name: value.clone() for name, value in self.buffer.tensors().items()}
         return found | {"policy_fault": self.agent.pop_fault()}
 
-    def join(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
-        """Go on with the transitions of all shards, one below the other, from what `take` gave for each."""
+    def load_rollouts(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
+        """Continue with the transitions of all shards, from what `export_rollout` returned for each."""
         counts = [len(part["step_counts"]) for part in parts]
         first_rows = [0, *accumulate(counts)][:-1]
         self.agent.merge_faults([part["policy_fault"] for part in parts], first_rows)
-        self._learned = self.buffer.joined(parts)
+        self._learned = self.buffer.concatenate(parts)

@@ -16,7 +16,7 @@ from esper.lifecycle.legality import Gate
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
 from esper.simic.environment import Environment, GrowthEnvironment, StepResult
-from esper.tamiyo.controller import Blocks, Controller, Scene
+from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo
 from esper.utils.rows import (
     refill,
     stack_steps,
@@ -90,7 +90,7 @@ class EpisodeRecord:
         return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
     @staticmethod
-    def joined(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
+    def pick(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
         """Each member's column of the record that `which` [N] names; all are of the same members."""
         rows = np.arange(len(which))
         arrays: dict[str, Any] = {
@@ -214,7 +214,9 @@ class Episode:
         )
         self.observation = environment.reset(episode, initial_slots, uses_metrics)
         members, slots, seed = environment.members, environment.num_slots, environment.spec.seed
-        controller.begin(Scene(members, slots, seed, environment.device, episode, environment.bodies.batches))
+        controller.begin(
+            EpisodeInfo(members, slots, seed, environment.device, episode, environment.bodies.batches)
+        )
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
 
     def step(self) -> StepResult:
@@ -227,7 +229,7 @@ class Episode:
         self._done.append(_done(actions if isinstance(actions, Actions) else actions[0], result))
         return result
 
-    def look_again(self) -> None:
+    def refresh_last(self) -> None:
         """The environment was changed after the last step: what is seen last is what it is now."""
         self._seen[-1] = _seen(self.environment)
 
@@ -297,7 +299,7 @@ def play(
             on_step(result)
     if finish is not None:
         finish()
-        played.look_again()
+        played.refresh_last()
     return played.record()
 
 

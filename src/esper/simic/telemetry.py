@@ -153,10 +153,10 @@ def summarize_round(
     learner: Learner,
     record: EpisodeRecord,
     update: UpdateMetrics,
-    twins: EpisodeRecord | None,
+    control: EpisodeRecord | None,
     **progress: Any,
 ) -> RoundSummary:
-    """What is told of one learner's round; `record` and `twins` are of its own members.
+    """What is told of one learner's round; `record` and `control` are of its own members.
 
     progress: how far the run is, by the names of `RoundSummary`.
     """
@@ -184,7 +184,7 @@ def summarize_round(
         explained_variance=update.explained_variance,
         gradient_norm=update.grad_norm,
         learning_rate=learner.agent.config.learning_rate,
-        extra=_extra(record, update) | _beside_twins(learner, record, twins),
+        extra=_extra(record, update) | _compare_with_control(learner, record, control),
         anomalies=_anomalies(record, update),
     )
 
@@ -215,12 +215,14 @@ def planted(record: EpisodeRecord) -> dict[str, float]:
     return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
 
-def _beside_twins(learner: Learner, record: EpisodeRecord, twins: EpisodeRecord | None) -> dict[str, float]:
-    """How far returns lie above those of the ungrown twins, and what the baseline explains of them."""
-    expected = twins.reward if twins is not None and learner.reward.control_variate else None
+def _compare_with_control(
+    learner: Learner, record: EpisodeRecord, control: EpisodeRecord | None
+) -> dict[str, float]:
+    """Return the gain over the ungrown control runs, and what the baseline explains of the returns."""
+    expected = control.reward if control is not None and learner.reward.control_variate else None
     values = {"explained_by_baseline": explained_by_baseline(learner.buffer, record, expected)}
-    if twins is not None:
-        mean, half = mean_interval((record.returns - twins.returns).tolist())
+    if control is not None:
+        mean, half = mean_interval((record.returns - control.returns).tolist())
         values |= {"above_twin": mean, "above_twin_ci": half}
     return values
 
@@ -238,18 +240,18 @@ def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
 def explained_by_baseline(
     buffer: TamiyoRolloutBuffer, record: EpisodeRecord, expected: Floats | None
 ) -> float:
-    """The share of the variance of plain returns that V(s) accounts for, with the twin's return where given.
+    """Return the share of the variance of returns that V(s) explains, with the control run where given.
 
-    The return of an ungrown twin is known only once the episode is over: a baseline may know it, a critic
+    The return of a control run is known only once the episode is over: a baseline may use it, a critic
     cannot. `buffer` and `record` are of the same episode; steps after a member's last do not count.
-    # expected [T, N]: rewards of the twins
+    # expected [T, N]: rewards of the control runs
     """
     plain = returns_to_go(record.reward, record.gamma)
     baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T[: len(plain)]  # [T, N]
     if expected is not None:
         baseline = baseline + returns_to_go(expected, record.gamma)
-    lived = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
-    return float(1 - (plain - baseline)[lived].var() / max(plain[lived].var(), 1e-12))
+    valid = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
+    return float(1 - (plain - baseline)[valid].var() / max(plain[valid].var(), 1e-12))
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -1,15 +1,15 @@
-"""The learner: round after round, every member lives one episode and every controller learns from it.
+"""The trainer: in every round all members play one episode, and every controller learns from it.
 
     for rounds in Trainer([spec], [learner], rounds=20).run():
         print(rounds[learner.name].summary.return_mean)
 
-The members of an episode stand in equal blocks. Each learner decides for one of them, all blocks have the
-same members (the same first weights, the same order of the data), and where a learner asks for a control
-variate, block 0 holds their twins, which never grow. So any number of learners costs one program.
+The members of an episode form equal blocks. Each learner decides for one of them, all blocks have the same
+members (the same first weights, the same order of the data), and where a learner asks for a control variate,
+block 0 holds control runs, which never grow. So any number of learners costs one program.
 
-The members are dealt to shards by their ids, the same ids in every block, so that twins stay beside each
-other. A process plays the episodes of its shards one after the other, gathers those of all others, and then
-every process makes the same updates from the same numbers: nothing that is learned is decided by one alone.
+The members are dealt to shards by their ids, the same ids in every block, so that a member and its control
+run stay together. A process plays the episodes of its shards one after the other, gathers those of all
+others, and then every process makes the same updates from the same numbers: the update is replicated.
 
 A round begins from counters alone: episode r gives every member's initial weights, data order and random
 numbers. So the state of a run between two rounds is the agents and the number of rounds done, and a run that
@@ -38,7 +38,7 @@ from esper.utils.errors import UserError
 from esper.utils.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards
 from esper.utils.rows import under_prefix, with_prefix
 
-TWINS = "twins"
+CONTROL = "control"
 _ROUNDS_DONE = "rounds_done"
 _SECONDS = "seconds"
 OnStep = Callable[[StepResult], None]
@@ -57,7 +57,7 @@ Records = dict[str, EpisodeRecord]  # by block
 
 
 class Trainer:
-    """Plays rounds and learns; prints and writes nothing."""
+    """Play rounds and learn; prints and writes nothing."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Trainer:
                         f"{learner.agent.config.gamma}; give the environment PPOConfig.gamma"
                     )
         self.learners = {learner.name: learner for learner in learners}
-        self.has_twins = any(learner.reward.control_variate for learner in learners)
-        twins: dict[str, Controller] = {TWINS: Static()} if self.has_twins else {}
-        self.blocks = Blocks(twins | self.learners)
+        self.has_control = any(learner.reward.control_variate for learner in learners)
+        control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
+        self.blocks = Blocks(control | self.learners)
         self.shards, self.gather = shards, gather or Alone()
         self.environments = [  # of each world, of each shard that this process holds
             [
@@ -139,8 +139,8 @@ class Trainer:
         }
         self.rounds_done += 1
         self.seconds += time.perf_counter() - begun
-        twins = records.get(TWINS)
-        return {name: self._round(name, records[name], update, twins) for name, update in updates.items()}
+        control = records.get(CONTROL)
+        return {name: self._round(name, records[name], update, control) for name, update in updates.items()}
 
     def _played(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
         """One episode of every shard, those of other processes too: the record of each block.
@@ -157,12 +157,12 @@ class Trainer:
             for block, record in records.items():
                 piece |= with_prefix(f"record.{block}", record.tensors())
             for name, learner in self.learners.items():
-                piece |= with_prefix(f"rollout.{name}", learner.take())
+                piece |= with_prefix(f"rollout.{name}", learner.export_rollout())
             pieces.append(piece)
         everyone = gather_pieces(self.gather, pieces)
         self._check_alike([piece["state"] for piece in everyone])
         for name, learner in self.learners.items():
-            learner.join([under_prefix(f"rollout.{name}", piece) for piece in everyone])
+            learner.load_rollouts([under_prefix(f"rollout.{name}", piece) for piece in everyone])
         return {
             block: record.concatenate([under_prefix(f"record.{block}", piece) for piece in everyone])
             for block, record in records.items()
@@ -173,7 +173,7 @@ class Trainer:
         spans = self.blocks.spans(environment.num_members)
 
         def step(result: StepResult) -> None:
-            self.teach(result, spans)
+            self.record_steps(result, spans)
             if on_step is not None:
                 on_step(result)
 
@@ -185,7 +185,7 @@ class Trainer:
             error.add_note(f"{who}, round {self.rounds_done + 1}, step {environment.clock + 1}")
             raise
         for learner in self.learners.values():
-            learner.settle()
+            learner.finish_episode()
         return {name: record.select_members(span) for name, span in spans.items()}
 
     def _fingerprint(self) -> Tensor:
@@ -210,12 +210,12 @@ class Trainer:
                 "versions of esper and torch, and machines of one kind"
             )
 
-    def teach(self, result: StepResult, spans: Mapping[str, slice]) -> None:
+    def record_steps(self, result: StepResult, spans: Mapping[str, slice]) -> None:
         """Give every learner its block's share of a step."""
-        twins = result.reward[spans[TWINS]] if self.has_twins else None
+        control = result.reward[spans[CONTROL]] if self.has_control else None
         for name, learner in self.learners.items():
             mine = spans[name]
-            learner.remember(result.reward[mine], result.terminated[mine], result.active[mine], twins)
+            learner.record_step(result.reward[mine], result.terminated[mine], result.active[mine], control)
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a checkpoint between two rounds holds."""
@@ -238,13 +238,13 @@ class Trainer:
         self.seconds = float(state[_SECONDS])
 
     def _round(
-        self, name: str, record: EpisodeRecord, update: UpdateMetrics, twins: EpisodeRecord | None
+        self, name: str, record: EpisodeRecord, update: UpdateMetrics, control: EpisodeRecord | None
     ) -> Round:
         summary = summarize_round(
             self.learners[name],
             record,
             update,
-            twins,
+            control,
             round=self.rounds_done,
             rounds=self.rounds,
             member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,

@@ -19,7 +19,7 @@ EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a mill
 
 
 @dataclass(frozen=True)
-class Scene:
+class EpisodeInfo:
     """Whom a controller decides for."""
 
     members: Tensor  # [N] int64 global ids
@@ -53,7 +53,7 @@ class Controller(Protocol):
     @property
     def uses_metrics(self) -> bool: ...
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Start an episode of these members, forgetting the last one."""
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
@@ -105,11 +105,11 @@ class Blocks(Controller):
         each = torch.tensor([controller.uses_metrics for controller in self.controllers.values()])
         return each.repeat_interleave(num_members // len(self.controllers))
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Begin the episode of every controller with its own members; ValueError if they do not divide."""
-        self._spans = self.spans(scene.num_members)
+        self._spans = self.spans(info.num_members)
         for name, controller in self.controllers.items():
-            controller.begin(replace(scene, members=scene.members[self._spans[name]]))
+            controller.begin(replace(info, members=info.members[self._spans[name]]))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {

@@ -22,7 +22,7 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Actions, AlphaTarget, Blu
 from esper.lifecycle.legality import grows_block
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.config import Conditions
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Candidate, build_actions, first_legal
@@ -120,18 +120,18 @@ class Schedule(Controller):
             found.append((float(match["at"]), match["name"], ALL, int(match["times"] or 1)))
         return Schedule(found)
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """An episode begins: nothing has been planted yet."""
-        self._batches, self._begins = scene.batches, True
-        shape = (len(self.events), scene.num_members, scene.num_slots)
-        self._owed = torch.zeros(shape, dtype=torch.long, device=scene.device)  # seeds still to plant
+        self._batches, self._begins = info.batches, True
+        shape = (len(self.events), info.num_members, info.num_slots)
+        self._owed = torch.zeros(shape, dtype=torch.long, device=info.device)  # seeds still to plant
         for k, event in enumerate(self.events):
             unknown = (
-                [] if event.slots == ALL else [s for s in event.slots if not 0 <= int(s) < scene.num_slots]
+                [] if event.slots == ALL else [s for s in event.slots if not 0 <= int(s) < info.num_slots]
             )
             if unknown:
                 raise UserError(
-                    f"the schedule names slot {unknown[0]}; this host has slots 0..{scene.num_slots - 1}"
+                    f"the schedule names slot {unknown[0]}; this host has slots 0..{info.num_slots - 1}"
                 )
             self._owed[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
 

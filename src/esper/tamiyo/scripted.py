@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
 from esper.lifecycle.stages import Stage
-from esper.tamiyo.controller import Controller, Scene
+from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.utils.devices import device_table
@@ -86,9 +86,9 @@ class Static(Controller):
 
     uses_metrics = False
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Nothing to remember."""
-        self._waits = Actions.wait(scene.num_members, scene.device)
+        self._waits = Actions.wait(info.num_members, info.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """WAIT for everyone."""
@@ -105,13 +105,13 @@ class RandomLegal(Controller):
             raise ValueError(f"germination_rate is {germination_rate}; allowed is 0 to 1")
         self.germination_rate = germination_rate
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """Every draw of the episode derives from the scene."""
-        self._scene = scene
+        self._info = info
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Draw an op, then a slot under it, then the other heads, all among what is legal."""
-        draws = self._scene.draw(Stream.CONTROL, step, len(Head) + 1)  # [N, heads + 1]
+        draws = self._info.draw(Stream.CONTROL, step, len(Head) + 1)  # [N, heads + 1]
         columns = _head_columns(draws.device)[: len(Op)]
         others = masks.op & (columns != Op.GERMINATE)
         germinates = masks.op[:, Op.GERMINATE] & (draws[:, -1] < self.germination_rate)
@@ -135,9 +135,9 @@ class ScriptedController(Controller):
     uses_metrics = True
     tempo = Tempo.STANDARD
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """No member has planted anything yet."""
-        self._planted = torch.zeros_like(scene.members)  # [N] seeds so far
+        self._planted = torch.zeros_like(info.members)  # [N] seeds so far
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"planted": self._planted}
@@ -222,10 +222,10 @@ class Heuristic(ScriptedController):
     def __init__(self, config: HeuristicConfig | None = None):
         self.config = config or HeuristicConfig()
 
-    def begin(self, scene: Scene) -> None:
+    def begin(self, info: EpisodeInfo) -> None:
         """No member has pruned anything, so that all may plant."""
-        super().begin(scene)
-        self._rested = torch.zeros_like(scene.members)  # [N] the step from which a seed may be planted
+        super().begin(info)
+        self._rested = torch.zeros_like(info.members)  # [N] the step from which a seed may be planted
 
     def state_dict(self) -> dict[str, Tensor]:
         return {**super().state_dict(), "rested": self._rested}

@@ -213,12 +213,12 @@ class TamiyoRolloutBuffer:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The rollout by name, without the columns that no row has reached: views, for `joined`."""
+        """The rollout by name, without the columns that no row has reached: views, for `concatenate`."""
         steps = tensors_of(self.get_batched_sequences().steps)
         rows = {"step_counts": self.step_counts, "initial_state": self.initial_state, "fault": self._fault}
         return {f"steps.{name}": value for name, value in steps.items()} | rows
 
-    def joined(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
+    def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
         """A buffer like this one that holds the rows of several, one below the other.
 
         parts: what `tensors` gave, for any numbers of rows, on any device.

@@ -85,7 +85,7 @@ Block = Literal["base", "slot"]
 
 
 @dataclass(frozen=True)
-class Seen:
+class FeatureInputs:
     """An observation with what several columns need, worked out once."""
 
     observation: Observation
@@ -95,19 +95,19 @@ class Seen:
     ticks_left: Tensor  # [N, S] int64: of the ramp under way, 0 at rest
 
     @staticmethod
-    def of(observation: Observation) -> Seen:
+    def of(observation: Observation) -> FeatureInputs:
         """Work out what several columns share."""
         slots = observation.slots
         moving = slots.alpha_mode != AlphaMode.HOLD
         ticks_left = (slots.alpha_steps_total - slots.alpha_steps_done) * moving
-        return Seen(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
+        return FeatureInputs(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
 
     def of_seed(self, value: Tensor) -> Tensor:
         """Unknown where there is no seed."""
         return torch.where(self.occupied, value, NAN)
 
 
-Extract = Callable[[Seen], Tensor]
+Extract = Callable[[FeatureInputs], Tensor]
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _ops() -> Tensor:
 _sign_of_mode = lookup([{AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}.get(mode, 0.0) for mode in AlphaMode])
 
 
-def _stage_shares(seen: Seen) -> Tensor:
+def _stage_shares(seen: FeatureInputs) -> Tensor:
     """# [N, 4]"""
     slots = seen.slots
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
@@ -180,18 +180,18 @@ def _stage_shares(seen: Seen) -> Tensor:
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
 
 
-def _alpha_velocity(seen: Seen) -> Tensor:
+def _alpha_velocity(seen: FeatureInputs) -> Tensor:
     """The mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
     step = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
     return step * (seen.ticks_left > 0)
 
 
-def _algorithm(seen: Seen) -> Tensor:
+def _algorithm(seen: FeatureInputs) -> Tensor:
     """# [N, S, 4]"""
     return _style_one_hot(torch.where(seen.occupied, seen.slots.style, len(Style)))
 
 
-def _last_op(seen: Seen) -> Tensor:
+def _last_op(seen: FeatureInputs) -> Tensor:
     """# [N, 6]"""
     return seen.observation.last_op.unsqueeze(1) == _ops(seen.slots.device)
 
@@ -320,13 +320,13 @@ def batch_obs_to_features(observation: Observation) -> tuple[Tensor, Tensor]:
 
     The base block comes first, then the blocks of the slots one after another.
     """
-    seen = Seen.of(observation)
+    seen = FeatureInputs.of(observation)
     base, slots = _extract("base", seen), _extract("slot", seen)  # [N, base], [N, S, slot]
     features = _finish(torch.cat([base, slots.flatten(1)], dim=1), observation.num_slots)
     return features, observation.slots.blueprint
 
 
-def _extract(block: Block, seen: Seen) -> Tensor:
+def _extract(block: Block, seen: FeatureInputs) -> Tensor:
     """All columns of a block side by side, as they come.  # [..., width]"""
     columns = BLOCKS[block]
     values = [column.extract(seen).float() for column in columns]

@@ -36,7 +36,7 @@ class RecurrentCore(nn.Module):
     def __init__(self, input_size: int, width: int) -> None:
         super().__init__()
         self.width = width
-        self.from_input = nn.Linear(input_size, 4 * width)  # let in, keep, let out, candidate
+        self.from_input = nn.Linear(input_size, 4 * width)  # input, forget and output gate, candidate
         self.from_hidden = nn.Linear(width, 4 * width, bias=False)
         nn.init.orthogonal_(self.from_input.weight)
         nn.init.zeros_(self.from_input.bias)
@@ -66,8 +66,8 @@ class Tape(NamedTuple):
 
     hidden: list[Tensor]  # [N, W] before the step
     cell: list[Tensor]  # [N, W] before the step
-    gates: list[Tensor]  # [N, 4W] squashed: let in, keep, let out, candidate
-    squashed: list[Tensor]  # [N, W] tanh of the cell after the step
+    gates: list[Tensor]  # [N, 4W] activated: input, forget and output gate, candidate
+    tanh_cell: list[Tensor]  # [N, W] tanh of the cell after the step
 
 
 def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor, Tape]:
@@ -82,12 +82,12 @@ def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> 
         hidden, start = hidden.masked_fill(reset, 0.0), cell.masked_fill(reset, 0.0)
         gates = torch.addmm(projection, hidden.to(weight.dtype), weight.T).float()
         doors, candidate = gates.split((3 * width, width), dim=-1)
-        let_in, keep, let_out = doors.sigmoid_().split(width, dim=-1)
-        cell = torch.addcmul(keep * start, let_in, candidate.tanh_())
-        squashed = cell.tanh()
-        for kept, value in zip(tape, (hidden, start, gates, squashed), strict=True):
+        input_gate, forget_gate, output_gate = doors.sigmoid_().split(width, dim=-1)
+        cell = torch.addcmul(forget_gate * start, input_gate, candidate.tanh_())
+        tanh_cell = cell.tanh()
+        for kept, value in zip(tape, (hidden, start, gates, tanh_cell), strict=True):
             kept.append(value)
-        hidden = let_out * squashed
+        hidden = output_gate * tanh_cell
         outputs.append(hidden)
     return torch.stack(outputs), torch.cat((hidden, cell), dim=-1), tape
 
@@ -110,20 +110,20 @@ class _Unrolled(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_outputs: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
-        weight, resets, hidden, cell, gates, squashed = ctx.saved_tensors
+        weight, resets, hidden, cell, gates, tanh_cell = ctx.saved_tensors
         width = weight.shape[1]
-        let_in, keep, let_out, candidate = gates.split(width, dim=-1)  # [T, N, W] each
+        input_gate, forget_gate, output_gate, candidate = gates.split(width, dim=-1)  # [T, N, W] each
         slopes = torch.stack(  # of each gate before its squashing, per unit of what it moves: [T, N, 4, W]
             (
-                candidate * let_in * (1 - let_in),
-                cell * keep * (1 - keep),
-                squashed * let_out * (1 - let_out),
-                let_in * (1 - candidate.square()),
+                candidate * input_gate * (1 - input_gate),
+                cell * forget_gate * (1 - forget_gate),
+                tanh_cell * output_gate * (1 - output_gate),
+                input_gate * (1 - candidate.square()),
             ),
             dim=2,
         ).unbind(0)
-        through = (let_out * (1 - squashed.square())).unbind(0)  # how an output moves with its cell
-        carried = keep.masked_fill(resets, 0.0).unbind(0)  # how a cell moves with the one before
+        through = (output_gate * (1 - tanh_cell.square())).unbind(0)  # how an output moves with its cell
+        carried = forget_gate.masked_fill(resets, 0.0).unbind(0)  # how a cell moves with the one before
         grads, forget = grad_outputs.unbind(0), resets.unbind(0)
         grad_hidden, grad_cell = grad_state.split(width, dim=-1)
         grad_gates = []
@@ -213,7 +213,7 @@ class TamiyoInputs:
     blueprints: Tensor  # [..., S] int64, -1 where the slot is empty
 
 
-class _Seen(NamedTuple):
+class _Encoding(NamedTuple):
     memory: Tensor  # [N, T, W]
     slots: Tensor  # [N, T, S, W]
     state: Tensor  # [N, 2W]
@@ -254,7 +254,7 @@ class TamiyoNet(Policy):
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
         """As `Policy.sequence` says: the op first, then the slot under it, then what else the op reads."""
-        seen = self._see(observation, state, resets)
+        seen = self._encode(observation, state, resets)
         legal_details = pad_masks(masks)  # [N, T, 6, 13]
 
         def choose(heads: slice, logits: Tensor, legal: Tensor) -> Tensor:
@@ -301,7 +301,7 @@ class TamiyoNet(Policy):
         """As `Policy.relevant` says: the op decides.  # [N, T, H] → [N, T, H] bool"""
         return self.reads(actions[..., Head.OP])
 
-    def _see(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Seen:
+    def _encode(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Encoding:
         """Encode every slot, pool them, and remember."""
         base, slots = observation.features.split(
             (BASE_FEATURE_SIZE, observation.features.shape[-1] - BASE_FEATURE_SIZE), dim=-1
@@ -312,15 +312,17 @@ class TamiyoNet(Policy):
             encoded = self.slot_encoder(torch.cat((slots, blueprints), dim=-1))  # [N, T, S, W]
             pooled = torch.cat((base, encoded.mean(-2), encoded.amax(-2)), dim=-1)
             memory, state = self.core(self.base_encoder(pooled), state, resets)
-        return _Seen(memory.float(), encoded.float(), state)
+        return _Encoding(memory.float(), encoded.float(), state)
 
-    def _slot_logits(self, seen: _Seen, op_embedded: Tensor) -> Tensor:
+    def _slot_logits(self, seen: _Encoding, op_embedded: Tensor) -> Tensor:
         """A pointer: how well each slot answers what memory and op ask for.  # [N, T, 1, S]"""
         query = self.slot_query(torch.cat((seen.memory, op_embedded), dim=-1)).unsqueeze(-2)
         logits: Tensor = query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
         return logits
 
-    def _detail_logits(self, seen: _Seen, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor) -> Tensor:
+    def _detail_logits(
+        self, seen: _Encoding, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor
+    ) -> Tensor:
         """The heads between slot and op, given both.  # slot, reads_slot [N, T, 1] → [N, T, 6, 13]"""
         index = slot.unsqueeze(-1).expand(*slot.shape, seen.slots.shape[-1])
         chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
