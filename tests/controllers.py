@@ -9,7 +9,7 @@ import torch
 from esper.lifecycle.actions import Actions, Op
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Candidate, ScriptedController
+from esper.tamiyo.scripted import ScriptedController
 
 
 class Scheduled(ScriptedController):
@@ -22,5 +22,5 @@ class Scheduled(ScriptedController):
         """Fossilise, else advance, else plant if the list owes a seed, else wait."""
         anywhere = torch.ones_like(masks.slot)
         due = self._planted < sum(at <= step for at in self.steps)  # [N]
-        plants = Candidate(Op.GERMINATE, due.unsqueeze(1).expand_as(anywhere))
-        return self.act([Candidate(Op.FOSSILIZE, anywhere), Candidate(Op.ADVANCE, anywhere), plants], masks)
+        plants = due.unsqueeze(1).expand_as(anywhere)
+        return self.act({Op.FOSSILIZE: anywhere, Op.ADVANCE: anywhere, Op.GERMINATE: plants}, masks)

@@ -1,6 +1,8 @@
-"""One step of the rules: clocks, ramps, cooldown, totality."""
+"""One step of the rules: clocks, ramps, cooldown, and whole episodes against a scalar engine."""
 
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.actions import (
+    HEADS_READ,
     Actions,
     AlphaCurve,
     AlphaSpeed,
@@ -19,11 +22,14 @@ from esper.lifecycle.actions import (
     Style,
     Tempo,
 )
-from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.engine import apply, force_prune, merge_outcomes, tick
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.engine import apply, ease, force_prune, merge_outcomes, tick
+from esper.lifecycle.legality import Gate, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
-from esper.lifecycle.stages import Stage
-from tests.lifecycle.strategies import random_evidence
+from esper.lifecycle.stages import TRANSITIONS, Stage
+from esper.utils.rows import map_tensors
+from tests.lifecycle import reference as ref
+from tests.lifecycle.strategies import Step, episode, random_evidence
 from tests.operations import count_operations
 from tests.scenes import random_states
 
@@ -84,45 +90,6 @@ def test_a_seed_from_germination_to_fossil() -> None:
     )
 
 
-def test_a_lower_target_parks_the_seed_in_blending() -> None:
-    record = SlotRecord(Stage.TRAINING, 1, tempo=Tempo.FAST, alpha_target=0.5, age=10, epochs_in_stage=10)
-    states = ticks(act(SlotStates.from_records([[record]]), {Head.OP: Op.ADVANCE}), 3)
-    assert (states.alpha.item(), states.alpha_mode.item()) == (0.5, AlphaMode.HOLD)
-    refused = apply(states, Actions.of([{Head.OP: Op.ADVANCE}]), good(states), RULES, "cnn")
-    assert not refused.succeeded.item()
-    choices = {
-        Head.OP: Op.SET_ALPHA_TARGET,
-        Head.ALPHA_TARGET: AlphaTarget.FULL,
-        Head.ALPHA_SPEED: AlphaSpeed.FAST,
-    }
-    states = ticks(act(states, choices), 3)
-    assert act(states, {Head.OP: Op.ADVANCE}).stage.item() == Stage.HOLDING
-
-
-@pytest.mark.parametrize("speed", list(AlphaSpeed))
-def test_leaving_full_alpha_leaves_holding(speed: AlphaSpeed) -> None:
-    states = SlotStates.from_records([[HELD]])
-    lower = {Head.OP: Op.SET_ALPHA_TARGET, Head.ALPHA_TARGET: AlphaTarget.HALF, Head.ALPHA_SPEED: speed,
-             Head.STYLE: Style.GATED_GATE}  # fmt: skip
-    after = act(states, lower)
-    assert (after.stage.item(), after.epochs_in_stage.item(), after.style.item()) == (Stage.BLENDING, 0, 3)
-    assert after.alpha_mode.item() == (AlphaMode.HOLD if speed is AlphaSpeed.INSTANT else AlphaMode.DOWN)
-    full = act(states, {**lower, Head.ALPHA_TARGET: AlphaTarget.FULL})
-    assert (full.stage.item(), full.alpha_mode.item(), full.epochs_in_stage.item()) == (Stage.HOLDING, 0, 3)
-
-
-def test_a_ramped_prune_goes_down_in_blending_and_ends_in_the_tick_that_reaches_zero() -> None:
-    states = SlotStates.from_records([[HELD]])
-    states = act(states, {Head.OP: Op.PRUNE, Head.ALPHA_SPEED: AlphaSpeed.FAST})
-    assert (states.stage.item(), states.alpha_mode.item()) == (Stage.BLENDING, AlphaMode.DOWN)
-    assert states.prune_pending.item()
-    states = ticks(states, 2)
-    assert (states.stage.item(), states.blueprint.item()) == (Stage.BLENDING, 1)
-    last = tick(states, RULES)
-    assert (last.states.stage.item(), last.states.alpha.item()) == (Stage.PRUNED, 0.0)
-    assert (last.pruned.item(), last.states.blueprint.item()) == (True, -1)
-
-
 def test_cooldown_is_exact_and_ticked_once() -> None:
     states = act(SlotStates.from_records([[HELD]]), {Head.OP: Op.PRUNE, Head.ALPHA_SPEED: AlphaSpeed.INSTANT})
     seen = [Stage(states.stage.item())]
@@ -133,24 +100,6 @@ def test_cooldown_is_exact_and_ticked_once() -> None:
     assert seen == cooling + [Stage.DORMANT] * 2
     blank = ticks(SlotStates.empty(1, 1), 1)
     assert all(torch.equal(value, blank.tensors()[name]) for name, value in states.tensors().items())
-
-
-def test_cooldown_follows_the_config() -> None:
-    config = LifecycleConfig(embargo_ticks=2, resetting_ticks=3)
-    states = force_prune(SlotStates.from_records([[HELD]]), torch.ones(1, 1, dtype=torch.bool))
-    seen = []
-    for _ in range(7):
-        seen.append(states.stage.item())
-        states = tick(states, config).states
-    assert seen == [8, 9, 9, 10, 10, 10, 1]
-
-
-def test_age_after_k_steps_is_k() -> None:
-    states = act(SlotStates.empty(1, 2), {Head.OP: Op.GERMINATE, Head.SLOT: 1, Head.BLUEPRINT: 1})
-    for k in range(1, 8):
-        states = tick(states, RULES).states
-        assert states.age.tolist() == [[0, k]]
-        assert states.epochs_in_stage.tolist() == [[k, k]]
 
 
 def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
@@ -187,17 +136,6 @@ def test_apply_is_total_whatever_the_integers(seed: int, members: int, slots: in
     slot = torch.from_numpy(wild)[:, Head.SLOT]
     assert not bool(outcome.legal[(op != Op.WAIT) & ((slot < 0) | (slot >= slots))].any())
     outcome.states.check()
-
-
-def test_one_bad_row_leaves_the_others_alone() -> None:
-    states = SlotStates.empty(3, 2)
-    grow = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: 1}
-    rows = [grow, {Head.OP: 77, Head.SLOT: -5}, {**grow, Head.STYLE: 4}]
-    outcome = apply(states, Actions.of(rows), SlotEvidence.unmeasured(3, 2), RULES, "cnn")
-    assert outcome.succeeded.tolist() == [True, False, False]
-    assert outcome.legal.tolist() == [True, False, False]
-    assert outcome.executed_op.tolist() == [Op.GERMINATE, Op.WAIT, Op.WAIT]
-    assert outcome.germinated.tolist() == [[True, False], [False, False], [False, False]]
 
 
 @settings(deadline=None, max_examples=25)
@@ -316,3 +254,146 @@ def test_actions_one_after_the_other_tell_their_first_op_and_all_that_began() ->
     assert joined.states.stage.tolist() == [[Stage.TRAINING, Stage.DORMANT]]
     assert outcomes[-1].asked_op.item() == Op.FOSSILIZE
     assert outcomes[-1].executed_op.item() == Op.WAIT
+
+
+@pytest.mark.parametrize("curve", list(AlphaCurve))
+def test_curves_are_the_formulas_and_meet_their_ends(curve: AlphaCurve) -> None:
+    t = torch.linspace(0, 1, 41)
+    eased = ease(torch.full((41,), int(curve)), t)
+    expected = torch.tensor([ref.ease(int(curve), x) for x in t.tolist()])
+    torch.testing.assert_close(eased, expected, atol=1e-6, rtol=0)
+    assert eased[0].item() == pytest.approx(0, abs=1e-7)
+    assert eased[-1].item() == pytest.approx(1, abs=1e-7)
+    assert bool((eased.diff() >= 0).all())
+
+
+def test_two_configs_live_side_by_side() -> None:
+    held = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
+    states = SlotStates.from_records([[held]])
+    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[0.2]]))
+    lax, strict = LifecycleConfig(), LifecycleConfig(gates=GateConfig(mode="strict"))
+    fossilize = Actions.of([{Head.OP: Op.FOSSILIZE}])
+    for config, gate in ((lax, Gate.NONE), (strict, Gate.G5), (lax, Gate.NONE), (strict, Gate.G5)):
+        assert apply(states, fossilize, evidence, config, "cnn").refused_by.item() == gate
+
+
+SEEDS = st.integers(0, 2**32 - 1)
+ALPHAS = ("alpha", "alpha_start", "alpha_target")
+
+
+def assert_same_states(ours: SlotStates, theirs: SlotStates) -> None:
+    for name, value in ours.tensors().items():
+        expected = theirs.tensors()[name]
+        if name in ALPHAS:
+            torch.testing.assert_close(value, expected, atol=2e-6, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+        else:
+            assert torch.equal(value, expected), f"{name}:\n{value}\n{expected}"
+
+
+@settings(deadline=None, max_examples=20)
+@given(SEEDS, st.integers(1, 4), st.integers(1, 4))
+def test_engine_agrees_with_the_scalar_reference_field_by_field(seed: int, members: int, slots: int) -> None:
+    for step in episode(seed, members, slots, steps=40):
+        assert_same_states(step.applied.states, step.mid_members)
+        assert_same_states(step.ticked.states, step.members)
+        for i, verdict in enumerate(step.verdicts):
+            assert bool(step.applied.legal[i]) == verdict.legal
+            assert bool(step.applied.succeeded[i]) == verdict.succeeded
+            assert int(step.applied.executed_op[i]) == verdict.executed_op
+            assert int(step.applied.refused_by[i]) == verdict.refused_by
+            assert set(step.applied.germinated[i].nonzero().flatten().tolist()) == verdict.germinated
+            assert set(step.applied.pruned[i].nonzero().flatten().tolist()) == verdict.pruned
+        ended = torch.tensor(step.ended)  # [N, S, 2]
+        assert torch.equal(step.ticked.pruned, ended[..., 0])
+        changed = step.ticked.states.stage != step.applied.states.stage
+        assert torch.equal(changed, ended[..., 1])
+        assert_lawful(step)
+
+
+def assert_lawful(step: Step) -> None:
+    """Stages move only along the table, and alpha obeys its stage."""
+    chain = (step.before, step.applied.states, step.ticked.states)
+    for old, new in itertools.pairwise(chain):
+        moves = torch.stack((old.stage, new.stage), -1)[old.stage != new.stage].tolist()
+        assert all(b in TRANSITIONS[Stage(a)] for a, b in moves)
+    after = step.ticked.states
+    assert bool(((after.alpha >= 0) & (after.alpha <= 1)).all())
+    settled = (after.stage == Stage.HOLDING) | (after.stage == Stage.FOSSILIZED)
+    assert bool((after.alpha[settled] == 1).all())
+    assert bool((after.alpha_mode[settled] == AlphaMode.HOLD).all())
+    silent = ~torch.isin(after.stage, torch.tensor([Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED]))
+    assert bool((after.alpha[silent] == 0).all())
+    after.check()
+
+
+def test_the_episodes_reach_every_stage_and_op_and_gate() -> None:
+    """The properties above are worth nothing if the episodes never get anywhere."""
+    wanted = (
+        {int(s) for s in Stage if s is not Stage.UNKNOWN},
+        {int(op) for op in Op},
+        {int(g) for g in (Gate.NONE, Gate.G0, Gate.G2, Gate.G3, Gate.G5)},
+    )
+    stages, ops, gates = set[int](), set[int](), set[int]()
+    for seed in range(20):
+        if (stages, ops, gates) == wanted:
+            break
+        for step in episode(seed, 4, 3, steps=40):
+            stages |= set(step.ticked.states.stage.flatten().tolist())
+            stages |= set(step.applied.states.stage.flatten().tolist())
+            ops |= set(step.applied.executed_op.tolist())
+            gates |= set(step.applied.refused_by.tolist())
+    assert (stages, ops, gates) == wanted
+
+
+def every_pair(states: SlotStates, evidence: SlotEvidence) -> tuple[SlotStates, Actions, SlotEvidence]:
+    """Each member once for every (op, slot), with an action that says so."""
+    pairs = states.num_members * len(Op) * states.num_slots
+    index = torch.arange(pairs)
+    choices = torch.zeros(pairs, len(Head), dtype=torch.long)
+    choices[:, Head.SLOT] = index % states.num_slots
+    choices[:, Head.OP] = (index // states.num_slots) % len(Op)
+    choices[:, Head.BLUEPRINT] = 3  # NORM fits every topology
+    member = index // (states.num_slots * len(Op))
+    return states[member], Actions(choices), map_tensors(lambda tensor: tensor[member], evidence)
+
+
+@settings(deadline=None, max_examples=10)
+@given(SEEDS, st.integers(1, 4), st.integers(1, 4))
+def test_mask_legality_is_executor_legality_on_reachable_states(seed: int, members: int, slots: int) -> None:
+    config = LifecycleConfig(max_seeds=2)
+    for step in episode(seed, members, slots, steps=25):
+        assert_executor_agrees(step.ticked.states, config, seed, left=seed % 12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SEEDS, st.integers(1, 9), st.integers(1, 9), st.integers(0, 3), st.booleans())
+def test_mask_legality_is_executor_legality_on_any_state(
+    seed: int, members: int, slots: int, max_seeds: int, allow_advance: bool
+) -> None:
+    states = random_states(np.random.default_rng(seed), members, slots)
+    assert_executor_agrees(states, LifecycleConfig(max_seeds=max_seeds, allow_advance=allow_advance), seed)
+
+
+def assert_executor_agrees(
+    states: SlotStates, config: LifecycleConfig, seed: int = 0, left: int | None = None
+) -> None:
+    """The mask of the states says what is legal, the mask with evidence what will succeed."""
+    evidence = random_evidence(np.random.default_rng(seed), states.num_members, states.num_slots)
+    mask = legal_slots_by_op(states, config, steps_left=left).flatten()
+    sure = legal_slots_by_op(states, config, evidence, left).flatten()
+    repeated, actions, known = every_pair(states, evidence)
+    outcome = apply(repeated, actions, known, config, "cnn", left)
+    waits = actions[Head.OP] == Op.WAIT  # WAIT reads no slot: it is legal whichever is named
+    assert torch.equal(outcome.legal, mask | waits)
+    assert torch.equal(outcome.succeeded, sure | waits)
+    failed = ~outcome.succeeded
+    for name, value in outcome.states.tensors().items():
+        assert torch.equal(value[failed | waits], repeated.tensors()[name][failed | waits]), name
+    assert bool((outcome.executed_op[failed] == Op.WAIT).all())
+    refused = outcome.legal & failed
+    assert torch.equal(outcome.refused_by != Gate.NONE, refused)
+
+
+def test_the_reference_reads_the_same_heads() -> None:
+    for op, heads in ref.READS.items():
+        assert {h.name.lower() for h in HEADS_READ[Op(op)]} == set(heads)

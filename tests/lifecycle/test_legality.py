@@ -1,4 +1,4 @@
-"""What is legal, case by case."""
+"""What is legal, and the gates, each at its threshold and on either side of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Tempo
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply
-from esper.lifecycle.legality import legal_slots_by_op
+from esper.lifecycle.engine import apply as apply_actions
+from esper.lifecycle.legality import Gate, g0_valid_blueprint, legal_slots_by_op, open_gates
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from tests.scenes import random_states
@@ -45,13 +46,6 @@ def test_wait_is_legal_in_every_state(rng_seed: int, members: int, slots: int) -
     assert bool(outcome.legal.all())
     assert bool(outcome.succeeded.all())
     assert all(torch.equal(t, states.tensors()[n]) for n, t in outcome.states.tensors().items())
-
-
-def test_wait_is_legal_whatever_its_other_heads_say() -> None:
-    states = SlotStates.from_records([[SlotRecord(enabled=False), None]])
-    for slot in (0, 1, -3, 99):
-        action = Actions.of([{Head.OP: Op.WAIT, Head.SLOT: slot, Head.BLUEPRINT: 77}])
-        assert apply(states, action, SlotEvidence.unmeasured(1, 2), RULES, "cnn").legal.item()
 
 
 @pytest.mark.parametrize("stage", sorted(Stage))
@@ -96,15 +90,6 @@ def test_what_cannot_be_finished_before_the_end_is_not_legal() -> None:
     assert last_legal_step(None, Op.GERMINATE, LifecycleConfig(allow_unfinished=True)) == 1
 
 
-def test_copies_and_open_gates_need_no_time_alone() -> None:
-    for tempo, ticks in ((Tempo.FAST, 1), (Tempo.SLOW, 8)):
-        copied = {"blueprint": int(Blueprint.CLONE), "tempo": int(tempo)}
-        assert last_legal_step(SlotRecord(Stage.TRAINING, **copied), Op.ADVANCE) == 1 + ticks
-        assert last_legal_step(SlotRecord(Stage.GERMINATED, **copied), Op.ADVANCE) == 1 + 1 + ticks
-    opened = LifecycleConfig(gates=GateConfig(mode="open"))
-    assert last_legal_step(None, Op.GERMINATE, opened) == 1 + 1 + 1 + 3
-
-
 def test_time_is_each_members_own_and_those_who_do_not_look_need_none() -> None:
     states = SlotStates.empty(4, 1)
     left = torch.tensor([14.0, 15.0, 2.0, 0.0])
@@ -112,30 +97,6 @@ def test_time_is_each_members_own_and_those_who_do_not_look_need_none() -> None:
     legal_now = legal_slots_by_op(states, RULES, None, left, uses_metrics)
     assert legal_now[:, Op.GERMINATE, 0].tolist() == [False, True, True, False]
     assert legal_now[:, Op.WAIT, 0].all(), "whoever is finished may wait"
-
-
-def test_evidence_makes_a_gate_that_would_refuse_illegal() -> None:
-    """Two seeds in each of three stages, the second of which its gate would not let through."""
-    full = {"alpha": 1.0, "alpha_target": 1.0}
-    records = [
-        seed(Stage.TRAINING, epochs_in_stage=10), seed(Stage.TRAINING, epochs_in_stage=10),
-        seed(Stage.BLENDING, **full), seed(Stage.BLENDING, alpha=0.5, alpha_target=0.5),
-        seed(Stage.HOLDING, **full), seed(Stage.HOLDING, **full),
-    ]  # fmt: skip
-    states = SlotStates.from_records([records])
-    nan = float("nan")
-    evidence = SlotEvidence.unmeasured(1, 6).replace(
-        gradient_health=torch.tensor([[0.9, 0.2, 1.0, 1.0, 1.0, 1.0]]),
-        exploding=torch.zeros(1, 6),
-        contribution=torch.tensor([[nan, nan, nan, nan, 2.0, nan]]),
-    )
-    by_states, known = (legal_slots_by_op(states, RULES, given)[0] for given in (None, evidence))
-    assert by_states[Op.ADVANCE].tolist() == [True] * 4 + [False] * 2
-    assert known[Op.ADVANCE].tolist() == [True, False, True, False, False, False]
-    assert by_states[Op.FOSSILIZE].tolist() == [False] * 4 + [True] * 2
-    assert known[Op.FOSSILIZE].tolist() == [False] * 4 + [True, False]
-    others = [op for op in Op if op not in (Op.ADVANCE, Op.FOSSILIZE)]
-    assert torch.equal(by_states[others], known[others])
 
 
 def test_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
@@ -146,14 +107,131 @@ def test_max_seeds_counts_live_and_fossilised_over_all_slots() -> None:
     assert legal(cooling, Op.GERMINATE, LifecycleConfig(max_seeds=1))[0], "a cooling slot holds no seed"
 
 
-def test_disabled_slots_are_legal_for_nothing() -> None:
-    for stage in (Stage.BLENDING, Stage.HOLDING, Stage.TRAINING):
-        records = [None, SlotRecord(stage, 1, age=9, enabled=False)]
-        for op in Op:
-            assert not legal(records, op)[1]
+NAN = float("nan")
+PERMISSIVE = LifecycleConfig()
+STRICT = LifecycleConfig(gates=GateConfig(mode="strict"))
 
 
-def test_advance_can_be_switched_off() -> None:
-    records = [seed(Stage.GERMINATED), seed(Stage.TRAINING), seed(Stage.BLENDING), seed(Stage.HOLDING), None]
-    assert legal(records, Op.ADVANCE) == [True, True, True, False, False]
-    assert legal(records, Op.ADVANCE, LifecycleConfig(allow_advance=False)) == [False] * 5
+def outcome_of(
+    record: SlotRecord,
+    op: Op,
+    config: LifecycleConfig,
+    blueprint: int = 1,
+    topology: str = "cnn",
+    **evidence: float,
+) -> tuple[bool, int]:
+    measured = SlotEvidence.unmeasured(1, 1).replace(**{n: torch.tensor([[v]]) for n, v in evidence.items()})
+    action = Actions.of([{Head.OP: op, Head.BLUEPRINT: blueprint}])
+    outcome = apply_actions(SlotStates.from_records([[record]]), action, measured, config, topology)
+    assert outcome.legal.item(), "a gate is asked about legal actions only"
+    return bool(outcome.succeeded.item()), int(outcome.refused_by.item())
+
+
+def training(epochs: int = 10) -> SlotRecord:
+    return SlotRecord(Stage.TRAINING, 1, age=epochs, epochs_in_stage=epochs, alpha_target=1.0)
+
+
+HOLDING = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
+PASSED = (True, int(Gate.NONE))
+
+
+@pytest.mark.parametrize("topology", ["cnn", "transformer", "mlp"])
+def test_g0_wants_a_blueprint_of_the_topology(topology: str) -> None:
+    fits = {"cnn": range(1, 8), "transformer": (2, 3, 8, 9, 10, 11, 12), "mlp": (3, 8, 9, 10, 11)}[topology]
+    for blueprint in range(16):
+        expected = PASSED if blueprint in fits else (False, int(Gate.G0))
+        assert outcome_of(SlotRecord(), Op.GERMINATE, PERMISSIVE, blueprint, topology) == expected
+    asked = g0_valid_blueprint(torch.tensor([-1, 16, 10**15, 3]), topology)
+    assert asked.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "exploding", "health", "passes"),
+    [
+        (10, 0.0, 0.7, True),
+        (9, 0.0, 1.0, False),
+        (10, 0.1, 1.0, False),
+        (10, 0.0, 0.69, False),
+        (10, NAN, 1.0, False),
+        (10, 0.0, NAN, False),
+        (10, NAN, NAN, False),
+    ],
+)
+def test_g2_permissive(epochs: int, exploding: float, health: float, passes: bool) -> None:
+    got = outcome_of(training(epochs), Op.ADVANCE, PERMISSIVE, exploding=exploding, gradient_health=health)
+    assert got == (PASSED if passes else (False, int(Gate.G2)))
+
+
+@pytest.mark.parametrize(
+    ("epochs", "gain", "ratio", "passes"),
+    [
+        (10, 0.5, 0.1001, True),
+        (9, 5.0, 1.0, False),
+        (10, 0.4, 1.0, False),
+        (10, 5.0, 0.05, False),
+        (10, NAN, 1.0, False),
+        (10, 5.0, NAN, False),
+        (10, 5.0, float("inf"), False),
+    ],
+)
+def test_g2_strict(epochs: int, gain: float, ratio: float, passes: bool) -> None:
+    got = outcome_of(training(epochs), Op.ADVANCE, STRICT, shadow_gain=gain, gradient_ratio=ratio)
+    assert got == (PASSED if passes else (False, int(Gate.G2)))
+
+
+@pytest.mark.parametrize(
+    ("contribution", "permissive", "strict"),
+    [(NAN, False, False), (0.0, False, False), (-1.0, False, False), (0.1, True, False), (1.0, True, True)],
+)
+def test_g5_wants_a_measured_contribution(contribution: float, permissive: bool, strict: bool) -> None:
+    for config, passes in ((PERMISSIVE, permissive), (STRICT, strict)):
+        got = outcome_of(HOLDING, Op.FOSSILIZE, config, contribution=contribution)
+        assert got == (PASSED if passes else (False, int(Gate.G5)))
+
+
+CLONE = int(Blueprint.CLONE)
+
+
+@pytest.mark.parametrize("config", [PERMISSIVE, STRICT])
+def test_a_grown_block_moves_on_at_once_but_has_to_earn_its_place(
+    config: LifecycleConfig,
+) -> None:
+    fresh = SlotRecord(Stage.TRAINING, int(Blueprint.NORM), alpha_target=1.0)
+    for blueprint in (Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL):
+        grows = SlotRecord(Stage.TRAINING, int(blueprint), alpha_target=1.0)
+        assert outcome_of(grows, Op.ADVANCE, config) == PASSED
+    assert outcome_of(fresh, Op.ADVANCE, config) == (False, int(Gate.G2))
+    full = SlotRecord(Stage.BLENDING, CLONE, alpha=1.0, alpha_target=1.0)
+    assert outcome_of(full, Op.ADVANCE, config) == PASSED
+    held = SlotRecord(Stage.HOLDING, CLONE, alpha=1.0, alpha_target=1.0)
+    assert outcome_of(held, Op.FOSSILIZE, config) == (False, int(Gate.G5))
+    assert outcome_of(held, Op.FOSSILIZE, config, contribution=2.0) == PASSED
+
+
+def test_gates_are_open_for_those_alone_who_do_not_look() -> None:
+    """Unmeasured seeds of two members, the second of whom looks at nothing."""
+    held = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
+    half = SlotRecord(Stage.BLENDING, 1, alpha=0.5, alpha_target=0.5)
+    states = SlotStates.from_records([[training(0), half, held]] * 2)
+    unmeasured, uses_metrics = SlotEvidence.unmeasured(2, 3), torch.tensor([True, False])
+    passes = open_gates(states, unmeasured, PERMISSIVE.gates, uses_metrics)
+    assert passes[Op.ADVANCE].tolist() == [[False, False, False], [True, False, False]]
+    assert passes[Op.FOSSILIZE].tolist() == [[False, False, False], [False, False, True]]
+    for slot, op, refused in ((0, Op.ADVANCE, Gate.G2), (2, Op.FOSSILIZE, Gate.G5)):
+        action = Actions.of([{Head.OP: op, Head.SLOT: slot}] * 2)
+        outcome = apply_actions(states, action, unmeasured, PERMISSIVE, "cnn", uses_metrics=uses_metrics)
+        assert outcome.succeeded.tolist() == [False, True]
+        assert outcome.refused_by.tolist() == [refused, Gate.NONE]
+
+
+def test_g0_refuses_what_does_not_fit_its_slot() -> None:
+    """CLONE fits the second slot alone, and nothing else fits anywhere."""
+    fits = torch.zeros(3, 2, len(Blueprint), dtype=torch.bool)
+    fits[:, 1, CLONE] = True
+    asked = [(1, CLONE), (0, CLONE), (1, 1)]
+    actions = Actions.of([{Head.OP: Op.GERMINATE, Head.SLOT: s, Head.BLUEPRINT: b} for s, b in asked])
+    states, unmeasured = SlotStates.empty(3, 2), SlotEvidence.unmeasured(3, 2)
+    outcome = apply_actions(states, actions, unmeasured, PERMISSIVE, "cnn", fits=fits)
+    assert outcome.legal.tolist() == [True, False, True], "nothing can begin in a slot that nothing fits"
+    assert outcome.refused_by.tolist() == [Gate.NONE, Gate.NONE, Gate.G0]
+    assert outcome.germinated.nonzero().tolist() == [[0, 1]]

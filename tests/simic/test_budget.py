@@ -16,13 +16,12 @@ from esper.lifecycle.stages import Stage
 from esper.population.data import Clock
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES
-from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.learner import Learner
-from esper.simic.rollout import evaluate_test, play
+from esper.simic.rollout import play
 from esper.simic.trainer import CONTROL, Trainer
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import RandomLegal, Static
+from esper.tamiyo.scripted import Static
 from tests.scenes import nothing_is_empty
 from tests.simic.worlds import GAMMA, SMALL, make_agent, make_environment, make_residual, make_spec
 
@@ -134,53 +133,11 @@ def test_only_those_who_look_pay_for_measurements() -> None:
     assert mixed.observe().steps_left[0] < mixed.observe().steps_left[1] == 7
 
 
-def test_with_steps_as_the_clock_everyone_gets_as_many() -> None:
-    results = live(make_environment(members=(0, 1), episode=EpisodeConfig(steps=4, clock="steps")))
-    assert stacked(results, "active").all()
-    assert stacked(results, "terminated").tolist() == [[False] * 2] * 3 + [[True] * 2]
-    progress = torch.stack([result.observation.progress for result in results])
-    torch.testing.assert_close(progress, torch.tensor([[0.25], [0.5], [0.75], [1.0]]).expand(4, 2))
-
-
 def test_the_learning_rate_follows_the_share_spent() -> None:
     members = torch.arange(2)
     by_compute = Clock(0, 3, 10, torch.tensor([0.2, 0.9]), torch.tensor([0.1, 0.3]))
     torch.testing.assert_close(by_compute.done(2, members), torch.tensor([[0.2, 0.9], [0.25, 1.0]]))
     torch.testing.assert_close(Clock(0, 3, 10).done(2, members), torch.tensor([[0.3, 0.3], [0.35, 0.35]]))
-
-
-def test_members_are_told_apart_by_what_they_have_spent(monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = make_environment(members=(0, 1), episode=COMPUTE)
-    clocks: list[Clock] = []
-    train = environment.population.train_epoch
-
-    def watch(states, data, clock):  # type: ignore[no-untyped-def]
-        clocks.append(clock)
-        return train(states, data, clock)
-
-    monkeypatch.setattr(environment.population, "train_epoch", watch)
-    results = live(environment)
-    shown = torch.stack([result.observation.progress for result in results])  # [T, N]
-    for clock, earlier in zip(clocks[1:], shown, strict=False):
-        torch.testing.assert_close(clock.spent.float(), earlier)
-    assert clocks[3].spent[0] > clocks[3].spent[1]
-    assert (clocks[-1].share[0], clocks[-1].share[1] > 0) == (0, True), "the finished take nothing"
-
-
-def test_a_spent_budget_moves_no_weight() -> None:
-    """What the last step costs beyond the budget is trained at a rate of 0."""
-    flat = SMALL.model_copy(update={"schedule": "flat", "weight_decay": 0.0})
-    tiny = COMPUTE.model_copy(update={"flops": 1.0})
-    environment = make_environment(members=(0,), episode=tiny, population=flat)
-    environment.reset(0, uses_metrics=False)
-    before = environment.population.hosts.weights.clone()
-    environment.step(Actions.wait(1))
-    assert environment.population.finished.all()
-    moved = (environment.population.hosts.weights - before).abs().max()
-    full = make_environment(members=(0,), episode=EpisodeConfig(steps=8, clock="steps"), population=flat)
-    full.reset(0)
-    full.step(Actions.wait(1))
-    assert moved < 0.1 * (full.population.hosts.weights - before).abs().max()
 
 
 def test_the_observation_tells_cost_and_steps_left() -> None:
@@ -245,29 +202,7 @@ def test_all_that_the_twins_earn_is_charged_to_the_steps_of_a_member(mode: str) 
     assert (stored.masked_fill(learner.buffer.valid_mask[:, : stored.shape[1]], 0.0) == 0).all()
 
 
-def test_rounds_of_unequal_lengths_are_learned_from() -> None:
-    learner = Learner("agent", make_agent(), 8, reward=RewardConfig(control_variate=True))
-    trainer = Trainer([replace(make_spec(members=(0, 1)), episode=COMPUTE)], [learner], rounds=2)
-    told = [round["agent"].summary for round in trainer.run()]
-    for summary in told:
-        assert np.isfinite([summary.policy_loss, summary.value_loss, summary.return_mean]).all()
-        assert np.isfinite(summary.extra["explained_by_baseline"])
-        assert not summary.anomalies
-
-
 # ---- the end -----------------------------------------------------------------------------------------------
-
-
-def test_every_network_is_measured_at_the_end_whenever_it_ended() -> None:
-    environment = make_environment(members=(0, 1, 2), episode=COMPUTE)
-    ending = FinalSelection(environment)
-    record = ending.play(RandomLegal(1.0))
-    assert np.isfinite(record.accuracy[-1]).all()
-    assert np.isfinite(evaluate_test(environment).accuracy).all()
-    lived = (np.diff(record.spent, axis=0) > 0).sum(0)
-    assert (ending.epoch.numpy() >= 1).all()
-    assert (ending.epoch.numpy() <= lived).all(), "no epoch after a member's last"
-    assert environment.population.finished.all()
 
 
 def test_the_finished_are_not_rolled_back_by_a_loss_that_they_keep() -> None:
@@ -292,29 +227,7 @@ CLONE = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.CLONE, Head.ALPHA_TARG
 FOSSILISE = {Head.OP: Op.FOSSILIZE}
 
 
-def test_growth_of_blocks_is_offered_where_there_are_blocks() -> None:
-    growth = [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]
-    blocks, plain = make_residual(members=(0, 1)), make_environment(members=(0, 1))
-    for environment in (blocks, plain):
-        environment.reset(0)
-    assert blocks.masks().blueprint[:, growth].all()
-    assert not plain.masks().blueprint[:, growth].any()
-    result = plain.step(Actions.of([CLONE, WAIT]))
-    assert result.outcome.refused_by[0] == 0, "G0"
-    assert not result.outcome.germinated.any()
-
-
 WIDEN = CLONE | {Head.BLUEPRINT: Blueprint.WIDEN_FULL}
-
-
-def test_a_block_is_not_widened_beyond_its_widest() -> None:
-    environment = make_residual(folds=2)
-    environment.reset(0, uses_metrics=False)
-    environment.step([Actions.of([action, WAIT]) for action in (WIDEN, FOSSILISE)])
-    environment.step(Actions.wait(2))
-    assert environment.slots.stage[0, 0] == Stage.DORMANT
-    offered = environment.masks().blueprint[:, [Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
-    assert offered.tolist() == [[True, False, False], [True, True, True]]
 
 
 def test_new_units_train_a_step_with_a_count_of_their_own_before_they_are_folded_in() -> None:

@@ -55,17 +55,6 @@ def test_reset_measures_before_any_training() -> None:
     assert (observation.parameter_ratio == 1).all()
 
 
-def test_reset_gives_other_weights_to_another_episode_and_the_same_to_the_same() -> None:
-    environment = make_environment()
-    environment.reset(0)
-    first = environment.population.hosts.weights.clone()
-    environment.step(Actions.wait(environment.num_members))
-    environment.reset(1)
-    assert not torch.equal(first, environment.population.hosts.weights)
-    environment.reset(0)
-    assert torch.equal(first, environment.population.hosts.weights)
-
-
 def test_clocks_of_a_seed_run_once_a_step() -> None:
     environment = make_environment(steps=8)
     environment.reset(0)
@@ -219,18 +208,6 @@ def test_a_broken_member_changes_no_other() -> None:
         (sick.population.hosts.weights, well.population.hosts.weights),
     ):
         assert torch.equal(a[others].nan_to_num(-7.0), b[others].nan_to_num(-7.0))
-
-
-def test_a_broken_member_goes_on_from_its_last_good_rows() -> None:
-    environment = make_environment(steps=5)
-    environment.reset(0)
-    before = environment.step(Actions.wait(4))
-    good = environment.population.hosts.weights[1].clone()
-    poison(environment, 1)
-    result = environment.step(Actions.wait(4))
-    assert torch.equal(environment.population.hosts.weights[1], good)
-    assert torch.equal(result.observation.val_loss[1], before.observation.val_loss[1])
-    assert environment.step(Actions.wait(4)).observation.val_loss.isfinite().all()
 
 
 # ---- the reward ------------------------------------------------------------------------------------------

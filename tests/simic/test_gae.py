@@ -130,12 +130,6 @@ def test_a_constant_value_function_makes_the_advantage_a_formula(kernel: Kernel)
 
 
 @every_kernel
-def test_with_lambda_1_the_return_is_the_discounted_sum_of_rewards(kernel: Kernel) -> None:
-    _, returns = kernel(plain_rows([1.0, 2.0, 4.0], value=7.0, terminated=2), 0.5, 1.0)
-    torch.testing.assert_close(returns[0], torch.tensor([1 + 0.5 * 2 + 0.25 * 4, 2 + 0.5 * 4, 4.0]))
-
-
-@every_kernel
 def test_a_truncation_in_the_middle_uses_its_own_bootstrap_and_leaks_nothing(kernel: Kernel) -> None:
     rows = plain_rows([1.0, 1.0, 1.0, 1.0], value=0.0, truncated=1, terminated=3)
     rows.next_values[0, 1] = 10.0  # V of the state that was cut off

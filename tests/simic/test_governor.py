@@ -6,7 +6,6 @@ import math
 import statistics
 from dataclasses import replace
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,41 +72,6 @@ def test_judge_equals_the_slow_governor(course: list[list[float]]) -> None:
         expected = [member.look(value, value) for member, value in zip(slow, epoch, strict=True)]
         assert verdict.panicked.tolist() == [panicked for panicked, _ in expected]
         assert verdict.good.tolist() == [good for _, good in expected]
-
-
-def look_at(course: list[float], config: GovernorConfig = CONFIG) -> list[bool]:
-    watch = LossHistory.empty(1, config, torch.device("cpu"))
-    panics = []
-    for value in course:
-        verdict = judge(watch, torch.tensor([1.0]), torch.tensor([value]), CHANCE, config)
-        watch = verdict.history
-        panics.append(bool(verdict.panicked))
-    return panics
-
-
-def test_a_spike_has_to_last_three_epochs() -> None:
-    assert look_at([3.0] * 5 + [50.0, 50.0]) == [False] * 7
-    assert look_at([3.0] * 5 + [50.0, 50.0, 50.0]) == [False] * 7 + [True]
-    assert look_at([3.0] * 5 + [50.0, 50.0, 3.0, 50.0]) == [False] * 9
-    assert look_at([3.0] * 2 + [50.0] * 4) == [False] * 6  # too little is known
-
-
-def test_a_loss_that_is_not_finite_needs_no_window() -> None:
-    assert look_at([math.nan]) == [True]
-    assert look_at([3.0, math.inf]) == [False, True]
-
-
-def test_chance_is_a_collapse_only_after_something_was_learned() -> None:
-    assert look_at([CHANCE, CHANCE * 1.02]) == [False, False]
-    assert look_at([CHANCE, 1.0, CHANCE * 1.02]) == [False, False, True]
-    assert look_at([CHANCE, 1.5, CHANCE * 1.02]) == [False, False, False]  # 1.5 is not well under chance
-    assert look_at([CHANCE, 1.0, CHANCE * 1.2]) == [False, False, False]
-
-
-def test_a_training_loss_that_is_not_finite_is_a_panic_too() -> None:
-    watch = LossHistory.empty(2, CONFIG, torch.device("cpu"))
-    verdict = judge(watch, torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]), CHANCE, CONFIG)
-    assert verdict.panicked.tolist() == [True, False]
 
 
 def test_grown_since_finds_what_is_new_louder_or_further_on() -> None:
@@ -229,17 +193,6 @@ def test_without_a_governor_nothing_is_undone() -> None:
     result = act(environment, {}, poisoned=True)
     assert not result.panicked.any()
     assert result.observation.val_loss.isfinite().tolist() == [False, True]
-
-
-@pytest.mark.parametrize("when", [1, 3])
-def test_a_member_that_broke_goes_on_learning(when: int) -> None:
-    environment = make_environment(members=(0, 1), steps=6)
-    environment.reset(0)
-    for t in range(6):
-        result = act(environment, {}, poisoned=t == when)
-        assert result.panicked.tolist() == [t == when, False]
-    assert environment.population.hosts.weights.isfinite().all()
-    assert environment.population.hosts.steps.tolist() == [10.0, 12.0]  # 2 minibatches were undone
 
 
 def test_the_seed_after_a_rollback_is_another_draw() -> None:

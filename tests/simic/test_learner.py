@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import Head, Op, relevance
+from esper.lifecycle.actions import Head, Op
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Transition
 from esper.simic.bodies import TaskPopulation
@@ -88,10 +88,6 @@ def test_learners_do_not_share_their_dice(trainer: Trainer) -> None:
     assert not torch.equal(one.actions, other.actions)
 
 
-def test_the_first_step_of_an_episode_is_its_only_reset(trainer: Trainer) -> None:
-    assert steps_of(trainer, "plain").reset.sum(1).tolist() == [1, 1, 1]
-
-
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
     spec, ppo = replace(SPEC, gamma=gamma), PPO.model_copy(update={"gamma": gamma})
@@ -109,11 +105,6 @@ def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
     assert (paid["sparse"][:-1] == 0).all()
     first = [returns_to_go(rewards, gamma)[0] for rewards in paid.values()]
     np.testing.assert_allclose(*first, rtol=1e-4, atol=1e-6)
-
-
-def test_only_the_heads_that_the_op_reads_are_credited(trainer: Trainer) -> None:
-    plain = steps_of(trainer, "plain")
-    assert (plain.log_prob[~relevance(plain.actions[..., Head.OP])] == 0).all()
 
 
 def test_a_patient_policy_differs_by_the_bias_of_its_ops_alone() -> None:

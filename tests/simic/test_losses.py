@@ -12,7 +12,6 @@ from esper.simic.agent.losses import (
     LossWeights,
     approximate_kl,
     explained_variance,
-    masked_mean,
     ppo_loss,
     standardise,
 )
@@ -191,16 +190,6 @@ def test_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> 
     terms.loss.backward()
     assert terms.clip_fraction == 1.0
     assert not agent.policy.heads.weight.grad.any()
-
-
-def test_masked_mean_lets_nothing_through_from_elsewhere() -> None:
-    values = torch.tensor([[1.0, float("nan")], [3.0, float("inf")]], requires_grad=True)
-    weight = torch.tensor([[True, False], [True, False]])
-    mean = masked_mean(values, weight)
-    mean.backward()
-    assert mean.item() == 2.0
-    assert values.grad is not None
-    assert values.grad.tolist() == [[0.5, 0.0], [0.5, 0.0]]
 
 
 def test_standardised_advantages_and_explained_variance() -> None:

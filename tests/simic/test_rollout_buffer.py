@@ -183,8 +183,3 @@ def test_a_step_that_does_not_fit_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"observation.features is torch.float32 of shape \(1, 5\)"):
         buffer.add(transition(1))
     assert not buffer.step_counts.any()
-
-
-def test_impossible_sizes_are_refused() -> None:
-    with pytest.raises(ValueError, match="0 members with 4 steps"):
-        make_buffer(0, 4)

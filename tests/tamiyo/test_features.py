@@ -238,50 +238,6 @@ def test_permuting_slots_permutes_blocks_and_nothing_else(seed: int, members: in
     assert torch.equal(block[:, order], other_block)
 
 
-def test_shares_count_enabled_slots_only() -> None:
-    records = [
-        SlotRecord(Stage.TRAINING, 1),
-        SlotRecord(Stage.FOSSILIZED, 1),
-        None,
-        SlotRecord(Stage.BLENDING, 1, enabled=False),
-    ]
-    shares = column(observe(SlotStates.from_records([records])), "stage_shares")
-    torch.testing.assert_close(shares, torch.tensor([[1 / 3, 0.0, 0.0, 1 / 3]]))
-
-
-def test_values_by_hand() -> None:
-    record = SlotRecord(
-        Stage.BLENDING, 5, style=3, tempo=0, alpha=0.25, alpha_target=1.0, alpha_mode=1, alpha_steps_total=4,
-        alpha_steps_done=1, age=12, epochs_in_stage=1,
-    )  # fmt: skip
-    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[100.0]]))
-    observation = observe(
-        SlotStates.from_records([[record]]),
-        evidence,
-        val_loss=torch.tensor([np.expm1(3.5)], dtype=torch.float32),
-        last_op=torch.tensor([4]),
-    )
-    expected = {
-        "val_loss": [0.5],
-        "parameter_ratio": [0.0],
-        "last_op": [0, 0, 0, 0, 1, 0],
-        "loss_history": [-2.0] * 5,
-        "stage": [0, 0, 0, 0, 1, 0, 0, 0, 0, 0],
-        "algorithm": [0, 0, 0, 1],
-        "tempo": [3 / 8],
-        "alpha_mode": [1.0],
-        "time_to_target": [3 / 8],
-        "alpha_velocity": [0.25],
-        "contribution": [1.0],
-        "age": [np.log(13) / np.log(151)],
-    }
-    for name, values in expected.items():
-        got = column(observation, name).flatten()
-        torch.testing.assert_close(
-            got, torch.tensor(values, dtype=torch.float32), msg=lambda m, n=name: f"{n}: {m}"
-        )
-
-
 def test_the_schema_is_the_layout() -> None:
     for block, size in ((BASE_COLUMNS, BASE_FEATURE_SIZE), (SLOT_COLUMNS, SLOT_FEATURE_SIZE)):
         covered = [i for c in block for i in range(*column_slice(c.name).indices(size))]

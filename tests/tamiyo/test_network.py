@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Categorical
 
-from esper.lifecycle.actions import HEADS_READ, Head, Op, head_sizes, relevance
+from esper.lifecycle.actions import HEADS_READ, Head, Op, head_sizes
 from esper.lifecycle.slot_states import SlotStates
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.distribution import Fault
@@ -221,16 +221,6 @@ def test_every_parameter_learns() -> None:
     assert silent == []
 
 
-def test_an_empty_slot_has_an_embedding_of_its_own() -> None:
-    net = make_net()
-    inputs, masks = scene(1, members=1, steps=1)
-    values = []
-    for blueprint in (-1, 0, 1):
-        changed = replace(inputs, blueprints=torch.full_like(inputs.blueprints, blueprint))
-        values.append(draw(net, changed, masks).value.item())
-    assert len(set(values)) == 3
-
-
 def test_forced_steps_are_those_with_a_single_legal_op() -> None:
     net = make_net()
     inputs, masks = scene(2)
@@ -260,13 +250,6 @@ def test_an_empty_row_is_a_fault_of_its_member_and_head() -> None:
     fault = draw(net, inputs, spoiled).fault
     assert fault.nonzero().tolist() == [[7, t, Head.SLOT] for t in range(STEPS)]
     assert (fault[7, :, Head.SLOT] == Fault.NOTHING_LEGAL).all()
-
-
-def test_relevance_is_the_table_of_the_rules() -> None:
-    table = relevance(torch.arange(len(Op)))
-    for op in Op:
-        read = {head for head in Head if table[op, head]}
-        assert read == HEADS_READ[op] | {Head.OP}
 
 
 def test_no_uniforms_means_the_likeliest_choice() -> None:

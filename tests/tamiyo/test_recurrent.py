@@ -96,16 +96,6 @@ def test_bf16_products_keep_fp32_memory_and_gradients() -> None:
         )
 
 
-def test_steps_one_by_one_are_the_sequence() -> None:
-    core, inputs, state, resets = scene(1)
-    with torch.no_grad():
-        outputs, last = core(inputs, state, resets)
-        for t in range(STEPS):
-            step, state = core(inputs[:, t : t + 1], state, resets[:, t : t + 1])
-            torch.testing.assert_close(step[:, 0], outputs[:, t], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(state, last, atol=1e-6, rtol=1e-5)
-
-
 def test_nothing_crosses_a_reset_forwards_or_backwards() -> None:
     core, inputs, state, resets = scene(2)
     resets = torch.zeros_like(resets)

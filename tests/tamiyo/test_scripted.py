@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,11 +24,11 @@ from esper.lifecycle.actions import (
 )
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, apply, tick
-from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
+from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation
+from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
 from tests.lifecycle.strategies import random_evidence
@@ -143,10 +142,6 @@ def test_a_member_decides_alike_beside_any_others(name: str) -> None:
     assert torch.equal(decide([4])[:, 0], decide([0, 9, 4, 2])[:, 2])
 
 
-def test_static_only_waits() -> None:
-    assert all((turn.actions.choices == 0).all() for turn in turns(Static(), 4, 2, 10))
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_random_germinates_at_its_rate(rate: float) -> None:
     chances = hits = 0
@@ -156,19 +151,6 @@ def test_random_germinates_at_its_rate(rate: float) -> None:
         hits += int((could & (turn.actions[Head.OP] == Op.GERMINATE)).sum())
     assert chances > 200
     assert hits / chances == pytest.approx(rate, abs=0.06 if 0 < rate < 1 else 0)
-
-
-def test_random_draws_other_numbers_in_another_episode() -> None:
-    said = []
-    for episode in (0, 1, 0):
-        controller = RandomLegal(0.5)
-        controller.begin(EpisodeInfo(torch.arange(32), 3, 0, torch.device("cpu"), episode))
-        states = SlotStates.empty(32, 3)
-        said.append(
-            controller.decide(observe(states, SlotEvidence.unmeasured(32, 3)), compute_batch_masks(states), 0)
-        )
-    assert torch.equal(said[0].choices, said[2].choices)
-    assert not torch.equal(said[0].choices, said[1].choices)
 
 
 def test_a_rate_above_1_is_refused() -> None:
@@ -246,46 +228,6 @@ def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
         assert found == [list(e) for e in expected], turn.step
 
 
-def judged(stage: Stage, contribution: float, accuracy: list[float], step: int = 20) -> Op:
-    """What the heuristic does with a single slot, whose seed, if any, is 9 ticks old."""
-    grown = {"blueprint": 3, "age": 9, "epochs_in_stage": 9, "alpha": 1.0, "alpha_target": 1.0}
-    record = SlotRecord(stage=stage, **(grown if stage != Stage.DORMANT else {}))
-    states = SlotStates.from_records([[record]])
-    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[contribution]]))
-    controller = Heuristic(HeuristicConfig(plateau_epochs=3, first_epoch=5))
-    controller.begin(EpisodeInfo(torch.zeros(1, dtype=torch.long), 1, 0, torch.device("cpu")))
-    observation = observe(states, evidence, torch.tensor([accuracy]))
-    return Op(
-        int(controller.decide(observation, compute_batch_masks(states, evidence=evidence), step)[Head.OP])
-    )
-
-
-FLAT = [0.5] * 5
-RISING = [0.1, 0.2, 0.3, 0.4, 0.5]
-
-
-@pytest.mark.parametrize(
-    ("stage", "contribution", "accuracy", "step", "op"),
-    [
-        (Stage.HOLDING, 0.6, RISING, 20, Op.FOSSILIZE),
-        (Stage.HOLDING, 0.4, RISING, 20, Op.WAIT),
-        (Stage.HOLDING, -0.1, RISING, 20, Op.PRUNE),
-        (Stage.HOLDING, math.nan, RISING, 20, Op.WAIT),
-        (Stage.BLENDING, -1.9, RISING, 20, Op.ADVANCE),
-        (Stage.BLENDING, -2.0, RISING, 20, Op.PRUNE),
-        (Stage.DORMANT, math.nan, FLAT, 20, Op.GERMINATE),
-        (Stage.DORMANT, math.nan, FLAT, 4, Op.WAIT),
-        (Stage.DORMANT, math.nan, RISING, 20, Op.WAIT),
-        (Stage.DORMANT, math.nan, [math.nan, math.nan, 0.5, 0.5, 0.5], 20, Op.WAIT),
-        (Stage.DORMANT, math.nan, [0.1, 0.5, 0.5, 0.5, 0.5], 20, Op.GERMINATE),
-    ],
-)
-def test_the_rules_of_the_heuristic(
-    stage: Stage, contribution: float, accuracy: list[float], step: int, op: Op
-) -> None:
-    assert judged(stage, contribution, accuracy, step) is op
-
-
 @settings(deadline=None, max_examples=50)
 @given(
     st.lists(st.booleans(), min_size=1, max_size=12), st.integers(0, 40), st.floats(0, 1, exclude_max=True)
@@ -299,12 +241,6 @@ def test_choosing_among_legal_ones(mask: list[bool], k: int, u: float) -> None:
     u32 = torch.tensor([u], dtype=torch.float32).clamp(max=1 - 2**-24)
     expected = legal[min(int(u32 * len(legal)), len(legal) - 1)]
     assert int(any_legal(row, u32)) == expected
-
-
-def test_a_plateau_fits_into_the_history_that_is_seen() -> None:
-    assert HeuristicConfig(plateau_epochs=HISTORY_LENGTH - 1).plateau_epochs == HISTORY_LENGTH - 1
-    with pytest.raises(ValueError, match="plateau_epochs"):
-        HeuristicConfig(plateau_epochs=HISTORY_LENGTH)
 
 
 @pytest.mark.parametrize(

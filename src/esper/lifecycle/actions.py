@@ -135,46 +135,20 @@ HEADS_READ: dict[Op, frozenset[Head]] = {
     Op.ADVANCE: frozenset({Head.SLOT}),
 }
 
-TEMPO_TICKS: dict[Tempo, int] = {Tempo.FAST: 3, Tempo.STANDARD: 5, Tempo.SLOW: 8}
-TARGET_ALPHA: dict[AlphaTarget, float] = {
-    AlphaTarget.HALF: 0.5,
-    AlphaTarget.SEVENTY: 0.7,
-    AlphaTarget.FULL: 1.0,
-}
-SPEED_TICKS: dict[AlphaSpeed, int] = {
-    AlphaSpeed.INSTANT: 0,
-    AlphaSpeed.FAST: 3,
-    AlphaSpeed.MEDIUM: 5,
-    AlphaSpeed.SLOW: 8,
-}
-STYLE_BLEND: dict[Style, Blend] = {
-    Style.LINEAR_ADD: Blend.ADD,
-    Style.LINEAR_MULTIPLY: Blend.MULTIPLY,
-    Style.SIGMOID_ADD: Blend.ADD,
-    Style.GATED_GATE: Blend.GATE,
-}
-STYLE_CURVE: dict[Style, AlphaCurve] = {
-    Style.LINEAR_ADD: AlphaCurve.LINEAR,
-    Style.LINEAR_MULTIPLY: AlphaCurve.LINEAR,
-    Style.SIGMOID_ADD: AlphaCurve.SIGMOID,
-    Style.GATED_GATE: AlphaCurve.SIGMOID,
-}
+# What each choice stands for, in the order of the choices.
+TEMPO_TICKS = dict(zip(Tempo, (3, 5, 8), strict=True))
+TARGET_ALPHA = dict(zip(AlphaTarget, (0.5, 0.7, 1.0), strict=True))
+SPEED_TICKS = dict(zip(AlphaSpeed, (0, 3, 5, 8), strict=True))
+STYLE_BLEND = dict(zip(Style, (Blend.ADD, Blend.MULTIPLY, Blend.ADD, Blend.GATE), strict=True))
+_CURVES = (AlphaCurve.LINEAR, AlphaCurve.LINEAR, AlphaCurve.SIGMOID, AlphaCurve.SIGMOID)
+STYLE_CURVE = dict(zip(Style, _CURVES, strict=True))
 
 # Blueprints that fit each kind of host. An mlp host is a stack of width-D vectors with no order among
 # its features, so it takes the feature-wise blueprints and none that convolve or attend along an axis.
 TOPOLOGY_BLUEPRINTS: dict[str, frozenset[Blueprint]] = {
     "cnn": frozenset(Blueprint(i) for i in range(8)),
     "transformer": frozenset(Blueprint(i) for i in (0, 2, 3, 8, 9, 10, 11, 12)),
-    "mlp": frozenset(
-        {
-            Blueprint.NOOP,
-            Blueprint.NORM,
-            Blueprint.LORA,
-            Blueprint.LORA_LARGE,
-            Blueprint.MLP_SMALL,
-            Blueprint.MLP,
-        }
-    ),
+    "mlp": frozenset(Blueprint(i) for i in (0, 3, 8, 9, 10, 11)),
 }
 
 

@@ -25,7 +25,7 @@ from esper.tamiyo.config import Conditions
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Candidate, build_actions, first_legal
+from esper.tamiyo.scripted import build_actions, first_legal
 from esper.utils.errors import UserError
 from esper.utils.settings import parse_yaml
 
@@ -201,8 +201,8 @@ class PacedSchedule(Schedule):
         legal = lines.any(dim=0) & masks.blueprint.gather(1, wanted)  # [N, S]
         slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
         everywhere = torch.ones_like(legal)
-        wishes = [Candidate(Op.GERMINATE, legal), Candidate(Op.FOSSILIZE, everywhere)]
-        actions = first_legal(wishes, masks, _details(wanted.gather(1, slot).squeeze(1)))
+        candidates = {Op.GERMINATE: legal, Op.FOSSILIZE: everywhere}
+        actions = first_legal(candidates, masks, _details(wanted.gather(1, slot).squeeze(1)))
         planted = torch.zeros_like(legal).scatter(
             1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
         )

@@ -5,8 +5,7 @@ Each keeps its memory as rows, so that no decision loops over members or waits f
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import torch
 from pydantic import Field
@@ -24,27 +23,17 @@ from esper.utils.streams import Stream
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
 
 
-# ---- choosing ------------------------------------------------------------------------------------------
+def first_legal(candidates: Mapping[Op, Tensor], masks: ActionMasks, details: Tensor) -> Actions:
+    """Return the first op that is legal on a slot where it is a candidate, there; WAIT if none is.
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """An op, and the slots for which a member would like it."""
-
-    op: Op
-    where: Tensor  # [N, S] bool
-
-
-def first_legal(wishes: Sequence[Candidate], masks: ActionMasks, details: Tensor) -> Actions:
-    """The first wish that is legal on a slot, there; WAIT if none is.
-
-    wishes in order of importance; details [N, heads]: the other heads' choices, used where the op reads them.
+    candidates: in order of importance, the slots [N, S] bool for each op; details [N, heads]: the choices of
+    the other heads, used where the op reads them.
     """
-    legal = torch.stack([w.where & masks.slot_by_op[:, w.op] for w in wishes], dim=1)  # [N, W, S]
-    possible = legal.any(dim=2)
+    legal = torch.stack([where & masks.slot_by_op[:, op] for op, where in candidates.items()], dim=1)
+    possible = legal.any(dim=2)  # [N, candidates]
     which = possible.int().argmax(dim=1)  # the first one that is possible
     slot = legal.gather(1, which.view(-1, 1, 1).expand(-1, 1, legal.shape[2])).squeeze(1).int().argmax(dim=1)
-    op = _wished_ops(masks.op.device, tuple(w.op for w in wishes))[which]
+    op = _op_codes(masks.op.device, tuple(candidates))[which]
     return build_actions(op * possible.any(dim=1), slot, details)
 
 
@@ -69,7 +58,7 @@ def any_legal(mask: Tensor, uniform: Tensor) -> Tensor:
 
 
 @device_table
-def _wished_ops(ops: tuple[Op, ...]) -> Tensor:
+def _op_codes(ops: tuple[Op, ...]) -> Tensor:
     return torch.tensor([int(op) for op in ops])
 
 
@@ -106,7 +95,7 @@ class RandomLegal(Controller):
         self.germination_rate = germination_rate
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Every draw of the episode derives from the scene."""
+        """Every draw of the episode derives from its members, seed and number."""
         self._info = info
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
@@ -149,11 +138,11 @@ class ScriptedController(Controller):
         """What is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
-    def act(self, wishes: Sequence[Candidate], masks: ActionMasks) -> Actions:
-        """The first legal wish; a seed is planted with the next blueprint and this controller's tempo."""
+    def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
+        """Return the first legal candidate; a seed gets the next blueprint and this controller's tempo."""
         details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
         details[:, Head.BLUEPRINT] = self.next_blueprint(masks)
-        actions = first_legal(wishes, masks, details)
+        actions = first_legal(candidates, masks, details)
         self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
         return actions
 
@@ -183,7 +172,7 @@ class Habit(ScriptedController):
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Plant, else advance, else fossilise, else wait."""
         anywhere = torch.ones_like(masks.slot)
-        return self.act([Candidate(op, anywhere) for op in (Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE)], masks)
+        return self.act(dict.fromkeys((Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE), anywhere), masks)
 
 
 @device_table
@@ -241,13 +230,13 @@ class Heuristic(ScriptedController):
             (observation.slots.stage == Stage.HOLDING) & (contribution < 0)
         )
         ready = self.on_plateau(observation) & (self._rested <= step) & (step >= config.first_epoch)
-        wishes = [
-            Candidate(Op.PRUNE, hurts),
-            Candidate(Op.FOSSILIZE, contribution > config.fossilise_points),
-            Candidate(Op.ADVANCE, torch.ones_like(hurts)),
-            Candidate(Op.GERMINATE, ready.unsqueeze(1).expand_as(hurts)),
-        ]
-        actions = self.act(wishes, masks)
+        candidates = {
+            Op.PRUNE: hurts,
+            Op.FOSSILIZE: contribution > config.fossilise_points,
+            Op.ADVANCE: torch.ones_like(hurts),
+            Op.GERMINATE: ready.unsqueeze(1).expand_as(hurts),
+        }
+        actions = self.act(candidates, masks)
         self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + config.rest_epochs, self._rested)
         return actions
 
