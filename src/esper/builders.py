@@ -90,6 +90,7 @@ def check_host(task: Task, members: int, device: torch.device) -> None:
 
     On the meta device shapes are computed and nothing is allocated, however large the host is.
     """
+    # Counting parameters on the meta device takes no memory, so a host of any size can be refused.
     with torch.device("meta"):
         host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     needed, there = members * LEAST_BYTES * host.num_parameters, memory_of(device)
@@ -114,6 +115,7 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
         raise UserError(
             f"task is {name!r}; allowed are {', '.join(task_names())}, or MODULE:FUNCTION for one of your own"
         )
+    # The console script does not put the current folder on the path, as `python -m` does.
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))
     try:
@@ -132,6 +134,7 @@ def load_tasks(name: str, seed: int = 0) -> Sequence[Task]:
 
 def _with_host(task: Task, config: RunConfig) -> Task:
     """Return the task with the host that the configuration asks for."""
+    # Options of the task's own host mean nothing to a host of another kind.
     preset = config.host.preset or task.host.preset
     inherited = dict(task.host.options) if preset == task.host.preset else {}
     return replace(task, host=HostSpec(preset, inherited | config.host.options()))
@@ -162,6 +165,7 @@ def make_environment(
 def check_budgets(environment: GrowthEnvironment) -> GrowthEnvironment:
     """Raise UserError where a member's budget does not pay for one decision step of its host."""
     smallest, step = float(environment.budget.min()), environment.bare_cost
+    # A budget of exactly one step must pass: FLOPs are sums of floats.
     if smallest < (1 - 1e-9) * step:
         raise UserError(
             f"the smallest budget of a member is {smallest:.3g} FLOPs, and one step of its host costs "
@@ -172,6 +176,7 @@ def check_budgets(environment: GrowthEnvironment) -> GrowthEnvironment:
 
 def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgent:
     """Build an untrained agent; its first weights follow from the seed alone."""
+    # The caller's random state stays as it is; the first weights follow from the seed of the run alone.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         policy = make_policy(config.policy, config.learner)
@@ -180,6 +185,7 @@ def make_agent(config: RunConfig, device: torch.device | None = None) -> PPOAgen
 
 def make_learner(config: RunConfig, device: torch.device | None = None, name: str = LEARNER) -> Learner:
     """Build an untrained learner."""
+    # The rollout buffer is as long as the member with the largest budget can live.
     steps = math.ceil(config.episode.steps * max(config.budgets))
     return Learner(name, make_agent(config, device), steps, config.learner, config.reward)
 

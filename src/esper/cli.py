@@ -106,6 +106,7 @@ def _sentence(error: Exception, arguments: Sequence[str]) -> str | None:
         return " ".join(str(error).split()) if isinstance(error, UserError) else with_place(error)
     if type(error).__name__ in _NO_MEMORY or "can't allocate memory" in str(error):
         return "there is not enough memory: lower members, host.width, or population.rows_per_chunk"
+    # By attribute and not by class: typer brings its own copy of click, under a name that differs by version.
     usage = getattr(error, "format_message", None)  # an option or argument that typer refused
     if usage is None:
         return None
@@ -141,6 +142,7 @@ def _report(launch: Launch, error: Exception, sentence: str | None) -> int:
     if sentence is not None and not places:
         if launch.reports and not isinstance(error, ReportedElsewhereError):
             return _print_error(sentence)
+        # torchrun ends all processes with the first: this one waits until the other has printed.
         time.sleep(REPORT_SECONDS)
         return 2
     ours = isinstance(error, LostProcessError)

@@ -158,11 +158,13 @@ def run_controller(
             record = play(each, controller, episode, slots, on_step)
         played.append((record, evaluate_test(each)))
     record, test = shards.gather_results(played)
+    # Φ = accuracy − rent of the parameters, with the test accuracy in place of the validation accuracy
     worth = potential(
         torch.from_numpy(test.accuracy),
         torch.from_numpy(record.parameter_ratio[-1]).float(),
         shards.first.spec.reward,
     )
+    # Shapes are read from the population itself, which holds all members only where nothing is sharded.
     whole = shards.first.num_members == shards.members
     shapes = shapes_of(shards.first.population, shards.first.slots) if whole else None
     return ControllerRun(name, record, test, worth.numpy(), record.num_steps, shapes)
@@ -177,6 +179,7 @@ def fit_schedule(minibatches: float, steps: int, batches: int, validation: float
     steps, batches: those of an episode. The result has between `steps` and twice as many, or one for each
     minibatch if these are few. validation: what the validation of a step costs, in minibatches.
     """
+    # Many candidates, because steps × minibatches must come close to a number that may be prime.
     wanted = max(1, round(minibatches))
     first = min(steps, wanted)
     found = [(n, max(1, round(wanted / n - validation))) for n in range(first, 2 * first + 1)]
@@ -202,15 +205,18 @@ def run_fixed(
     shards = Shards.of(environment)
     spec, prices = shards.first.spec, prices_of(shards, slots)
     batches = spec.population.batches_per_epoch
+    # price of a step = minibatches × price of one, and of a validation where it chooses the weights
     step = batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
     once = (not spec.best_epoch) * prices.validation  # [N] what it costs to choose among restarts
     if not restarts:
         restarts = max(1, round(budget / float((spec.episode.steps * step + once).mean())))
     choosing = once if restarts > 1 else 0.0 * once
+    # minibatches of a restart = (its share of the budget − the choice among restarts) / price of one
     batch = float(prices.batch.mean())
     minibatches = (budget / restarts - float(choosing.mean())) / batch
     validation = spec.best_epoch * float(prices.validation.mean()) / batch
     steps, batches = fit_schedule(minibatches, spec.episode.steps, batches, validation)
+    # The budget is converted to steps already, so the clock counts those.
     episode = {"steps": steps, "measure_every": steps, "clock": "steps", "flops": None}
     recipe = {"batches_per_epoch": batches}
     if slots is None:
@@ -222,6 +228,7 @@ def run_fixed(
     runs = [
         run_controller(fresh, name, Static(), slots, on_step, EVALUATION_EPISODE + k) for k in range(restarts)
     ]
+    # The record holds the prices of one restart; the arm paid for all of them, and once for the choice.
     best = best_of(runs)
     step = batches * prices.batch + spec.best_epoch * prices.validation
     share = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
@@ -250,6 +257,7 @@ def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnSte
 
 def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
     """Take every member from the run that ended with its highest validation accuracy, the first of equals."""
+    # A diverged run has NaN, which argmax would prefer to any number.
     final = np.stack([run.record.accuracy[-1] for run in runs])  # [K, N]
     which = np.nan_to_num(final, nan=-1.0).argmax(axis=0)  # [N]
     rows = np.arange(len(which))
@@ -298,6 +306,7 @@ def compare(
         if on_progress is not None:
             on_progress(len(runs))
 
+    # Controllers first: their FLOPs are the budget of the arms that never change.
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
             on_step = _count_steps(on_progress, len(runs), one.steps * len(shards.held))
@@ -330,6 +339,7 @@ def _initial(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Shar
         return shards.rebuild(task=_with_options(task, arm)), None
     if of is None:
         return shards, None
+    # Folded blocks are part of the weights and of no slot state, so a fresh host has to be built that large.
     if of.shapes is not None:
         ((shape, _),) = Counter(of.shapes).most_common(1)
         return shards.rebuild(make_host=partial(shaped_host, task, shape)), None
@@ -390,6 +400,7 @@ class Experiment:
         for arm in arms.values():
             if isinstance(arm, Fixed) and arm.host:
                 check_host(_with_options(spec.task, arm), len(spec.members), self._first.first.device)
+        # Checked once, before anything runs: a comparison of hours must not end with a sentence.
         self.arms, self.remarks = (dict(arms), []) if force else arms_that_may_grow(arms, spec)
         self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
 
@@ -415,6 +426,7 @@ class Experiment:
                     build_lanes(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)
                 ]
             for run in runs:
+                # Members of different seeds are different networks, so each gets an id of its own.
                 members = [k * self.config.members + int(member) for member in run.record.members]
                 results.setdefault(run.name, []).append(replace(run.result(), members=members))
         joined = [_join_seeds(each) for each in results.values()]

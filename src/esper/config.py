@@ -195,6 +195,7 @@ def load_config(
     base: RunConfig | None = None,
 ) -> RunConfig:
     """Defaults (or `base`), then the preset, then the file, then each `a.b=c`: the later wins."""
+    # Sources are merged as plain values and checked once at the end, so that each may be incomplete.
     data: dict[str, Any] = (base or RunConfig()).model_dump(mode="json")
     if preset is not None:
         data = merged(data, read_preset(preset))

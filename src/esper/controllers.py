@@ -224,6 +224,7 @@ def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
     host = spec.task.host
     if spec.make_host is not None or host.preset not in HOST_PRESETS:
         return "a model of your own", {}
+    # Options that a task leaves out have the default of the function that builds the host.
     taken = inspect.signature(HOST_PRESETS[host.preset]).parameters
     options = {name: taken[name].default for name in SIZE_OPTIONS if name in taken}
     options |= host.options
@@ -235,6 +236,7 @@ def _host_of(spec: EnvironmentSpec) -> tuple[str, dict[str, int]]:
 
 def _minibatch_flops(spec: EnvironmentSpec) -> float:
     """Count the training FLOPs of one minibatch of the bare host."""
+    # One member on the CPU: FLOPs depend on the host alone, and counting them needs no GPU.
     alone = replace(spec, members=torch.zeros(1, dtype=torch.long), device="cpu", rate_scale=())
     return GrowthEnvironment(alone).bare_cost / spec.population.batches_per_epoch
 
@@ -327,8 +329,10 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
                 f"--controllers names {part!r}, and that is no network of a controller that grows; after "
                 f"{FINAL} give a controller, as in {FINAL}heuristic"
             )
+    # final:NAME needs NAME itself, which runs right before it unless it is listed already.
     named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
     shown = {name: _shown(name) for name in named if not name.startswith((FINAL, BEST_OF, FIXED))}
+    # Two runs of one name in different folders keep their whole paths.
     if len(set(shown.values())) < len(shown):
         shown = {name: name for name in shown}
     arms: dict[str, Arm] = {}
@@ -341,6 +345,7 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
         else:
             loaded = load_controller(name, own_device(config.device))
             check_schedule(loaded, config)
+            # Static is trained as a fixed arm, which gets the FLOPs that growth spent.
             arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
     return arms
 

@@ -45,6 +45,7 @@ class GrownMember:
         environment: GrowthEnvironment, run: ControllerRun, ungrown: ControllerRun | None = None
     ) -> GrownMember:
         """Take the member with the best validation accuracy; the environment must hold the episode's end."""
+        # NaN of a diverged member would win argmax.
         row = int(np.argmax(np.nan_to_num(run.record.accuracy[-1], nan=-1.0)))
         network = extract(environment.population, environment.slots, row)
         return GrownMember(row, network, environment, run, ungrown)
@@ -120,6 +121,7 @@ class GrownMember:
         raw = task.train.inputs[:2]
         whole = self.network
         if task.standardize is not None:
+            # The archive takes inputs as the data set has them, so the sample goes back to that scale.
             raw = raw * task.standardize.deviation + task.standardize.mean
             whole = nn.Sequential(task.standardize, self.network)
         with disk_errors("write", path / "network.pt2"):

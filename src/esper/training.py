@@ -134,7 +134,7 @@ class TrainingRun:
                 return run
 
             run = all_or_none(gather, prepare)
-            if gather.size > 1:
+            if gather.size > 1:  # only the first process has read the checkpoint
                 state = {name: value.cpu() for name, value in run.trainer.state_dict().items()}
                 run.trainer.load_state_dict(broadcast(gather, state))
             undo.pop_all()  # all is well: the folder stays open
@@ -150,6 +150,7 @@ class TrainingRun:
         done = self.trainer.rounds_done
         if self.config.rounds < done:
             raise UserError(f"rounds is {self.config.rounds}, and {done} are done; give at least that")
+        # Settings that may change (more rounds, say) hold for the rest of the run and for its next resume.
         self.folder.write_config(dump(self.config))
         self.folder.truncate_after(done)
 
@@ -177,6 +178,7 @@ class TrainingRun:
             settings = self.config.model_dump(mode="json")
             return open_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
 
+        # A sink that cannot be opened must stop every process, not the first one alone.
         self._sinks = all_or_none(gather, lambda: sinks() if self.writes else ())
         with ExitStack() as after, cpu_threads(self.config.threads):
             for sink in self._sinks:
@@ -194,6 +196,7 @@ class TrainingRun:
     def _keep(self, round: Round, view: QuietView) -> None:
         """Write a finished round and show it."""
         telemetry, number = self.config.telemetry, round.summary.round
+        # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
         if telemetry.events:
             self.folder.append_events(episode_events(round.record, number))
         self.folder.append_metrics(round.summary)

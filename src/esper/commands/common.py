@@ -145,6 +145,7 @@ def resolve_settings(
     from esper.config import load_config, preset_names, read_preset
     from esper.utils.settings import read_yaml
 
+    # A preset or file that says how many members there are is stronger than the default of a command.
     if members is None and usual_members is not None:
         written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
         members = None if "members" in written else usual_members
@@ -220,6 +221,7 @@ def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False
         print_line(f"note: {note}", for_machines=True)
     page = None
     view = open_view(console(), config.rounds, quiet=quiet, json_lines=json_lines)
+    # `notice` is called inside a signal handler, so it must not write through a buffered stream.
     with folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:
         if not (quiet or json_lines):
             device = trainer.environment.device

@@ -118,6 +118,7 @@ def generate(seed: int, samples: int) -> tuple[NDArray[np.float64], NDArray[np.i
     templates = data.get_templates()
     per_class = samples // len(templates["y"])
     targets = np.repeat(templates["y"], per_class)
+    # The same draws in the same order as the package, so that the data are the published ones.
     with _numpy_seed(seed):
         signals = np.stack(
             [data.transform(templates["x"][label], templates["t"], arguments)[0] for label in targets]

@@ -39,6 +39,7 @@ def spirals(seed: int) -> Splits:
     generator = np.random.default_rng(seed)
     samples = sum(SPIRALS.sizes)
     targets = np.arange(samples) % 2
+    # The root spreads points evenly over the disc; else most would lie in the middle.
     radius = np.sqrt(generator.uniform(0.01, 1.0, samples))
     angle = 2 * np.pi * TURNS * radius + np.pi * targets
     points = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], axis=1)

@@ -213,6 +213,7 @@ def load_task(name: str, seed: int = 0) -> Task:
 
 def build_task(entry: TaskEntry, splits: Splits) -> Task:
     """Standardize the splits by the training split alone and put the task together."""
+    # Statistics of the training split alone: validation and test data must not leak into them.
     standardize = _standardize(splits.train.inputs, entry.scaling)
 
     def scale(split: Split) -> Split:
@@ -242,6 +243,7 @@ def _standardize(inputs: Tensor, scaling: Scaling) -> Standardize | None:
     axes = (0,) if scaling == "feature" else (0, *range(2, inputs.ndim))
     mean = inputs.mean(axes, keepdim=True)
     deviation = inputs.std(axes, correction=0, keepdim=True)
+    # A constant feature has deviation 0 and would become NaN.
     return Standardize(mean, torch.where(deviation > 0, deviation, 1.0))
 
 

@@ -50,6 +50,7 @@ def text(seed: int) -> Splits:
     inputs, targets = (
         tokens[start : start + needed - 1].reshape(-1, WINDOWS_PER_BLOCK, CONTEXT) for start in (0, 1)
     )
+    # Blocks, not windows, are dealt to the splits: neighbouring windows share words.
     order = torch.from_numpy(np.random.default_rng(seed).permutation(sum(blocks)))
     parts = order.split(blocks)
     return Splits(*(Split(inputs[part].flatten(0, 1), targets[part].flatten(0, 1)) for part in parts))

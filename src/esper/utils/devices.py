@@ -25,6 +25,7 @@ def choose_device(name: str, local_rank: int = 0, kinds: tuple[str, ...] = ROWS)
     Of several processes on one machine each has a GPU of its own as long as there are enough: 'auto' and
     'cuda' are the GPU with the number of the process there, `local_rank`.
     """
+    # Process 0 keeps "cuda" without a number, as a single process has it.
     if name in ("auto", "cuda") and local_rank and torch.cuda.is_available():
         return torch.device("cuda", local_rank % torch.cuda.device_count())
     if name == "auto":
@@ -105,6 +106,7 @@ def device_table(build: Callable[P, Tensor]) -> Callable[Concatenate[torch.devic
     @lru_cache(maxsize=None, typed=True)  # typed: members of two IntEnums may be equal
     @wraps(build)
     def table(device: torch.device, *args: P.args, **kwargs: P.kwargs) -> Tensor:
+        # A tensor made in inference mode could not be saved for a later backward pass.
         with torch.inference_mode(False):
             return build(*args, **kwargs).to(device, non_blocking=True)
 

@@ -123,6 +123,7 @@ def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
     if gather.size == 1:
         return mine
     held = even_ranges(count, gather.size)
+    # all_gather needs equal shapes: ranges differ by at most one row, which is padded and cut off again.
     padded = mine.new_zeros(len(held[0]), *mine.shape[1:])
     padded[: len(mine)] = mine
     return torch.cat([rows[: len(h)] for rows, h in zip(gather.share(padded), held, strict=True)])
@@ -132,6 +133,7 @@ def all_gather_values(gather: Gather, value: Any) -> list[Any]:
     """Gather one value of every process: tensors, numbers, text, and lists or dictionaries of these."""
     if gather.size == 1:
         return [value]
+    # weights_only: a message can hold data and never code.
     packed = io.BytesIO()
     torch.save(value, packed)
     return [
@@ -243,6 +245,7 @@ def gpu_of(device: torch.device) -> str:
 
 def choose_backend(gpus: Sequence[str]) -> str:
     """Choose NCCL where every process has a GPU of its own, which NCCL needs, and gloo elsewhere."""
+    # NCCL refuses two processes on one GPU.
     apart = all(gpus) and len(set(gpus)) == len(gpus)
     return GPU_BACKEND if apart and dist.is_nccl_available() else CPU_BACKEND
 

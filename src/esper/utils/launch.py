@@ -59,6 +59,7 @@ def interruptible() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # `esper` starts with the default action of SIGINT, so that Ctrl-C during imports shows no traceback.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -93,6 +94,7 @@ class StopRequest:
         return 0 if self.signal is None else 128 + int(self.signal)
 
     def __enter__(self) -> Self:
+        # Python allows signal handlers in the main thread alone.
         if threading.current_thread() is threading.main_thread():
             for number in self._signals:
                 self._before[number] = signal.signal(number, self._note)

@@ -39,6 +39,7 @@ class RowRecord:
 
 def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
     """Shape a flag per member to select rows of `value`.  # where [N], value [N·k, ...] → [N·k, 1, ...]"""
+    # Some tensors have k consecutive rows for each member.
     each = value.shape[0] // where.shape[0]
     rows = where if each == 1 else where.repeat_interleave(each)
     return rows.view(-1, *[1] * (value.ndim - 1))
@@ -96,6 +97,7 @@ def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 def to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to the CPU, in one transfer for each dtype."""
     found: dict[str, Tensor] = {}
+    # A transfer waits for the device; one for each dtype instead of one for each tensor.
     for kind in {tensor.dtype for tensor in tensors.values()}:
         alike = {name: tensor for name, tensor in tensors.items() if tensor.dtype == kind}
         sent = torch.cat([tensor.flatten() for tensor in alike.values()]).cpu()

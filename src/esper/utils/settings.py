@@ -73,6 +73,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1 reads 3e-4, without a dot, as a text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
 )
@@ -157,10 +158,12 @@ def with_new_spellings(data: Mapping[str, Any]) -> dict[str, Any]:
 def build(kind: type[AnyConfig], data: Mapping[str, Any]) -> AnyConfig:
     """Check `data` against a config class, strictly: '5' is no number and true is no 1."""
     data = with_new_spellings(data)
+    # By way of JSON, because strict mode would else refuse a list for a tuple, which is all that YAML has.
     try:
         return kind.model_validate_json(json.dumps(data), strict=True)
     except ValidationError as error:
         problems = error.errors(include_url=False)
+        # One sentence: the first problem often causes the others.
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         raise UserError(describe_problem(kind, data, dict(problems[0])) + more) from None
     except (RecursionError, ValueError) as error:

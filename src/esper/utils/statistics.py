@@ -28,6 +28,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
         return NAN, NAN
     if finite.size == 1:
         return float(finite[0]), NAN
+    # t · s / √n
     half = t_quantile(finite.size - 1) * float(finite.std(ddof=1)) / math.sqrt(finite.size)
     return float(finite.mean()), half
 
@@ -51,6 +52,7 @@ def proportion_half(share: float, count: int) -> float:
     """
     if count < 1 or not 0 <= share <= 1:
         return NAN
+    # p̃ = (successes + 1) / (n + 2), half-width z · √(p̃ (1 − p̃) / (n + 2))
     shrunk = (share * count + 1) / (count + 2)
     return float(ndtri(0.975)) * math.sqrt(shrunk * (1 - shrunk) / (count + 2))
 
@@ -80,6 +82,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     y = np.asarray(values, dtype=np.float64)
     x = np.linspace(-0.5, 0.5, y.size)  # the slope is the change from end to end
     slope = float(x @ y / (x @ x))
+    # standard error of the slope = √(residual variance / Σx²), with n − 2 degrees of freedom
     rest = y - y.mean() - slope * x
     deviation = math.sqrt(float(rest @ rest) / max(y.size - 2, 1) / float(x @ x))
     return slope, t_quantile(y.size - 2) * deviation

@@ -30,6 +30,7 @@ def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
+# The constants of splitmix64 (Steele, Lea and Flood 2014): the golden ratio and two multipliers.
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
 _MIX_1 = _signed(0xBF58476D1CE4E5B9)
 _MIX_2 = _signed(0x94D049BB133111EB)
@@ -61,6 +62,8 @@ def _mix_number(value: int) -> int:
 
 def stream_keys(seed: int, members: Tensor, stream: Stream, counter: int | Tensor) -> Tensor:
     """Derive the key of each member's numbers.  # members [N] int64; counter a number, [] or [N] → [N]"""
+    # key = mix(mix(member · golden + hash(seed, stream)) + counter · m1): each level is mixed before the
+    # next is added, so that no two of seed, stream, member and counter can cancel.
     start = _signed(_mix_number(_mix_number(seed) + int(stream)))
     offset = counter * _MIX_1 if isinstance(counter, Tensor) else _signed(counter * _MIX_1)
     return _mix(_mix(members * _GOLDEN + start) + offset)
@@ -74,11 +77,13 @@ def _bits_of(keys: Tensor, count: int) -> Tensor:
 
 def uniform_of(keys: Tensor, count: int) -> Tensor:
     """Draw uniform numbers in [0, 1) from keys, 24 bits each.  # [...] → [..., count] float32"""
+    # A float32 holds 24 bits exactly: the upper ones, over 2^24.
     return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
 
 
 def normal_of(keys: Tensor, count: int) -> Tensor:
     """Draw standard normal numbers from keys, by the Box-Muller transform.  # [...] → [..., count] float32"""
+    # sqrt(−2 ln(1 − u)) · cos(2πv); 1 − u is never 0, so that the logarithm is finite
     length, angle = uniform_of(keys, 2 * count).split(count, dim=-1)
     return torch.sqrt(-2.0 * torch.log1p(-length)) * torch.cos(2.0 * math.pi * angle)
 
@@ -95,4 +100,5 @@ def random_uniform(seed: int, members: Tensor, stream: Stream, counter: int | Te
 
 def random_order(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:
     """Draw a permutation of range(count) for each member.  # [N, count] int64"""
+    # Sorting distinct 64-bit words gives every permutation alike; equal words are too rare to matter.
     return random_bits(seed, members, stream, counter, count).argsort(dim=-1)
