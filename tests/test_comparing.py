@@ -126,18 +126,18 @@ def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batche
     "controller", [Scheduled(range(0, 99, 3)), Schedule.parse("norm@0.2")], ids=["looks", "does not"]
 )
 def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(controller: Controller) -> None:
-    world = make_environment(steps=8, best_epoch=True)
-    grown, static = compare(world, {"grown": controller, "static": Fixed()})
-    price = prices_of(world)
+    environment = make_environment(steps=8, best_epoch=True)
+    grown, static = compare(environment, {"grown": controller, "static": Fixed()})
+    price = prices_of(environment)
     per_step = np.diff(static.record.spent, axis=0)  # [T, N]
     minibatches = (per_step - price.validation) / price.batch
     np.testing.assert_allclose(minibatches, np.round(minibatches), err_msg="minibatches and one validation")
     assert static.record.flops.mean() == pytest.approx(grown.record.flops.mean(), rel=0.06)
-    least = world.batches * price.batch + price.validation
+    least = environment.spec.population.batches_per_epoch * price.batch + price.validation
     assert (np.diff(grown.record.spent, axis=0)[:-1] >= least - 1).all(), "a grown arm pays for it too"
-    alone = run_controller(world, "static", Static())
+    alone = run_controller(environment, "static", Static())
     np.testing.assert_allclose(
-        alone.record.flops, world.steps * least, err_msg="nothing to decide, nothing paid"
+        alone.record.flops, environment.steps * least, err_msg="nothing to decide, nothing paid"
     )
     for run in (static, alone):
         np.testing.assert_array_equal(run.record.accuracy[-1], run.record.accuracy[1:].max(axis=0))
