@@ -198,8 +198,8 @@ class TrainingRun:
         telemetry, number = self.config.telemetry, round.summary.round
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
         if telemetry.events:
-            self.folder.append_events(episode_events(round.record, number))
-        self.folder.append_metrics(round.summary)
+            self.folder.events_file.append(*episode_events(round.record, number))
+        self.folder.metrics_file.append(round.summary)
         for sink in self._sinks:
             sink.write(round.summary)
         if telemetry.lanes:

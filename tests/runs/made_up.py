@@ -156,17 +156,17 @@ def trained(
     folder = RunFolder.create(path, config=config, seed=0, command=["esper", "train", "--preset", "demo"])
     for number in sorted(kept_rounds(rounds, 12)) if rounds else ():
         lanes = made_up_lanes(number, members)
-        folder.append_events(events_of(lanes))
+        folder.events_file.append(*events_of(lanes))
         folder.lanes.write(lanes, 12)
-    folder.metrics_file.append(summary(number, of, members, gain) for number in range(1, rounds + 1))
+    folder.metrics_file.append(*(summary(number, of, members, gain) for number in range(1, rounds + 1)))
     return folder
 
 
 def add_round(folder: RunFolder, number: int, of: int = 40, members: int = 64) -> None:
     """One more round, in the order in which a run writes."""
     lanes = made_up_lanes(number, members)
-    folder.append_events(events_of(lanes))
-    folder.append_metrics(summary(number, of, members))
+    folder.events_file.append(*events_of(lanes))
+    folder.metrics_file.append(summary(number, of, members))
     folder.lanes.write(lanes, 12)
 
 

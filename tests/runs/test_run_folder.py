@@ -38,8 +38,8 @@ def results() -> Comparison:
 
 def test_a_folder_holds_what_made_the_run_and_its_records(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
-        folder.append_metrics(summary(1))
-        folder.append_events([event(1), event(1)])
+        folder.metrics_file.append(summary(1))
+        folder.events_file.append(event(1), event(1))
         folder.write(results())
     again = RunFolder.read(tmp_path / "run")
     assert again.about["seed"] == 3
@@ -62,7 +62,7 @@ def test_any_cut_of_the_file_leaves_its_whole_lines(
 ) -> None:
     path = tmp_path_factory.mktemp("cut") / "lines.jsonl"
     lines = JsonLines(path)
-    lines.append([{"round": n, "text": "é" * n} for n in range(12)])
+    lines.append(*[{"round": n, "text": "é" * n} for n in range(12)])
     whole = path.read_bytes()
     path.write_bytes(whole[:cut])
     lines.mend()
@@ -73,8 +73,8 @@ def test_any_cut_of_the_file_leaves_its_whole_lines(
 def test_resuming_forgets_later_rounds(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         for number in (1, 2, 3):
-            folder.append_events([event(number)])
-            folder.append_metrics(summary(number))
+            folder.events_file.append(event(number))
+            folder.metrics_file.append(summary(number))
         folder.truncate_after(2)
         assert [m.round for m in folder.metrics()] == [1, 2]
         assert [e.round for e in folder.events()] == [1, 2]
@@ -169,9 +169,9 @@ def test_what_a_killed_writer_left_half_written_is_removed_once_the_run_goes_on(
 def test_a_run_is_resumed_with_the_same_settings_and_from_its_checkpoint(tmp_path: Path) -> None:
     with make(tmp_path / "run") as folder:
         last = folder.checkpoints_path / "last.safetensors"
-        folder.append_metrics(summary(1))
+        folder.metrics_file.append(summary(1))
         folder.check_checkpoint(last)  # a first round in flight may be lost
-        folder.append_metrics(summary(2))
+        folder.metrics_file.append(summary(2))
         with pytest.raises(UserError, match=r"last.safetensors is missing: to go on would erase them"):
             folder.check_checkpoint(last)
         last.write_bytes(b"")
@@ -197,12 +197,12 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
         make(tmp_path / "file" / "run")
     path, lines = tmp_path / "results.json", JsonLines(tmp_path / "lines.jsonl")
     files.write_atomically(path, b"old")
-    lines.append([{"round": 1}])
+    lines.append({"round": 1})
     fill_disk(monkeypatch)
     with pytest.raises(UserError, match=r"cannot write .*results\.json: the disk is full"):
         files.write_atomically(path, b"new")
     with pytest.raises(UserError, match="the disk is full"):
-        lines.append([{"round": 2}])
+        lines.append({"round": 2})
     assert path.read_bytes() == b"old"
     assert [line["round"] for line in lines] == [1], "no half line is left"
     assert not list(tmp_path.glob(".*"))
@@ -211,16 +211,16 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_old_file(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_a_full_disk_while_appending_is_one_sentence() -> None:
     with pytest.raises(UserError, match="cannot write /dev/full: the disk is full; free some space"):
-        JsonLines(Path("/dev/full")).append([{"round": 1}])
+        JsonLines(Path("/dev/full")).append({"round": 1})
 
 
 def test_damaged_folders_are_told_in_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every file of a run cut, flipped, or replaced by noise: records, or our one sentence."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)  # so many folders need not reach the disk
     with make(tmp_path / "run") as folder:
-        folder.append_metrics(summary(1))
-        folder.append_metrics(summary(2))
-        folder.append_events([event(1)])
+        folder.metrics_file.append(summary(1))
+        folder.metrics_file.append(summary(2))
+        folder.events_file.append(event(1))
         folder.write(results())
     names = ("metrics.jsonl", "events.jsonl", "results.json", "versions.json", "config.yaml")
     whole = {name: (tmp_path / "run" / name).read_bytes() for name in names}

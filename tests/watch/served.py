@@ -67,16 +67,16 @@ def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
 @contextmanager
 def serving(*folders: Path, port: int = 0) -> Iterator[Served]:
     """The application on a port of its own, until the block ends."""
-    door = open_socket(port)
+    listener = open_socket(port)
     server: uvicorn.Server
     app = make_app(Library(folders), lambda: server.should_exit)
     config = uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [door]}, daemon=True)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     try:
-        yield Served(door.getsockname()[1])
+        yield Served(listener.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(10)
-        door.close()
+        listener.close()

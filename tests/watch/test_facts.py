@@ -21,7 +21,7 @@ def run_of(path: Path, config: str = "seed: 1\ntask: digits\n", seed: int = 0, l
     accuracy = rows.columns["accuracy"][-1].astype(float)
     mean, ci = mean_interval(accuracy.tolist())
     with RunFolder.create(path, config=config, seed=1) as folder:
-        folder.append_metrics(RoundSummary(3, 3, 8, 1, 1.0, accuracy_mean=mean, accuracy_ci=ci))
+        folder.metrics_file.append(RoundSummary(3, 3, 8, 1, 1.0, accuracy_mean=mean, accuracy_ci=ci))
         if lanes:
             folder.lanes.write(rows)
     return path
@@ -59,7 +59,7 @@ def growth_of(path: Path, members: int, seed: int, score: str = "accuracy", samp
     config = "seed: 1\ntask: Net\ntrain: 900 samples\nval: 300 samples\n"
     with RunFolder.create(path, kind="grow", config=config, seed=1) as folder:
         folder.write(Growth("Net", "habit", score, 9, True, [curve], (), samples))
-        folder.append_metrics(RoundSummary(9, 9, members, 1, 1.0))
+        folder.metrics_file.append(RoundSummary(9, 9, members, 1, 1.0))
         folder.lanes.write(rows)
     return path
 

@@ -229,7 +229,7 @@ def test_the_page_comes_back_after_the_server_was_killed(tab: Any, live: RunFold
 def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(tab: Any, live: RunFolder) -> None:
     with open(live.metrics_file.path, "ab") as file:
         file.write(b"\x00\xff not a line\n")
-    live.append_metrics(summary(6))
+    live.metrics_file.append(summary(6))
     with open(live.metrics_file.path, "ab") as file:
         file.write(b'{"round":7,"rou')
     for lanes in live.lanes.path.iterdir():

@@ -144,7 +144,7 @@ def test_halving_finds_the_events_that_reading_all_of_it_finds(
     ]
     file = tmp_path / "events.jsonl"
     file.unlink(missing_ok=True)
-    JsonLines(file).append(events)
+    JsonLines(file).append(*events)
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     for place in damage:
         lines.insert(min(place, len(lines)), b"no line of ours\n")
@@ -157,7 +157,7 @@ def test_halving_finds_the_events_that_reading_all_of_it_finds(
 
 def test_more_events_than_may_be_told_are_counted(tmp_path: Path) -> None:
     file = JsonLines(tmp_path / "events.jsonl")
-    file.append(Event(round=1, step=0, member=i, kind="germinated") for i in range(MOST_TOLD + 5))
+    file.append(*(Event(round=1, step=0, member=i, kind="germinated") for i in range(MOST_TOLD + 5)))
     found = round_events(file.path, 1)
     assert len(found["events"]) == MOST_TOLD
     assert found["total"] == found["kinds"]["germinated"] == MOST_TOLD + 5

@@ -71,7 +71,7 @@ def test_the_page_stands_alone_whatever_the_run_says(tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script><!--<script>"
     path = tmp_path / "a <b> & </title><script>alert(2)<"
     with RunFolder.create(path, config=f"note: {json.dumps(hostile)}\n", seed=1, command=[hostile]) as folder:
-        folder.append_metrics(replace(_round(1), anomalies=[hostile]))
+        folder.metrics_file.append(replace(_round(1), anomalies=[hostile]))
         page = render_report(folder.path)
     elements = Elements(page)
     assert elements.open == []

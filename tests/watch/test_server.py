@@ -53,11 +53,11 @@ def test_a_run_is_running_while_somebody_writes_there(tmp_path: Path) -> None:
     with serving(tmp_path) as served:
         with RunFolder.create(tmp_path / "young", config="seed: 1\n", seed=1) as young:
             assert served.json("/api/runs") == [{"name": "young", "state": "running"}]
-            young.append_metrics(line(3))
+            young.metrics_file.append(line(3))
             assert served.json("/api/runs") == [{"name": "young", "state": "running"}]
         assert served.json("/api/runs") == [{"name": "young", "state": "stopped"}]
         with RunFolder.open(young.path):
-            young.append_metrics(line(9))
+            young.metrics_file.append(line(9))
         assert served.json("/api/runs") == [{"name": "young", "state": "finished"}]
 
 
@@ -161,7 +161,7 @@ def test_a_stream_tells_old_rounds_as_one_event_new_ones_within_a_second_and_res
         assert first["id"] == first["data"]["at"]
         assert int(first["id"].split("-")[0]) == folder.metrics_file.path.stat().st_size
         begun = time.monotonic()
-        folder.append_metrics(line(7))
+        folder.metrics_file.append(line(7))
         assert rounds_of(events, 1) == [7]
         assert time.monotonic() - begun < 1.0
     with served.stream("/api/stream?run=demo", last_id=first["id"]) as events:
@@ -178,7 +178,7 @@ def test_a_resumed_run_that_went_back_begins_anew(served: Served, folder: RunFol
     with served.stream("/api/stream?run=demo") as events:
         assert rounds_of(events, 6) == [1, 2, 3, 4, 5, 6]
         folder.truncate_after(3)
-        folder.append_metrics(line(4))
+        folder.metrics_file.append(line(4))
         told = next(event for event in events if event["event"] == "rounds")
         assert told["data"]["restarted"]
         missing = 4 - len(told["data"]["lines"])  # the cut and the new line may come apart
@@ -204,7 +204,7 @@ def test_damaged_files_are_told_and_stop_nothing(served: Served, folder: RunFold
     assert facts["results"] is None
     with open(folder.metrics_file.path, "ab") as file:
         file.write(b"no line\n")
-    folder.append_metrics(line(7))
+    folder.metrics_file.append(line(7))
     with served.stream("/api/stream?run=demo") as events:
         told = next(event for event in events if event["event"] == "rounds")
     assert told["data"]["damaged"] == 1

@@ -108,7 +108,7 @@ class GrowFolder:
             record = replace(run.record(), slot_ids=run.growth.slot_names)
             self._write_history(record, run)
             self.folder.write(self._growth_file(record, run))
-            self.folder.append_metrics(_epoch_summary(record, run.environment.steps, seconds))
+            self.folder.metrics_file.append(_epoch_summary(record, run.environment.steps, seconds))
         tensors = run.state_dict()
         # A tensor of a snapshot that equals the one of now is written once.
         repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]

@@ -1,5 +1,5 @@
-"""What a run leaves behind: the run folder, metrics, events, checkpoints, pictures and the report.
+"""What a run leaves behind: the run folder, metrics, events, lanes and checkpoints.
 
-Telemetry knows none of the other rooms. What reaches it are plain records (see `schema`) and tensors
-by name (see `checkpoints`).
+This package knows none of the others but `utils`. What reaches it are plain records (see `schema`) and
+tensors by name (see `checkpoints`).
 """

@@ -53,7 +53,7 @@ def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any
 
 
 def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytearray:
-    """A checkpoint as the bytes of its file."""
+    """Return a checkpoint as the bytes of its file."""
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -101,7 +101,7 @@ def _new_spelling(name: str) -> str:
 
 
 def _check_bytes(path: Path, data: bytearray) -> None:
-    """Foreign, cut short, or changed: refused before a single value is read. Blanks the digest in `data`."""
+    """Raise CheckpointError for bytes that are foreign, cut short or changed; blank the digest in `data`."""
     header_size = int.from_bytes(data[:8], "little")
     header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
     if f'"format":"{FORMAT}"'.encode() not in header:
@@ -128,7 +128,7 @@ def _digest_span(data: bytearray) -> tuple[int, int]:
 
 
 def _apart(tensors: Tensors) -> dict[str, Tensor]:
-    """The same tensors on the host, each in memory of its own."""
+    """Return the same tensors on the CPU, each in memory of its own, as safetensors demands."""
     apart: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, value in tensors.items():
@@ -149,16 +149,16 @@ class CheckpointStore:
 
     @property
     def last(self) -> Path:
-        """The newest checkpoint, from which a run goes on."""
+        """Path of the newest checkpoint, from which a run goes on."""
         return self.folder / "last.safetensors"
 
     @property
     def best(self) -> Path:
-        """The checkpoint with the highest score."""
+        """Path of the checkpoint with the highest score."""
         return self.folder / "best.safetensors"
 
     def periodic(self) -> list[Path]:
-        """Oldest first."""
+        """Return the periodic checkpoints, the oldest first."""
         return sorted(self.folder.glob("round-*.safetensors"))
 
     def save(
@@ -166,7 +166,7 @@ class CheckpointStore:
     ) -> None:
         """Write `last`, and before it the same as the best so far, or as a periodic one that is due.
 
-        A run that is killed before `last` is written lives the round again.
+        A run that is killed before `last` is written does the round again.
         `score` is higher for better; NaN never becomes the best. The record gets `round` and `score`.
         """
         kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
@@ -181,7 +181,7 @@ class CheckpointStore:
                 path.unlink()
 
     def _best_score(self) -> float:
-        """The score of `best`; a missing or damaged one is there to be replaced."""
+        """Return the score of `best`, -inf where it is missing or damaged."""
         try:
             return float(load_checkpoint(self.best).record["score"])
         except (UserError, KeyError, TypeError):

@@ -52,32 +52,32 @@ def learning_in_words(rounds: Sequence[RoundSummary]) -> str:
 
 
 class QuietView:
-    """Shows nothing but notices; the other views are this one with something to say."""
+    """Shows notices only; the other views derive from it."""
 
     def __init__(self) -> None:
-        self._first: tuple[float, float] | None = None  # (clock, rounds done) when progress was first told
+        self._first: tuple[float, float] | None = None  # (clock, rounds done) at the first call of `progress`
         self._latest = (math.nan, math.nan)
 
     def progress(self, rounds_done: float) -> None:
-        """How far the run is, in rounds: 3.5 is half-way through the fourth."""
+        """Note how far the run is, in rounds: 3.5 is half-way through the fourth."""
         self._latest = (time.monotonic(), rounds_done)
         self._first = self._first or self._latest
 
     @property
     def seconds_per_round(self) -> float:
-        """The pace since progress was first told; NaN until it was told twice."""
+        """Mean wall time of a round since the first call of `progress`; NaN before the second."""
         if self._first is None or self._latest[1] <= self._first[1]:
             return math.nan
         return (self._latest[0] - self._first[0]) / (self._latest[1] - self._first[1])
 
     @property
     def round_ends_in(self) -> float:
-        """Seconds until the round in flight is over; NaN while nobody can know."""
+        """Seconds until the current round is over; NaN while that is unknown."""
         rest = 1 - self._latest[1] % 1
         return rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
 
     def notice(self, text: str) -> None:
-        """Tell the person something now. Safe inside a signal handler: no buffered stream is touched."""
+        """Print a text at once. Safe inside a signal handler: no buffered stream is touched."""
         os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
 
     def update(self, summary: RoundSummary) -> None:
@@ -130,7 +130,7 @@ def open_view(console: Console, rounds: int, *, quiet: bool = False, json_lines:
 
 
 def plain_line(summary: RoundSummary) -> str:
-    """A round in one line."""
+    """Return a round in one line."""
     shares = sorted(summary.op_shares.items(), key=lambda item: -item[1])
     parts = [
         f"round {summary.round}/{summary.rounds}",
@@ -146,13 +146,13 @@ def plain_line(summary: RoundSummary) -> str:
 
 
 def above_twin(summary: RoundSummary) -> str:
-    """How far the return lies above that of ungrown twins, where they were played."""
+    """Return how far the return lies above that of ungrown twins; empty where there were none."""
     if "above_twin" not in summary.extra:
         return ""
     return interval(summary.extra["above_twin"], summary.extra.get("above_twin_ci", math.nan), "+.3f")
 
 
 def stopping(seconds: float) -> str:
-    """What is said to somebody who asked for a stop; `seconds` to the end of the round, NaN if unknown."""
+    """Return the notice after Ctrl-C; `seconds` to the end of the round, NaN if unknown."""
     about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
     return f"finishing the round{about}; again to stop now"

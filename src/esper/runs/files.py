@@ -11,7 +11,7 @@ import errno
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,7 @@ class JsonLines:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def append(self, records: Iterable[Any]) -> None:
+    def append(self, *records: Any) -> None:
         """Add all records in one write and force them to disk."""
         text = "".join(to_json(record) + "\n" for record in records)
         if not text:

@@ -89,7 +89,7 @@ class Lanes:
                     )
 
     def to_bytes(self) -> bytes:
-        """The file's bytes."""
+        """Return the bytes of the file."""
         header = {"format": 1} | {
             f.name: json_values(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
         }
@@ -98,7 +98,7 @@ class Lanes:
 
 
 def kept_rounds(latest: int, kept: int) -> set[int]:
-    """Which of the rounds up to `latest` stay on disk: the newest half of `kept`, and even steps before them.
+    """Return which rounds up to `latest` stay on disk: the newest half of `kept`, and even steps before.
 
     What is dropped once is never wanted again, so a run that was stopped ends with the files of one that
     was not.
@@ -124,26 +124,26 @@ class LanesFolder:
         self._drop(set(self.rounds()) - kept_rounds(lanes.round, kept))
 
     def rounds(self) -> list[int]:
-        """The rounds that are on disk, in order."""
+        """Return the rounds that are on disk, in order."""
         if not self.path.is_dir():
             return []
         return sorted(int(f.stem) for f in self.path.glob("*.safetensors") if f.stem.isdecimal())
 
     def read_bytes(self, round: int) -> bytes:
-        """The file of one round, as it is. Raises `UserError` where there is none, or a link."""
+        """Return the file of one round, as it is. Raises `UserError` where there is none, or a link."""
         path = file_in(self.path.parent, f"{self.path.name}/{self.file(round).name}")
         with disk_errors("read", path):
             return path.read_bytes()
 
     def columns(self, round: int) -> dict[str, NDArray[Any]]:
-        """The columns of one round. Raises `UserError` where the file is missing or damaged."""
+        """Return the columns of one round. Raises `UserError` where the file is missing or damaged."""
         try:
             return dict(load(self.read_bytes(round)))
         except SafetensorError:
             raise UserError(f"{self.file(round)} is damaged; remove it") from None
 
     def truncate_after(self, last_round: int) -> None:
-        """Forget the rounds after `last_round`."""
+        """Remove the rounds after `last_round`."""
         self._drop(round for round in self.rounds() if round > last_round)
 
     def _drop(self, rounds: Iterable[int]) -> None:
@@ -152,5 +152,5 @@ class LanesFolder:
                 self.file(round).unlink(missing_ok=True)
 
     def file(self, round: int) -> Path:
-        """Where the file of a round lies."""
+        """Return the path of the file of a round."""
         return self.path / f"{round:06d}.safetensors"

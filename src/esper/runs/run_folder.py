@@ -71,7 +71,7 @@ _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-
 
 
 def installed_versions() -> dict[str, str]:
-    """The versions that a result may depend on, read without importing anything heavy."""
+    """Return the versions that a result may depend on, without importing anything heavy."""
     versions = {"python": platform.python_version(), "platform": platform.platform()}
     for package in _PACKAGES:
         try:
@@ -90,6 +90,11 @@ class RunFolder:
         self.metrics_file = JsonLines(path / "metrics.jsonl")
         self.events_file = JsonLines(path / "events.jsonl")
         self.lanes = LanesFolder(path / "lanes")
+        self.checkpoints_path, self.report_path = path / "checkpoints", path / "report.html"
+        # What was asked for beside the configuration, as given to `create`; nothing in older folders.
+        self.request = dict(self.about.get("request", {}))
+        # Whether `esper.grow` was called for it, with a model and data that no folder holds.
+        self.from_python = self.request.get("call") == CALL
         self._lock = FileLock(path / ".lock")
 
     @classmethod
@@ -131,7 +136,7 @@ class RunFolder:
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
-        """An existing run, to look at: nothing in it is changed. Raises UserError for any other folder."""
+        """Open an existing run to read it, without changing it. Raises UserError for any other folder."""
         path = Path(path)
         if not path.is_dir():
             raise UserError(f"there is no run folder at {path}; give a folder that esper wrote")
@@ -150,7 +155,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
-        """An existing run, to continue: locked for this process, half-written files and lines removed."""
+        """Open an existing run to continue it: lock it, and remove half-written files and lines."""
         folder = cls.read(path)
         with disk_errors("write in", folder.path):
             folder.checkpoints_path.mkdir(exist_ok=True)
@@ -164,7 +169,7 @@ class RunFolder:
         self._lock.release()
 
     def reopened(self) -> RunFolder:
-        """This folder, locked again after `close`."""
+        """Lock this folder again after `close`, and return it."""
         self._acquire()
         return self
 
@@ -182,16 +187,6 @@ class RunFolder:
         return next((word for word in self.command_text().split() if word in KINDS), "train")
 
     @property
-    def request(self) -> dict[str, Any]:
-        """What was asked for beside the configuration, as given to `create`; nothing in older folders."""
-        return dict(self.about.get("request", {}))
-
-    @property
-    def from_python(self) -> bool:
-        """Whether `esper.grow` was called for it, with a model and data that no folder holds."""
-        return bool(self.request.get("call") == CALL)
-
-    @property
     def in_use(self) -> bool:
         """Whether a process is writing here now, this one included."""
         if self._lock.is_locked:
@@ -207,18 +202,8 @@ class RunFolder:
             pass
         return False
 
-    @property
-    def checkpoints_path(self) -> Path:
-        """Where checkpoints lie."""
-        return self.path / "checkpoints"
-
-    @property
-    def report_path(self) -> Path:
-        """Where the report lies, if there is one."""
-        return self.path / "report.html"
-
     def config_text(self) -> str:
-        """config.yaml as it stands."""
+        """Return the text of config.yaml."""
         return self._read_text("config.yaml")
 
     def settings(self) -> dict[str, Any]:
@@ -227,7 +212,7 @@ class RunFolder:
         return found if isinstance(found, dict) else {}
 
     def command_text(self) -> str:
-        """The command lines that wrote here, one on each line."""
+        """Return the command lines that wrote here, one on each line."""
         return self._read_text("command.txt").strip()
 
     def write_config(self, text: str) -> None:
@@ -235,35 +220,27 @@ class RunFolder:
         write_atomically(self.path / "config.yaml", text.encode())
 
     def add_command(self) -> None:
-        """Note the command line of this process, which goes on with the run."""
+        """Add the command line of this process to command.txt."""
         lines = f"{self.command_text()}\n{shlex.join(sys.argv)}\n"
         write_atomically(self.path / "command.txt", lines.encode())
 
-    def append_metrics(self, summary: RoundSummary) -> None:
-        """Add a round to metrics.jsonl."""
-        self.metrics_file.append([summary])
-
-    def append_events(self, events: Iterable[Event]) -> None:
-        """Add what happened to events.jsonl."""
-        self.events_file.append(events)
-
     def replace_events(self, events: Iterable[Event]) -> None:
-        """Put these in the place of all that events.jsonl holds."""
+        """Replace all of events.jsonl."""
         lines = "".join(to_json(event) + "\n" for event in events)
         write_atomically(self.events_file.path, lines.encode())
 
     def metrics(self) -> list[RoundSummary]:
-        """Every round of metrics.jsonl; UserError where a line is damaged."""
+        """Return every round of metrics.jsonl. Raises UserError where a line is damaged."""
         where = str(self.metrics_file.path)
         return [from_json(RoundSummary, line, where) for line in self.metrics_file]
 
     def events(self) -> list[Event]:
-        """Every line of events.jsonl; UserError where one is damaged."""
+        """Return every event of events.jsonl. Raises UserError where a line is damaged."""
         where = str(self.events_file.path)
         return [from_json(Event, line, where) for line in self.events_file]
 
     def truncate_after(self, last_round: int) -> None:
-        """Forget what was written after `last_round`, the round of the checkpoint that is resumed."""
+        """Remove what was written after `last_round`, the round of the checkpoint that is resumed."""
         self.metrics_file.truncate_after(last_round)
         self.events_file.truncate_after(last_round)
         self.lanes.truncate_after(last_round)
@@ -306,15 +283,15 @@ class RunFolder:
         write_atomically(self.path / _FILES[type(record)], to_json(record).encode() + b"\n")
 
     def results(self) -> Comparison | None:
-        """What results.json holds, None without one."""
+        """Return what results.json holds, None without one."""
         return self._record(Comparison)
 
     def growth(self) -> Growth | None:
-        """What growth.json holds, None without one."""
+        """Return what growth.json holds, None without one."""
         return self._record(Growth)
 
     def network(self) -> SavedNetwork | None:
-        """The network that a growth left here; None in other folders."""
+        """Return what network.json holds, None without one."""
         return self._record(SavedNetwork)
 
     def _record(self, kind: type[Record]) -> Record | None:
@@ -331,9 +308,9 @@ class RunFolder:
             raise UserError(f"{path} is damaged: it is not text") from None
 
     def _acquire(self) -> None:
-        """One writer per run. The lock lives with the process, so that a killed one leaves none behind.
+        """Lock the folder for this process, and remove what a killed one had half-written.
 
-        What a killed one had half-written is removed.
+        The lock lives with the process, so that a killed one leaves none behind.
         """
         with disk_errors("write", self.path / ".lock"):
             try:
@@ -363,7 +340,7 @@ def _vacant(path: Path) -> bool:
 
 
 def _occupied(path: Path) -> str:
-    """Why no run may begin in a folder, and what to do instead."""
+    """Return why no run may begin in a folder, and what to do instead."""
     try:
         found = RunFolder.read(path)
     except UserError:

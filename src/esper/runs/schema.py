@@ -35,7 +35,7 @@ EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """One round: every member lived one episode, and the controller was improved once."""
+    """One round: every member plays one episode, then the controller is updated once."""
 
     round: int  # 1, 2, ... rounds
     rounds: int  # how many were asked for
@@ -59,7 +59,7 @@ class RoundSummary:
     explained_variance: Number = NAN
     gradient_norm: Number = NAN
     learning_rate: Number = NAN
-    extra: Mapping[str, Number] = field(default_factory=dict)  # anything else worth a curve, by name
+    extra: Mapping[str, Number] = field(default_factory=dict)  # other curves, by name
     anomalies: Sequence[str] = ()  # one sentence each: rollbacks, non-finite losses, early stops
 
     def __post_init__(self) -> None:
@@ -71,16 +71,16 @@ class RoundSummary:
 
     @property
     def member_epochs_per_second(self) -> float:
-        """The mean pace since the run began."""
+        """Member-epochs per second since the run began."""
         return self.member_epochs / self.seconds if self.seconds > 0 else NAN
 
     @property
     def seconds_left(self) -> float:
-        """How long the rounds that are left will take at the mean pace."""
+        """Wall time of the rounds that are left, at the mean pace so far."""
         return self.seconds / self.round * (self.rounds - self.round) if self.round > 0 else NAN
 
     def scalars(self) -> dict[str, Number]:
-        """Every number under one flat name, for sinks that draw curves: `op_shares/WAIT`, `kl`, ..."""
+        """Return every finite number under one flat name: `op_shares/WAIT`, `kl`, ..."""
         flat: dict[str, Number] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -96,7 +96,7 @@ class Event:
     """One thing that happened to one member, as one line of events.jsonl.
 
     `numbers` holds what the decision rested on and what it led to: `contribution` (points), `parameters`
-    (of the seed), `age`, `health`, `shadow_gain`, `loss`, ... The report reads the first three.
+    (of the seed), `age`, `health`, `shadow_gain`, `loss`, ...
     """
 
     round: int
@@ -258,17 +258,20 @@ class Growth:
 
 
 def json_values(value: Any) -> Any:
-    """A record as JSON values: tuples are lists, keys are strings, what is not finite is null."""
+    """Return a record as JSON values: tuples are lists, keys are strings, what is not finite is null."""
     return json.loads(to_json(value))
 
 
 def to_json(record: Any) -> str:
-    """One line of strict JSON; arrays and numpy's scalars may stand in it."""
+    """Return one line of strict JSON; arrays and scalars of numpy are taken too."""
     return to_json_bytes(record, inf_nan_mode="null", fallback=lambda value: value.tolist()).decode()
 
 
 def from_json(kind: type[Record], data: Any, where: str) -> Record:
-    """A record from JSON values, checked: a null number is NaN, and unknown keys are passed over."""
+    """Return a record from JSON values. A null number is NaN; unknown keys are ignored.
+
+    Raises UserError that names `where` and the first field that does not fit.
+    """
     try:
         record: Record = _adapter(cast(Any, kind)).validate_python(data)
         return record

@@ -1,4 +1,4 @@
-"""Where the metrics go beside the run folder: TensorBoard and Weights & Biases, where a team looks there."""
+"""Sinks for metrics beside the run folder: TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Sink(Protocol):
         """Take the summary of a round."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Finish: nothing more will come."""
 
 
 class TensorBoardSink:
@@ -34,7 +34,7 @@ class TensorBoardSink:
         )
 
     def write(self, summary: RoundSummary) -> None:
-        """A point of every curve."""
+        """Add a point to every curve."""
         for name, value in summary.scalars().items():
             self._writer.add_scalar(name, value, global_step=summary.round)
 
@@ -44,10 +44,9 @@ class TensorBoardSink:
 
 
 class WandbSink:
-    """A Weights & Biases run that keeps its files under `path`, the same one whenever the run goes on.
+    """A Weights & Biases run that keeps its files under `path`, the same one whenever the run is resumed.
 
-    A run that was stopped lives some rounds again, to the same numbers; those that were told are not told
-    twice.
+    A resumed run does some rounds again, to the same numbers; those are not logged twice.
     """
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
@@ -62,7 +61,7 @@ class WandbSink:
         )
 
     def write(self, summary: RoundSummary) -> None:
-        """A step of every curve."""
+        """Log a step of every curve."""
         if summary.round > self._last_round:
             self._run.log(summary.scalars(), step=summary.round)
             self._last_round = summary.round
@@ -83,7 +82,7 @@ SINK_NAMES = tuple(_SINKS)
 def open_sinks(
     names: Sequence[str], folder: RunFolder, config: Mapping[str, Any], rounds_done: int = 0
 ) -> list[Sink]:
-    """The named sinks, for a run that goes on after `rounds_done` rounds.
+    """Open the named sinks, for a run that continues after `rounds_done` rounds.
 
     `config` is the resolved configuration, for sinks that show it. Raises UserError for an unknown name and
     for a package that is not installed.

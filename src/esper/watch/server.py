@@ -59,53 +59,30 @@ _HEADERS = (
 
 
 def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> Starlette:
-    """The application. Its streams end when `stopping` says so."""
-    routes = _Routes(library, stopping)
-    page = Path(str(resources.files("esper.watch") / "page"))
-    return Starlette(
-        routes=[
-            Route("/api/runs", _answer(routes.runs)),
-            Route("/api/facts", _answer(routes.facts)),
-            Route("/api/events", _answer(routes.events)),
-            Route("/api/lanes", _answer(routes.lanes)),
-            Route("/api/finals", _answer(routes.finals)),
-            Route("/api/stream", routes.stream),
-            Mount("/", StaticFiles(directory=page, html=True)),
-        ],
-        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
-    )
+    """Return the application. Its streams end when `stopping` says so."""
 
+    def run_of(request: Request) -> Path:
+        return library.find(request.query_params.get("run", ""))
 
-class _Routes:
-    """What is answered to each question."""
+    def number_of(request: Request, name: str) -> int:
+        text = request.query_params.get(name)
+        if text is None or not text.isdecimal() or len(text) > 9:
+            raise UserError(f"{name} is {text!r}; give a whole number")
+        return int(text)
 
-    def __init__(self, library: Library, stopping: Callable[[], bool]) -> None:
-        self.library, self.stopping = library, stopping
+    def tell_events(request: Request) -> Any:
+        member = number_of(request, "member") if "member" in request.query_params else None
+        return round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
 
-    def runs(self, request: Request) -> Any:
-        return self._list()
-
-    def facts(self, request: Request) -> Any:
-        return facts(self._run(request))
-
-    def events(self, request: Request) -> Any:
-        run, member = self._run(request), request.query_params.get("member")
-        number = _whole(request.query_params.get("round"), "round")
-        return round_events(
-            file_in(run, "events.jsonl"), number, None if member is None else _whole(member, "member")
-        )
-
-    def lanes(self, request: Request) -> Any:
-        run, number = self._run(request), _whole(request.query_params.get("round"), "round")
-        data = LanesFolder(run / "lanes").read_bytes(number)
+    def tell_lanes(request: Request) -> Any:
+        data = LanesFolder(run_of(request) / "lanes").read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
 
-    def finals(self, request: Request) -> Any:
-        runs = {name: self.library.find(name) for name in request.query_params.getlist("run")}
-        return final_figures(runs)
+    def tell_finals(request: Request) -> Any:
+        return final_figures({name: library.find(name) for name in request.query_params.getlist("run")})
 
-    async def stream(self, request: Request) -> Response:
-        """The rounds of some runs, from the positions that the page has reached, and news about files.
+    async def stream(request: Request) -> Response:
+        """Tell the rounds of some runs, from the positions that the page has reached, and news about files.
 
         The id of every event is where all files have been read up to; a browser that was cut off sends the
         last one back, and nothing is told twice.
@@ -114,47 +91,74 @@ class _Routes:
         last = request.headers.get("last-event-id")
         begun = last.split(",") if last else request.query_params.getlist("at")
         try:
-            runs = {name: await run_in_threadpool(self.library.find, name) for name in names}
+            runs = {name: await run_in_threadpool(library.find, name) for name in names}
         except UserError as error:
             return JSONResponse({"error": str(error)}, 404)
         begun += [""] * (len(names) - len(begun))
         at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
-        return StreamingResponse(self._told(runs, at), media_type="text/event-stream")
+        return StreamingResponse(_news(library, runs, at, stopping), media_type="text/event-stream")
 
-    async def _told(self, runs: dict[str, Path], at: dict[str, Position]) -> AsyncIterator[str]:
-        signs = {name: "" for name in runs}
-        listed, looked, spoke = "", 0.0, time.monotonic()
-        yield "retry: 500\n\n"
-        while not self.stopping():
-            busy = False
-            for name, run in runs.items():
-                sign = await run_in_threadpool(signature, run)
-                if sign != signs[name]:
-                    signs[name], spoke = sign, time.monotonic()
-                    yield _event("facts", at, {"run": name, "signature": sign})
-                piece = await run_in_threadpool(_read, run, at[name])
-                if piece is not None:
-                    at[name], busy, spoke = piece.position, True, time.monotonic()
-                    head = {"run": name, "at": str(piece.position), "restarted": piece.restarted}
-                    head["damaged"] = piece.damaged
-                    text = f'{json.dumps(head)[:-1]}, "lines": [{",".join(piece.lines)}]}}'
-                    yield _event("rounds", at, text)
-            if time.monotonic() - looked > _LISTING:
-                looked, now = time.monotonic(), json.dumps(await run_in_threadpool(self._list))
-                if now != listed:
-                    listed, spoke = now, time.monotonic()
-                    yield _event("runs", at, now)
-            if time.monotonic() - spoke > _ALIVE:
-                spoke = time.monotonic()
-                yield ": still here\n\n"
-            if not busy:
-                await asyncio.sleep(POLL)
+    answers = {
+        "runs": lambda request: _list(library),
+        "facts": lambda request: facts(run_of(request)),
+        "events": tell_events,
+        "lanes": tell_lanes,
+        "finals": tell_finals,
+    }
+    page = Path(str(resources.files("esper.watch") / "page"))
+    return Starlette(
+        routes=[
+            *(Route(f"/api/{name}", _answer(make)) for name, make in answers.items()),
+            Route("/api/stream", stream),
+            Mount("/", StaticFiles(directory=page, html=True)),
+        ],
+        middleware=[Middleware(_Headers), Middleware(TrustedHostMiddleware, allowed_hosts=_HOSTS)],
+    )
 
-    def _list(self) -> list[dict[str, Any]]:
-        return [{"name": name, "state": state(run)} for name, run in self.library.runs().items()]
 
-    def _run(self, request: Request) -> Path:
-        return self.library.find(request.query_params.get("run", ""))
+def _list(library: Library) -> list[dict[str, Any]]:
+    return [{"name": name, "state": state(run)} for name, run in library.runs().items()]
+
+
+async def _news(
+    library: Library, runs: dict[str, Path], at: dict[str, Position], stopping: Callable[[], bool]
+) -> AsyncIterator[str]:
+    """Yield server-sent events: `facts` that changed, new `rounds`, and `runs` that came or went."""
+    signs = {name: "" for name in runs}
+    listed, looked, spoke = "", 0.0, time.monotonic()
+    yield "retry: 500\n\n"
+    while not stopping():
+        events: list[str] = []
+        busy = False
+        for name, run in runs.items():
+            sign = await run_in_threadpool(signature, run)
+            if sign != signs[name]:
+                signs[name] = sign
+                events.append(_event("facts", at, json.dumps({"run": name, "signature": sign})))
+            piece = await run_in_threadpool(_read, run, at[name])
+            if piece is not None:
+                at[name], busy = piece.position, True
+                head = {"run": name, "at": str(piece.position), "restarted": piece.restarted}
+                head["damaged"] = piece.damaged
+                # The lines are JSON already: parsing them again would cost more than all the rest.
+                text = f'{json.dumps(head)[:-1]}, "lines": [{",".join(piece.lines)}]}}'
+                events.append(_event("rounds", at, text))
+        if time.monotonic() - looked > _LISTING:
+            looked, now = time.monotonic(), json.dumps(await run_in_threadpool(_list, library))
+            if now != listed:
+                listed = now
+                events.append(_event("runs", at, now))
+        if not events and time.monotonic() - spoke > _ALIVE:
+            events.append(": still here\n\n")
+        for event in events:
+            spoke = time.monotonic()
+            yield event
+        if not busy:
+            await asyncio.sleep(POLL)
+
+
+def _event(kind: str, at: dict[str, Position], data: str) -> str:
+    return f"id: {','.join(map(str, at.values()))}\nevent: {kind}\ndata: {data}\n\n"
 
 
 def _read(run: Path, position: Position) -> Any:
@@ -164,13 +168,8 @@ def _read(run: Path, position: Position) -> Any:
         return None
 
 
-def _event(kind: str, at: dict[str, Position], data: Any) -> str:
-    text = data if isinstance(data, str) else json.dumps(data)
-    return f"id: {','.join(map(str, at.values()))}\nevent: {kind}\ndata: {text}\n\n"
-
-
 def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
-    """A route that answers with JSON, or with one sentence and 404 where the question cannot be answered."""
+    """Make a route that answers with JSON, or with 404 and one sentence where that cannot be done."""
 
     async def respond(request: Request) -> Response:
         try:
@@ -182,14 +181,8 @@ def _answer(make: Callable[[Request], Any]) -> Callable[[Request], Any]:
     return respond
 
 
-def _whole(text: str | None, name: str) -> int:
-    if text is None or not text.isdecimal() or len(text) > 9:
-        raise UserError(f"{name} is {text!r}; give a whole number")
-    return int(text)
-
-
 class _Headers:
-    """Nothing from elsewhere is loaded, and nothing is kept by the browser."""
+    """Adds headers: nothing from elsewhere is loaded, and nothing is kept by the browser."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -204,22 +197,22 @@ class _Headers:
 
 
 def open_socket(port: int | None) -> socket.socket:
-    """A socket on loopback: at `port`, or at the usual one or any free one where None is given."""
+    """Open a socket on loopback at `port`; None takes the usual port, or any free one."""
     wanted = [USUAL_PORT, 0] if port is None else [port]
     for number in wanted:
-        door = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            door.bind((ADDRESS, number))
-            door.listen()
+            listener.bind((ADDRESS, number))
+            listener.listen()
         except OSError:
-            door.close()
+            listener.close()
             continue
-        return door
+        return listener
     raise UserError(f"port {port} is in use; give another with --port, or none for any that is free")
 
 
-def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -> None:
+def serve(library: Library, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer until Ctrl-C. `ready` is told the address once, before the first answer."""
     server: uvicorn.Server
 
@@ -230,6 +223,6 @@ def serve(library: Library, door: socket.socket, ready: Callable[[str], None]) -
         make_app(library, stopping), log_level="error", lifespan="off", timeout_graceful_shutdown=2
     )
     server = uvicorn.Server(config)
-    ready(f"http://{ADDRESS}:{door.getsockname()[1]}/")
+    ready(f"http://{ADDRESS}:{listener.getsockname()[1]}/")
     with suppress(KeyboardInterrupt), interruptible():  # uvicorn repeats a signal once it has stopped
-        server.run(sockets=[door])
+        server.run(sockets=[listener])
