@@ -336,7 +336,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10, help="decision steps in an episode")
     parser.add_argument("--rounds", type=positive, default=3, help="timed episodes")
     parser.add_argument(
-        "--warm", type=positive, default=12, help="episodes before them, until rooms have settled"
+        "--warm", type=positive, default=12, help="episodes before them, until buckets have settled"
     )
     parser.add_argument(
         "--chunk", type=positive, help="members that go through the network together; by default all"

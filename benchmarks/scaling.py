@@ -255,13 +255,15 @@ def show_updates(results: list[UpdateResult], machine: str) -> None:
 
 def step_seconds(trainer: Trainer) -> Iterator[float]:
     """The processor time of each step of a process's first episode."""
-    world = trainer.environment
-    spans = trainer.blocks.spans(world.num_members)
-    seen = world.reset(0, None, trainer.blocks.looking(world.num_members))
-    trainer.blocks.begin(EpisodeInfo(world.members, world.num_slots, world.spec.seed, world.device, 0))
-    while not world.done:
+    environment = trainer.environment
+    spans = trainer.blocks.spans(environment.num_members)
+    seen = environment.reset(0, None, trainer.blocks.looking(environment.num_members))
+    trainer.blocks.begin(
+        EpisodeInfo(environment.members, environment.num_slots, environment.spec.seed, environment.device, 0)
+    )
+    while not environment.done:
         begun = time.process_time()
-        result = world.step(trainer.blocks.decide(seen, world.masks(), world.clock))
+        result = environment.step(trainer.blocks.decide(seen, environment.masks(), environment.clock))
         trainer.record_steps(result, spans)
         seen = result.observation
         yield time.process_time() - begun

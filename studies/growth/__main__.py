@@ -21,8 +21,8 @@ from esper.controllers import PRETRAINED, load_controller
 from esper.utils.launch import Launch
 from studies.command_line import existing_device, positive, run
 from studies.growth import evaluation, rule, training
+from studies.growth.environments import CONFIG, HELD_OUT
 from studies.growth.families import FAMILIES
-from studies.growth.world import CONFIG, HELD_OUT
 
 QUICK_TASKS = ("spirals", "letter")
 QUICK_MEMBERS = 2
@@ -42,7 +42,7 @@ def evaluate(args: argparse.Namespace) -> None:
     tasks = list(args.task or (QUICK_TASKS if args.quick else HELD_OUT))
     for name in tasks[launch.rank :: launch.size]:
         each = args.members or (QUICK_MEMBERS if args.quick else HELD_OUT[name])
-        evaluation.evaluate(evaluation.Course(name, each, args.device, learned), args.programs, args.out)
+        evaluation.evaluate(evaluation.Setup(name, each, args.device, learned), args.programs, args.out)
 
 
 def report(args: argparse.Namespace) -> None:

@@ -36,10 +36,7 @@ from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
 from esper.tasks import load_task
 from esper.utils.errors import UserError
 from studies.growth import selection
-from studies.growth.ladders import SIZES, with_size
-from studies.growth.masked import Trial, pruned, slimmable
-from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
-from studies.growth.world import (
+from studies.growth.environments import (
     BUDGETS,
     CHOOSING_MEMBER,
     CONFIG,
@@ -51,6 +48,9 @@ from studies.growth.world import (
     tidy,
     unit_of,
 )
+from studies.growth.ladders import SIZES, with_size
+from studies.growth.masked import Trial, pruned, slimmable
+from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
 
 LARGE = 3  # of a ladder: what is slimmed and pruned
 PASSED = range(3)  # of a ladder: sizes that growth passes through
@@ -71,8 +71,8 @@ SCRIPTED: dict[str, Callable[[], Controller]] = {
 
 
 @dataclass
-class Course:
-    """One task on its way through the programs."""
+class Setup:
+    """One task with its members and controllers, and the samples that programs have found so far."""
 
     name: str
     each: int  # members at every budget
@@ -107,7 +107,7 @@ class Course:
 
 
 def train_fixed(
-    course: Course,
+    setup: Setup,
     size: int = 0,
     make_host: Callable[[], Host] | None = None,
     budgets: Sequence[float] = (),
@@ -119,22 +119,22 @@ def train_fixed(
     """
     budgets = budgets or BUDGETS
     arm = f"fixed {size}" if make_host is None else "final"
-    task = with_size(course.task, size)
+    task = with_size(setup.task, size)
     chosen = CHOOSING_MEMBER + torch.arange(CHOOSING * len(BUDGETS))
-    ids = torch.cat([course.members, chosen])
+    ids = torch.cat([setup.members, chosen])
     ids = ids[torch.isin(budget_of(ids), torch.tensor(budgets))]
-    episode = CONFIG.episode.model_copy(update={"flops": course.flops})
+    episode = CONFIG.episode.model_copy(update={"flops": setup.flops})
     scales = tuple(rate for rate in RATES for _ in ids)
     more = {"episode": episode, "rate_scale": scales, "make_host": make_host}
-    spec = spec_of(task, ids.repeat(len(RATES)), course.device, **more)
-    cost = _forward_cost(spec) / course.host_forward
+    spec = spec_of(task, ids.repeat(len(RATES)), setup.device, **more)
+    cost = _forward_cost(spec) / setup.host_forward
     measured = max(1, round(STEPS * CONFIG.population.batches_per_epoch / POINTS / cost))
     population = CONFIG.population.model_copy(update={"batches_per_epoch": measured})
-    spec = spec_of(task, ids.repeat(len(RATES)), course.device, population=population, **more)
+    spec = spec_of(task, ids.repeat(len(RATES)), setup.device, population=population, **more)
     environment = GrowthEnvironment(spec)
     record = play(environment, Static(), 0)
     test = evaluate_test(environment).accuracy
-    yield from _best_rates(course, arm, ids, record, test, cost, budgets)
+    yield from _best_rates(setup, arm, ids, record, test, cost, budgets)
 
 
 def _forward_cost(spec: EnvironmentSpec) -> float:
@@ -144,7 +144,7 @@ def _forward_cost(spec: EnvironmentSpec) -> float:
 
 
 def _best_rates(
-    course: Course,
+    setup: Setup,
     arm: str,
     ids: Tensor,
     record: EpisodeRecord,
@@ -160,7 +160,7 @@ def _best_rates(
         rate = int(final[:, choosing].mean(1).argmax())
         mine = rate * len(ids) + np.flatnonzero(~judges & (each == budget))
         found = _measured(record, test, np.full(len(test), cost), mine)
-        yield Sample(course.name, arm, budget, RATES[rate], **found)
+        yield Sample(setup.name, arm, budget, RATES[rate], **found)
 
 
 def _measured(record: EpisodeRecord, test: np.ndarray, cost: np.ndarray, mine: np.ndarray) -> dict[str, Any]:
@@ -178,19 +178,19 @@ def _measured(record: EpisodeRecord, test: np.ndarray, cost: np.ndarray, mine: n
 # ---- networks that grow ------------------------------------------------------------------------------------
 
 
-def grown(course: Course) -> Iterator[Sample]:
+def grown(setup: Setup) -> Iterator[Sample]:
     """Every controller as a block of one program, all at one learning rate for each budget.
 
     It is the median of those that were chosen for the sizes that growth passes through first.
     """
-    entrants = {name: make() for name, make in SCRIPTED.items()} | dict(course.controllers)
+    entrants = {name: make() for name, make in SCRIPTED.items()} | dict(setup.controllers)
     entrants["random"] = RandomLegal(0.1)
     blocks = Blocks(entrants)
-    budgets = budget_of(course.members)
-    rates = {b: median(course.found(f"fixed {size}", b).rate for size in PASSED) for b in BUDGETS}
+    budgets = budget_of(setup.members)
+    rates = {b: median(setup.found(f"fixed {size}", b).rate for size in PASSED) for b in BUDGETS}
     scales = tuple(rates[float(budget)] for budget in budgets) * len(entrants)
     environment = GrowthEnvironment(
-        spec_of(course.task, blocks.members(course.members), course.device, rate_scale=scales)
+        spec_of(setup.task, blocks.members(setup.members), setup.device, rate_scale=scales)
     )
     record = play(environment, blocks, 0)
     test = evaluate_test(environment).accuracy
@@ -202,7 +202,7 @@ def grown(course: Course) -> Iterator[Sample]:
             found = _measured(record, test, relative, mine)
             counts = dict(Counter(shapes[mine].tolist()).most_common(12))
             happened = events_of(record, mine)
-            yield Sample(course.name, name, budget, rates[budget], **found, events=happened, shapes=counts)
+            yield Sample(setup.name, name, budget, rates[budget], **found, events=happened, shapes=counts)
 
 
 def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
@@ -218,54 +218,54 @@ def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
     }
 
 
-def final(course: Course) -> Iterator[Sample]:
+def final(setup: Setup) -> Iterator[Sample]:
     """What the trained controllers ended with most often at each budget, from the start."""
     for budget in BUDGETS:
         counts: Counter[str] = Counter()
-        for name in course.controllers:
-            counts.update(course.found(name, budget).shapes)
+        for name in setup.controllers:
+            counts.update(setup.found(name, budget).shapes)
         shape = counts.most_common(1)[0][0]
-        make_host = partial(shaped_host, course.task, shape)
-        yield from train_fixed(course, make_host=make_host, budgets=(budget,))
+        make_host = partial(shaped_host, setup.task, shape)
+        yield from train_fixed(setup, make_host=make_host, budgets=(budget,))
         tidy()
 
 
-def masked(course: Course) -> Iterator[Sample]:
+def masked(setup: Setup) -> Iterator[Sample]:
     """A slimmable network, and one that is pruned to the cost at which trained controllers ended."""
-    size = with_size(course.task, LARGE).host
+    size = with_size(setup.task, LARGE).host
     for budget in BUDGETS:
-        ended = [course.found(name, budget).cost for name in course.controllers]
-        ids = course.members[budget_of(course.members) == budget]
-        flops = budget * course.flops
-        trial = Trial(course.task, size, flops, ids, RATES, course.device, course.host_forward, budget)
-        yield replace(slimmable(trial), task=course.name)
-        yield replace(pruned(trial, target_cost=float(np.mean(ended))), task=course.name)
+        ended = [setup.found(name, budget).cost for name in setup.controllers]
+        ids = setup.members[budget_of(setup.members) == budget]
+        flops = budget * setup.flops
+        trial = Trial(setup.task, size, flops, ids, RATES, setup.device, setup.host_forward, budget)
+        yield replace(slimmable(trial), task=setup.name)
+        yield replace(pruned(trial, target_cost=float(np.mean(ended))), task=setup.name)
         tidy()
 
 
-def selected(course: Course) -> Iterator[Sample]:
+def selected(setup: Setup) -> Iterator[Sample]:
     """At each budget, groups of the fixed size that is best on validation data."""
     for budget in BUDGETS:
-        sizes = [course.found(f"fixed {size}", budget) for size in range(SIZES)]
+        sizes = [setup.found(f"fixed {size}", budget) for size in range(SIZES)]
         best = max(sizes, key=lambda sample: float(np.mean(sample.validation)))
-        task = with_size(course.task, sizes.index(best))
-        ids = selection.group_ids(course.members[budget_of(course.members) == budget])
-        episode = CONFIG.episode.model_copy(update={"flops": course.flops})
+        task = with_size(setup.task, sizes.index(best))
+        ids = selection.group_ids(setup.members[budget_of(setup.members) == budget])
+        episode = CONFIG.episode.model_copy(update={"flops": setup.flops})
         measured = max(1, round(budget * STEPS * CONFIG.population.batches_per_epoch / POINTS / best.cost[0]))
         population = CONFIG.population.model_copy(update={"batches_per_epoch": measured})
         scales = (best.rate,) * len(ids)
         more = {"episode": episode, "rate_scale": scales, "population": population}
-        environment = GrowthEnvironment(spec_of(task, ids, course.device, **more))
+        environment = GrowthEnvironment(spec_of(task, ids, setup.device, **more))
         record = selection.play_with_selection(environment).record()
         test, cost = evaluate_test(environment).accuracy, np.full(len(ids), best.cost[0])
         groups = np.arange(len(ids)).reshape(selection.GROUP, -1)
         mine = groups[record.accuracy[-1][groups].argmax(0), np.arange(groups.shape[1])]
         found = _measured(record, test, cost, mine)
-        yield Sample(course.name, "selection ×4", budget, best.rate, **found, shapes={best.arm: len(mine)})
+        yield Sample(setup.name, "selection ×4", budget, best.rate, **found, shapes={best.arm: len(mine)})
         tidy()
 
 
-PROGRAMS: dict[str, Callable[[Course], Iterable[Sample]]] = {
+PROGRAMS: dict[str, Callable[[Setup], Iterable[Sample]]] = {
     **{f"fixed{size}": partial(train_fixed, size=size) for size in range(SIZES)},
     "grown": grown,
     "final": final,
@@ -280,19 +280,19 @@ FOLLOWERS = {
 }  # and what they need
 
 
-def evaluate(course: Course, programs: Sequence[str], out: Path) -> None:
+def evaluate(setup: Setup, programs: Sequence[str], out: Path) -> None:
     """Run programs on a task, each into a file of its own; what they need may have been found before."""
     for name in programs:
         for needed in FOLLOWERS.get(name, ()):
-            if needed not in course.done:
-                course.take(needed, out)
+            if needed not in setup.done:
+                setup.take(needed, out)
         begun = time.perf_counter()
         samples = []
-        for sample in PROGRAMS[name](course):
+        for sample in PROGRAMS[name](setup):
             samples.append(sample)
             print(line_of(sample, time.perf_counter() - begun), flush=True)
-        course.add(name, samples)
-        write(samples, path_of(out, course.name, name))
+        setup.add(name, samples)
+        write(samples, path_of(out, setup.name, name))
         tidy()
 
 

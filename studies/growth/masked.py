@@ -23,9 +23,9 @@ from torch.func import grad, vmap
 
 from esper.population.config import PopulationConfig
 from esper.tasks.task import HostSpec, Split, Task
+from studies.growth.environments import CONFIG
 from studies.growth.masked_network import Floats, Network
 from studies.growth.records import Sample, rounded
-from studies.growth.world import CONFIG
 
 TRAINING_PASSES = 3  # forward, and twice as much backward
 SHARES = (0.25, 0.5, 1.0)  # of each block's units

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from scipy.special import stdtr
 
 from esper.utils.statistics import mean_interval, t_quantile
+from studies.growth.environments import RATES
 from studies.growth.evaluation import SCHEDULES
 from studies.growth.records import Sample, read
 from studies.growth.rule import CHOICES, rule_of
 from studies.growth.searches import FIXED, SIZE_BY_BUDGET, all_searches, size_by_budget
-from studies.growth.world import RATES
 from studies.pages import with_tables
 
 RESULTS = Path(__file__).parents[1] / "results" / "growth"

@@ -19,9 +19,9 @@ from esper.runs.files import write_atomically
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.rollout import play
 from esper.tamiyo.controller import Blocks
+from studies.growth.environments import BUDGETS, budget_of, judged, spec_of
 from studies.growth.evaluation import SCHEDULES, SCRIPTED
 from studies.growth.families import FAMILIES, make_tasks
-from studies.growth.world import BUDGETS, budget_of, judged, spec_of
 
 TRIED = Path(__file__).parents[1] / "results" / "growth-rule.json"
 CHOICES = ("start", *SCHEDULES)

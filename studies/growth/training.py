@@ -28,8 +28,8 @@ from esper.tamiyo.config import STUDY
 from esper.utils.errors import UserError
 from esper.utils.gather import Gather, broadcast, processes
 from esper.utils.launch import Launch
+from studies.growth.environments import CONFIG, spec_of, tidy
 from studies.growth.families import FAMILIES, make_tasks
-from studies.growth.world import CONFIG, spec_of, tidy
 
 TRAINING_SEED = 1000  # of the worlds; judged members live under another
 SAVE_EVERY = 4  # rounds

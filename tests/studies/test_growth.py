@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
-from studies.growth import evaluation, report, training, world
+from studies.growth import environments, evaluation, report, training
 from studies.growth.records import read
 from studies.growth.rule import rule_of
 
 BUDGETS = (1.0, 4.0)
-TINY = world.CONFIG.model_copy(
+TINY = environments.CONFIG.model_copy(
     update={
-        "population": world.CONFIG.population.model_copy(
+        "population": environments.CONFIG.population.model_copy(
             update={"batch_size": 4, "batches_per_epoch": 1, "validation_samples": 16, "initial_weights": 8}
         ),
-        "policy": world.CONFIG.policy.model_copy(update={"width": 8}),
+        "policy": environments.CONFIG.policy.model_copy(update={"width": 8}),
     }
 )
 
@@ -29,9 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A training of two controllers and all arms on one task."""
     out = tmp_path_factory.mktemp("study")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (evaluation, training, world):
+        for module in (evaluation, training, environments):
             patch.setattr(module, "CONFIG", TINY)
-        for module in (evaluation, world):
+        for module in (evaluation, environments):
             patch.setattr(module, "BUDGETS", BUDGETS)
         patch.setattr(evaluation, "CHOOSING", 1)
         patch.setattr(evaluation, "tidy", lambda: None)  # it frees the memory of a GPU
@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )  # fmt: skip
         learned = training.load_controllers(out, "cpu")
         assert list(learned) == ["main-0", "main-1"]
-        course = evaluation.Course("spirals", 2, "cpu", learned)
-        evaluation.evaluate(course, [name for name in evaluation.PROGRAMS if name != "masked"], out)
+        setup = evaluation.Setup("spirals", 2, "cpu", learned)
+        evaluation.evaluate(setup, [name for name in evaluation.PROGRAMS if name != "masked"], out)
     return out
 
 
@@ -86,7 +86,7 @@ def test_the_tables_are_made_from_what_was_written(folder: Path) -> None:
 def test_the_rule_of_thumb_that_ships_is_what_the_made_tasks_chose() -> None:
     """At each budget of the study, the lines of BY_BUDGET that it pays for are the chosen schedule."""
     for budget, name in rule_of().items():
-        updates = budget * world.STEPS * world.CONFIG.population.batches_per_epoch
+        updates = budget * environments.STEPS * environments.CONFIG.population.batches_per_epoch
         lines = [(e.at, e.blueprint) for e in BY_BUDGET if e.updates[0] <= updates < e.updates[1]]
         chosen = evaluation.SCHEDULES[name]() if name != "start" else Schedule([])
         assert isinstance(chosen, Schedule)

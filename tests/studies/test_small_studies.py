@@ -15,10 +15,10 @@ from esper.tasks import Task, load_task, task_table
 from esper.utils.gather import Alone
 from studies import glyphs, resnet
 from studies.equal_compute import comparison
+from studies.growth.environments import HELD_OUT
 from studies.growth.families import FAMILIES, Family, make_task
 from studies.growth.selection import GROUP, heirs, take_over
 from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
-from studies.growth.world import HELD_OUT
 from tests.simic.worlds import make_residual
 
 
