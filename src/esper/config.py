@@ -28,14 +28,12 @@ LARGEST_SEED = 2**53 - 1  # every file format keeps it exactly
 
 
 class HostConfig(Config):
-    """The network that seeds grow in. What is null is as the task has it."""
+    """The network that seeds grow in; null keeps the value of the task."""
 
     preset: Literal["cnn", "mlp", "resnet", "resmlp", "gpt"] | None = Field(
         default=None, description="the kind of network; clones and widenings need one of the last three"
     )
-    width: int | None = Field(
-        default=None, ge=1, le=65_536, description="channels or features at every joint"
-    )
+    width: int | None = Field(default=None, ge=1, le=65_536, description="channels or features at every slot")
     depth: int | None = Field(
         default=None,
         ge=1,
@@ -58,12 +56,12 @@ class HostConfig(Config):
     expansion: int | None = Field(default=None, ge=1, description="gpt: width of the inner layer, in widths")
 
     def options(self) -> dict[str, int]:
-        """What was set, besides the preset."""
+        """Return the options that were set, besides the preset."""
         return self.model_dump(exclude={"preset"}, exclude_none=True)
 
 
 class TelemetryConfig(Config):
-    """What a run leaves behind."""
+    """What a run writes to its folder and elsewhere."""
 
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
         default=(), description="where metrics go beside the run folder"
@@ -72,7 +70,7 @@ class TelemetryConfig(Config):
     lanes: int = Field(
         default=12,
         ge=0,
-        description="rounds of which the slots of all members stay on disk, the older thinned",
+        description="rounds whose slots of all members stay on disk; older ones are thinned out",
     )
     checkpoint_every: int = Field(
         default=10, ge=0, description="rounds between checkpoints that stay; 0 keeps none"
@@ -88,7 +86,7 @@ class TelemetryConfig(Config):
 
 
 class RunConfig(Config):
-    """Everything that decides what a run does. On a CPU it decides every bit of it."""
+    """All settings of a run. On a CPU they decide every bit of its results."""
 
     seed: int = Field(
         default=0, ge=0, le=LARGEST_SEED, description="every random number derives from it and a member's id"
@@ -100,20 +98,20 @@ class RunConfig(Config):
         "+ between them take turns in training",
     )
     task_seed: int = Field(
-        default=0, ge=0, le=LARGEST_SEED, description="decides the splits, or the data that are generated"
+        default=0, ge=0, le=LARGEST_SEED, description="seed of the splits, or of generated data"
     )
     host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
     members: int = Field(default=16, ge=1, le=1_000_000, description="networks that train at once")
     rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
     threads: int = Field(
-        default=1, ge=0, description="of a CPU: one is best for small populations; 0 leaves it to torch"
+        default=1, ge=0, description="CPU threads; 1 is best for small populations, 0 leaves it to torch"
     )
     shards: int | None = Field(
         default=None,
         ge=1,
         le=65_536,
-        description="parts that the members are computed in, whoever computes them: the number of processes "
-        "changes no bit, this one may; null is one for each process",
+        description="shards that the members are computed in: their number may change the bits of a run, the "
+        "number of processes does not; null is one for each process",
     )
     patience: float = Field(
         default=1800.0, gt=0, description="torchrun: seconds that processes wait for the slowest of them"
@@ -122,24 +120,24 @@ class RunConfig(Config):
     budgets: tuple[PositiveFloat, ...] = Field(
         default=(1.0,),
         min_length=1,
-        description="multiples of the episode's budget, dealt to the members by their ids",
+        description="multiples of the episode's budget, assigned to the members by their ids",
     )
-    reward: RewardConfig = Field(default=RewardConfig(), description="what is paid")
+    reward: RewardConfig = Field(default=RewardConfig(), description="the reward of the controller")
     governor: GovernorConfig = Field(default=GovernorConfig(), description="when a member is rolled back")
     lifecycle: LifecycleConfig = Field(
         default=lifecycle_for(EpisodeConfig().steps), description="the rules of growth"
     )
-    population: PopulationConfig = Field(default=PopulationConfig(folds=4), description="how bodies train")
-    policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the shape of Tamiyo's network")
-    ppo: PPOConfig = Field(default=PPOConfig(), description="how Simic learns")
+    population: PopulationConfig = Field(default=PopulationConfig(folds=4), description="how members train")
+    policy: TamiyoNetConfig = Field(default=TamiyoNetConfig(), description="the size of the policy network")
+    ppo: PPOConfig = Field(default=PPOConfig(), description="how PPO trains the policy")
     learner: LearnerConfig = Field(
-        default=LearnerConfig(), description="how a controller begins, and what it sees and remembers"
+        default=LearnerConfig(), description="how a controller is initialized, and what it sees and remembers"
     )
-    telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="what a run leaves behind")
+    telemetry: TelemetryConfig = Field(default=TelemetryConfig(), description="what a run writes")
 
 
 def preset_names() -> list[str]:
-    """The configurations that ship with esper."""
+    """List the configurations that ship with esper."""
     folder = resources.files("esper") / "presets"
     return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
@@ -157,7 +155,7 @@ RETIRED: dict[str, dict[str, object]] = {
 
 
 def saved_config(data: Mapping[str, Any]) -> RunConfig:
-    """Settings as a run folder or a checkpoint holds them; raises UserError where they do not fit."""
+    """Check the settings of a run folder or a checkpoint; raise UserError where they do not fit."""
     kept = dict(data)
     for group, retired in RETIRED.items():
         if isinstance(values := data.get(group), dict):
@@ -172,12 +170,12 @@ def saved_config(data: Mapping[str, Any]) -> RunConfig:
 
 
 def read_preset(name: str) -> dict[str, Any]:
-    """The keys and values of a preset; raises UserError for a name that does not exist."""
+    """Read the keys and values of a preset; raise UserError for an unknown name."""
     return parse_yaml(_preset_text(name), f"preset {name}") or {}
 
 
 def about_preset(name: str) -> str:
-    """What a preset is for and how long it takes: the comment that its file begins with."""
+    """Return the comment that the file of a preset begins with: what it is for, and how long it takes."""
     comment = takewhile(lambda line: line.startswith("#"), _preset_text(name).splitlines())
     return " ".join(line.removeprefix("#").strip() for line in comment)
 
@@ -194,7 +192,7 @@ def load_config(
     overrides: Sequence[str] = (),
     base: RunConfig | None = None,
 ) -> RunConfig:
-    """Defaults (or `base`), then the preset, then the file, then each `a.b=c`: the later wins."""
+    """Merge defaults (or `base`), preset, file and each `a.b=c`, in this order, and check the result."""
     # Sources are merged as plain values and checked once at the end, so that each may be incomplete.
     data: dict[str, Any] = (base or RunConfig()).model_dump(mode="json")
     if preset is not None:

@@ -1,4 +1,4 @@
-"""What several commands share: options, output, progress, settings, and the course of a training run."""
+"""What several commands share: options, output, progress, settings, and running a training run."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def print_line(text: str, for_machines: bool = False) -> None:
 def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
     """Show on stderr how much of a piece of work is done: a bar, or a line now and then.
 
-    Yields a function that is to be told, now and then, how much of `total` is done.
+    Yields a function to call, now and then, with how much of `total` is done.
     """
     from esper.runs.console import duration
 

@@ -81,11 +81,11 @@ def resume(
     quiet: common.Quiet = False,
     json_lines: common.JsonLines = False,
 ) -> None:
-    """Go on with a run that was stopped, or extend one with --set rounds=N.
+    """Resume a run that was stopped, or extend one with --set rounds=N.
 
     A training run continues from its last checkpoint, to the same bits as if it had never been stopped; what
     came after that checkpoint is done again. A demo is then completed. A comparison or a growth keeps nothing
-    until it is done, and begins again as it was asked for.
+    until it is done, and is started again with the same arguments.
     """
     from esper.runs.run_folder import RunFolder
     from esper.utils.gather import all_or_none, broadcast, processes
