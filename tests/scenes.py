@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -81,3 +84,25 @@ def nothing_is_empty(masks: ActionMasks) -> bool:
     """Whether every head of every member has a legal choice, and every legal op a slot."""
     heads = all(bool(masks.head(head).any(dim=1).all()) for head in Head)
     return heads and torch.equal(masks.op, masks.slot_by_op.any(dim=2))
+
+
+def plain_observation(
+    states: SlotStates, evidence: SlotEvidence | None = None, **changes: Tensor
+) -> Observation:
+    """A first observation of these states; any field can be given."""
+    n, s = states.stage.shape
+    plain = Observation(
+        progress=torch.zeros(n),
+        step_cost=torch.ones(n),
+        steps_left=torch.ones(n),
+        val_loss=torch.ones(n),
+        val_accuracy=torch.full((n,), 0.5),
+        loss_history=torch.full((n, 5), math.nan),
+        accuracy_history=torch.full((n, 5), math.nan),
+        parameter_ratio=torch.ones(n),
+        last_succeeded=torch.ones(n, dtype=torch.bool),
+        last_op=torch.full((n,), -1),
+        slots=states,
+        evidence=evidence or SlotEvidence.unmeasured(n, s),
+    )
+    return dataclasses.replace(plain, **changes)

@@ -147,7 +147,12 @@ _ANY = object()
 # still opens.
 RETIRED: dict[str, dict[str, object]] = {
     "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY},
-    "ppo": {"kl_stop": _ANY},
+    "ppo": {
+        "kl_stop": _ANY,
+        "value_clip": None,
+        "normalize_observations": False,
+        "normalise_observations": False,
+    },
     "learner": {"credit": "read", "memory": True, "shadow_gain": True},
     "population": {"measure_pairs": False},
     "telemetry": {"film_members": _ANY},

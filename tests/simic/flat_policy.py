@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
-from esper.tamiyo.policy.network import HasFeatures, Policy, PolicyOutput, RecurrentCore, linear
+from esper.tamiyo.policy.network import Policy, PolicyOutput, RecurrentCore, linear
 from esper.utils.settings import Config
 
 
@@ -68,7 +68,7 @@ class FlatPolicy(Policy):
 
     def sequence(
         self,
-        observation: HasFeatures,
+        observation: FlatObservation,
         masks: FlatMasks,
         state: Tensor,
         resets: Tensor,
@@ -95,7 +95,7 @@ class FlatPolicy(Policy):
         """Every head, whatever the action.  # [N, T, H] → [N, T, H] bool"""
         return torch.ones_like(actions, dtype=torch.bool)
 
-    def _remember(self, observation: HasFeatures, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
+    def _remember(self, observation: FlatObservation, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """What the policy knows after each step.  # [N, T, width]"""
         encoded = self.encoder(observation.features)
         return (encoded, state) if self.core is None else self.core(encoded, state, resets)

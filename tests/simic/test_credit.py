@@ -25,7 +25,7 @@ from esper.utils.rows import map_tensors
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
 # Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.
 OPEN = {Head.STYLE: 2}
-WEIGHTS = LossWeights(clip=0.2, value_clip=None, value=0.0, entropy=0.0, per_reader=False)
+WEIGHTS = LossWeights(clip=0.2, value=0.0, entropy=0.0, per_reader=False)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from esper.tamiyo.config import STUDY, Conditions, differences
+from esper.tamiyo.config import STUDY, differences
 
 TRAINED = STUDY.model_copy(update={"blueprints": ("clone", "widen_full")})
 INSIDE = TRAINED.model_copy(
@@ -55,7 +55,3 @@ def test_the_limits_themselves_are_inside(change: dict[str, Any]) -> None:
 def test_what_lies_outside_is_said(change: dict[str, Any], said: str) -> None:
     (found,) = differences(TRAINED, INSIDE.model_copy(update=change))
     assert said in found
-
-
-def test_a_file_keeps_conditions_as_they_are() -> None:
-    assert Conditions.model_validate_json(TRAINED.model_dump_json()) == TRAINED

@@ -27,6 +27,7 @@ from esper.tamiyo.policy.features import (
     schema_rows,
 )
 from tests.operations import count_operations
+from tests.scenes import plain_observation as observe
 from tests.scenes import random_observation, random_states
 from tests.tamiyo.features_by_element import features_one_by_one, to_reports
 
@@ -44,25 +45,6 @@ MEASURED = {  # evidence field -> its column
     "vanishing": "vanishing",
     "exploding": "exploding",
 }
-
-
-def observe(states: SlotStates, evidence: SlotEvidence | None = None, **changes: Tensor) -> Observation:
-    n, s = states.stage.shape
-    plain = Observation(
-        progress=torch.zeros(n),
-        step_cost=torch.ones(n),
-        steps_left=torch.ones(n),
-        val_loss=torch.ones(n),
-        val_accuracy=torch.full((n,), 0.5),
-        loss_history=torch.full((n, 5), NAN),
-        accuracy_history=torch.full((n, 5), NAN),
-        parameter_ratio=torch.ones(n),
-        last_succeeded=torch.ones(n, dtype=torch.bool),
-        last_op=torch.full((n,), -1),
-        slots=states,
-        evidence=evidence or SlotEvidence.unmeasured(n, s),
-    )
-    return dataclasses.replace(plain, **changes)
 
 
 def blocks(features: Tensor, slots: int) -> tuple[Tensor, Tensor]:
@@ -98,15 +80,8 @@ def test_the_batch_equals_each_member_alone(seed: int, members: int, slots: int)
     observation = random_observation(rng, members, slots)
     batch, _ = batch_obs_to_features(observation)
     for member in rng.choice(members, min(members, 8), replace=False).tolist():
-        alone, _ = batch_obs_to_features(pick(observation, [member]))
+        alone, _ = batch_obs_to_features(observation[member])
         assert torch.equal(alone[0], batch[member])
-
-
-def pick(observation: Observation, members: list[int]) -> Observation:
-    parts = {f.name: getattr(observation, f.name) for f in dataclasses.fields(observation)}
-    picked = {name: v[members] for name, v in parts.items() if isinstance(v, Tensor)}
-    evidence = SlotEvidence(**{n: t[members] for n, t in observation.evidence.tensors().items()})
-    return dataclasses.replace(observation, **picked, slots=observation.slots[members], evidence=evidence)
 
 
 SEEDED = SlotStates.from_records([[SlotRecord(Stage.HOLDING, 3, alpha=1.0, alpha_target=1.0, age=9)]])
@@ -124,23 +99,6 @@ def test_unmeasured_measured_zero_and_fresh_read_differently(field: str) -> None
     assert schema.unknown is not None
     for value in (-1e30, -INF, -5.0, 1e-9, 0.3, 7.0, 1e30, INF):
         assert read(value) != schema.unknown or (field == "gradient_norm" and value < 0), value
-
-
-def test_freshness_is_a_third_thing() -> None:
-    def read(contribution: float, age: float) -> tuple[float, float]:
-        evidence = SlotEvidence.unmeasured(1, 1).replace(
-            contribution=torch.tensor([[contribution]]), contribution_age=torch.tensor([[age]])
-        )
-        observation = observe(SEEDED, evidence)
-        return column(observation, "contribution").item(), column(
-            observation, "contribution_freshness"
-        ).item()
-
-    never, fresh_zero, stale_zero = read(NAN, NAN), read(0.0, 0.0), read(0.0, 400.0)
-    assert never == (-2.0, -1.0)
-    assert fresh_zero == (0.0, 1.0)
-    assert stale_zero == (0.0, pytest.approx(0.995**400, rel=1e-5))
-    assert len({never, fresh_zero, stale_zero}) == 3
 
 
 def test_the_sentinel_stays_on_every_step_until_a_measurement_exists() -> None:
@@ -294,13 +252,7 @@ def test_operations_do_not_depend_on_members_or_slots_and_are_few() -> None:
 @pytest.mark.gpu
 def test_the_device_agrees_and_is_never_waited_for() -> None:
     here = random_observation(np.random.default_rng(0), 64, 9)
-    moved = {f.name: getattr(here, f.name) for f in dataclasses.fields(here)}
-    there = dataclasses.replace(
-        here,
-        **{name: v.cuda() for name, v in moved.items() if isinstance(v, Tensor)},
-        slots=here.slots.to("cuda"),
-        evidence=SlotEvidence(**{n: t.cuda() for n, t in here.evidence.tensors().items()}),
-    )
+    there = here.to("cuda")
     torch.cuda.set_sync_debug_mode("error")
     try:
         features, _ = batch_obs_to_features(there)

@@ -32,6 +32,7 @@ from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
 from tests.lifecycle.strategies import random_evidence
+from tests.scenes import plain_observation as observe
 
 GATES = GateConfig(training_epochs=2)
 RULES = LifecycleConfig(gates=GATES, embargo_ticks=2)
@@ -43,25 +44,6 @@ MAKE = {
     "habit": Habit,
     "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1)),
 }
-
-
-def observe(states: SlotStates, evidence: SlotEvidence, accuracy: torch.Tensor | None = None) -> Observation:
-    members = states.num_members
-    flat = torch.full((members, 5), 0.5)
-    return Observation(
-        progress=torch.zeros(members),
-        step_cost=torch.ones(members),
-        steps_left=torch.ones(members),
-        val_loss=torch.ones(members),
-        val_accuracy=flat[:, 0],
-        loss_history=flat,
-        accuracy_history=flat if accuracy is None else accuracy,
-        parameter_ratio=torch.ones(members),
-        last_succeeded=torch.ones(members, dtype=torch.bool),
-        last_op=torch.zeros(members, dtype=torch.long),
-        slots=states,
-        evidence=evidence,
-    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +65,7 @@ def turns(
     for step in range(steps):
         evidence = random_evidence(rng, members, slots)
         history = torch.from_numpy(rng.choice([0.5, 0.6], (members, 5), p=[0.8, 0.2])).float()
-        observation = observe(states, evidence, history)
+        observation = observe(states, evidence, accuracy_history=history)
         masks = compute_batch_masks(states, config=RULES, topology=topology, evidence=evidence)
         actions = controller.decide(observation, masks, step)
         outcome = apply(states, actions, evidence, RULES, topology)

@@ -146,9 +146,6 @@ class PPOConfig(Config):
         default=200, ge=1, description="updates over which the entropy coefficient moves"
     )
     value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
-    value_clip: float | None = Field(
-        default=None, gt=0, description="how far V may move per update; none does not clip"
-    )
     head_average: Literal["readers", "steps"] = Field(
         default="steps",
         description="a head's share of the loss is its mean over all steps, which makes the loss the policy "
@@ -157,7 +154,4 @@ class PPOConfig(Config):
     max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
     normalize_values: bool = Field(
         default=True, description="whether V is learned in units of the returns' scale"
-    )
-    normalize_observations: bool = Field(
-        default=False, description="whether features are standardised; ours are bounded"
     )

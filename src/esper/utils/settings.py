@@ -143,7 +143,6 @@ OLD_SPELLINGS = {
     "optimiser": "optimizer",
     "make_optimiser": "make_optimizer",
     "normalise_values": "normalize_values",
-    "normalise_observations": "normalize_observations",
 }
 
 

@@ -16,7 +16,6 @@ class LossWeights:
     """The coefficients of one update."""
 
     clip: float
-    value_clip: float | None
     value: float
     entropy: float | Tensor
     per_reader: bool = True  # else a head weighs as much as it is read: see `head_means`
@@ -113,7 +112,7 @@ def ppo_loss(
     surrogate = output.log_prob if weights.imitates else earned
     policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
 
-    value_loss = _share(value_error(output.value, batch, weights.value_clip), batch.valid, counts.steps)
+    value_loss = _share(0.5 * (output.value - batch.returns).square(), batch.valid, counts.steps)
     entropy = head_means(output.entropy, weight, counts, weights.per_reader)  # [H]
     kl, head_kl = approximate_kl(log_ratio, weight, counts)
     outside = ((ratio.detach() - 1).abs() > weights.clip).float()
@@ -127,15 +126,6 @@ def ppo_loss(
         head_entropy=_share(output.entropy.detach(), weight, counts.readers),
         head_used=counts.readers > 0,
     )
-
-
-def value_error(value: Tensor, batch: Sequences, clip: float | None) -> Tensor:
-    """Half the squared error to the normalized returns, optionally clipped around the old value.  # [N, T]"""
-    error = (value - batch.returns).square()
-    if clip is not None:
-        old = batch.steps.value
-        error = torch.maximum(error, (old + (value - old).clamp(-clip, clip) - batch.returns).square())
-    return 0.5 * error
 
 
 def standardise(advantages: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Running mean and scale of what flows through the learner, kept on the device."""
+"""The running scale of returns, and a rollout in its units; everything stays on the device."""
 
 from __future__ import annotations
 
@@ -11,47 +11,46 @@ from esper.simic.agent.losses import explained_variance, standardise
 from esper.simic.agent.optimizer import VetoAdam
 
 
-class RunningNormalizer(nn.Module):
-    """Mean and variance of all rows seen so far, by the parallel form of Welford's method.
+class ValueNormalizer(nn.Module):
+    """Mean and variance of all returns seen so far, in whose units the value head is trained.
 
-    Rows that hold anything non-finite are left out. Nothing here reads the device, and a call of `update`
-    is the only thing that changes the scale: call it once per rollout.
+    Returns that are not finite are left out. Nothing here reads the device, and `update` is the only thing
+    that changes the scale: call it once per rollout.
     """
 
     count: Tensor
     mean: Tensor
     variance: Tensor
 
-    def __init__(self, size: int = 1, epsilon: float = 1e-4, clip: float | None = None) -> None:
+    def __init__(self, epsilon: float = 1e-4) -> None:
         super().__init__()
         self.epsilon = epsilon
-        self.clip = clip
         self.register_buffer("count", torch.zeros((), dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
-        self.register_buffer("variance", torch.ones(size, dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(1, dtype=torch.float64))
+        self.register_buffer("variance", torch.ones(1, dtype=torch.float64))
 
     def scale(self) -> Tensor:
-        """Standard deviation, never 0.  # [size] float32"""
+        """Return the standard deviation, never 0.  # [1] float32"""
         return self.variance.sqrt().clamp(min=self.epsilon).float()
 
-    def normalize(self, rows: Tensor) -> Tensor:
-        """Zero mean, unit scale.  # rows [..., size]"""
-        normal = (rows - self.mean.float()) / self.scale()
-        return normal if self.clip is None else normal.clamp(-self.clip, self.clip)
+    def normalize(self, values: Tensor) -> Tensor:
+        """Shift and scale to zero mean and unit variance."""
+        return (values - self.mean.float()) / self.scale()
 
-    def denormalize(self, rows: Tensor) -> Tensor:
-        """The inverse of `normalize`, but for its clip.  # rows [..., size]"""
-        return rows * self.scale() + self.mean.float()
+    def denormalize(self, values: Tensor) -> Tensor:
+        """Invert `normalize`."""
+        return values * self.scale() + self.mean.float()
 
     @torch.no_grad()
-    def update(self, rows: Tensor, valid: Tensor) -> None:
-        """Take in the valid, finite rows.  # rows [..., size], valid [...]"""
-        rows = rows.reshape(-1, rows.shape[-1]).double()
-        seen = valid.reshape(-1, 1) & rows.isfinite().all(-1, keepdim=True)  # [M, 1]
+    def update(self, returns: Tensor, valid: Tensor) -> None:
+        """Take in the valid, finite returns, by the parallel form of Welford's method.  # [N, T] each"""
+        rows = returns.reshape(-1, 1).double()
+        seen = valid.reshape(-1, 1) & rows.isfinite()
         rows = torch.where(seen, rows, 0.0)
         new = seen.sum()
         new_mean = rows.sum(0) / new.clamp(min=1)
         new_squares = torch.where(seen, rows - new_mean, 0.0).square().sum(0)
+        # M2 = M2_old + M2_new + δ²·n_old·n_new / n
         total = self.count + new
         delta = new_mean - self.mean
         share = new / total.clamp(min=1)
@@ -60,22 +59,15 @@ class RunningNormalizer(nn.Module):
         self.mean.add_(delta * share)
         self.count.copy_(total)
 
-
-class ValueNormalizer(RunningNormalizer):
-    """Returns in, units of the value head out; a change of units leaves what V says unchanged."""
-
-    def __init__(self, epsilon: float = 1e-4) -> None:
-        super().__init__(size=1, epsilon=epsilon)
-
     @torch.no_grad()
     def update_returns(self, returns: Tensor, valid: Tensor, value_head: nn.Linear) -> Tensor:
-        """Take in a rollout's returns and rewrite the last layer of V: denormalize(V) stays what it was.
+        """Update the scale and rewrite the last layer of V, so that denormalize(V) stays what it was.
 
-        Gives the factor by which that layer's gradients shrink with the change of units.
+        Returns the factor by which that layer's gradients shrink with the change of units.
         # returns, valid [N, T] → [1]
         """
         old_mean, old_scale = self.mean.float().clone(), self.scale()
-        self.update(returns.unsqueeze(-1), valid)
+        self.update(returns, valid)
         scale = self.scale()
         factor = old_scale / scale
         value_head.weight.mul_(factor)

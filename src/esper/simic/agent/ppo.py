@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from esper.simic.agent.losses import Counts, LossTerms, LossWeights, head_weights, ppo_loss
-from esper.simic.agent.normalizers import RunningNormalizer, ValueNormalizer, scale_rollout
+from esper.simic.agent.normalizers import ValueNormalizer, scale_rollout
 from esper.simic.agent.optimizer import VetoAdam, pack_part, part_length, unpack_parts
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.simic.config import PPOConfig as PPOConfig
 from esper.tamiyo.policy.distribution import describe_fault
-from esper.tamiyo.policy.network import HasFeatures, Policy
+from esper.tamiyo.policy.network import Policy
 from esper.utils.gather import Alone, Gather, even_ranges, gather_rows
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import check_like, map_tensors, under_prefix, with_prefix
@@ -133,7 +133,6 @@ class PPOAgent:
         self.policy = policy.to(self.device)
         self.optimizer = VetoAdam(policy, self.config.learning_rate, self.config.adam_epsilon)
         self.value_normalizer = ValueNormalizer().to(self.device)
-        self.feature_normalizer: RunningNormalizer | None = None  # made when the first features are seen
         self.updates = 0
         self._imitates = False
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
@@ -152,7 +151,7 @@ class PPOAgent:
     @torch.no_grad()
     def act(
         self,
-        observation: HasFeatures,
+        observation: Any,
         masks: Any,
         state: Tensor,
         resets: Tensor,
@@ -164,7 +163,7 @@ class PPOAgent:
         Returns the step, which `with_outcome` completes, and the memory after it.  # [N, state]
         """
         output = self.policy.sequence(
-            map_tensors(_as_sequence, self._normalized(observation)),
+            map_tensors(_as_sequence, observation),
             map_tensors(_as_sequence, masks),
             state,
             _as_sequence(resets),
@@ -224,8 +223,6 @@ class PPOAgent:
             if self._may_look() and bool(stopped):
                 break
 
-        if self.feature_normalizer is not None:
-            self.feature_normalizer.update(rollout.steps.observation.features, rollout.valid)
         if gather is not None and config.virtual_shards > 1:
             self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
@@ -262,27 +259,21 @@ class PPOAgent:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""
-        normalizer = self.feature_normalizer
         return {
             **with_prefix("policy", self.policy.state_dict()),
             **with_prefix("optimizer", self.optimizer.state_dict()),
             **with_prefix("value_normalizer", self.value_normalizer.state_dict()),
-            **with_prefix("feature_normalizer", normalizer.state_dict() if normalizer else {}),
             "updates": torch.tensor(self.updates),
             "seed": torch.tensor(self.seed),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
-        if self.config.normalize_observations and "feature_normalizer.mean" in tensors:
-            self._make_feature_normalizer(tensors["feature_normalizer.mean"].shape[0])
         mend = "build the policy with the config it was trained with"
         check_like(self.state_dict(), tensors, "the agent's state", mend)
         self.policy.load_state_dict(under_prefix("policy", tensors))
         self.optimizer.load_state_dict(under_prefix("optimizer", tensors))
         self.value_normalizer.load_state_dict(under_prefix("value_normalizer", tensors))
-        if self.feature_normalizer is not None:
-            self.feature_normalizer.load_state_dict(under_prefix("feature_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
     def _may_look(self) -> bool:
@@ -296,7 +287,7 @@ class PPOAgent:
         scaled = self._scaled(rollout.valid, *earned, steps.forced)
         batch = replace(
             rollout,
-            steps=replace(steps, observation=self._normalized(steps.observation), value=scaled.value),
+            steps=replace(steps, value=scaled.value),
             valid=scaled.learned,
             advantages=scaled.advantages,
             returns=scaled.returns,
@@ -385,9 +376,7 @@ class PPOAgent:
         """The terms of some rows under the present weights; their gradients lie with the parameters."""
         config = self.config
         per_reader = config.head_average == "readers"
-        weights = LossWeights(
-            config.clip, config.value_clip, config.value_coefficient, entropy, per_reader, self._imitates
-        )
+        weights = LossWeights(config.clip, config.value_coefficient, entropy, per_reader, self._imitates)
         with torch.enable_grad():
             terms = self._evaluate(batch, rows, weights, counts)
         self.optimizer.zero_grad()
@@ -420,17 +409,6 @@ class PPOAgent:
             head_entropy=by_head("head_entropy"),
             head_kl=by_head("head_kl"),
         )
-
-    def _normalized(self, observation: HasFeatures) -> HasFeatures:
-        if not self.config.normalize_observations:
-            return observation
-        normalizer = self._make_feature_normalizer(observation.features.shape[-1])
-        return replace(observation, features=normalizer.normalize(observation.features))  # type: ignore[type-var]
-
-    def _make_feature_normalizer(self, size: int) -> RunningNormalizer:
-        if self.feature_normalizer is None:
-            self.feature_normalizer = RunningNormalizer(size, clip=10.0).to(self.device)
-        return self.feature_normalizer
 
     def _in_reward_units(self, values: Tensor) -> Tensor:
         return self.value_normalizer.denormalize(values) if self.config.normalize_values else values

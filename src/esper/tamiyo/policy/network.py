@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -137,13 +137,6 @@ class _Unrolled(Function):
         grad_projected = torch.stack(grad_gates[::-1])
         grad_weight = grad_projected.flatten(0, 1).T @ hidden.flatten(0, 1).to(weight.dtype)
         return grad_projected, grad_weight, torch.cat((grad_hidden, grad_cell), dim=-1), None
-
-
-class HasFeatures(Protocol):
-    """An observation: a frozen dataclass of tensors of which one is `features`."""
-
-    @property
-    def features(self) -> Tensor: ...  # [..., F] float32
 
 
 @dataclass(frozen=True)
