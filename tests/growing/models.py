@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from esper.lifecycle.config import GateConfig, LifecycleConfig
+
+QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))  # a few epochs see a whole life
+
+
+def rising_score() -> Callable[..., tuple[Tensor, float]]:
+    """A step whose score only rises, so that the last epoch is the best."""
+    scores = count()
+    return lambda model, batch: (F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6)
 
 
 def small_cnn(width: int = 4) -> nn.Sequential:
@@ -156,26 +168,6 @@ class LanguageModel(nn.Module):
         for block in self.blocks:
             x = block(x, mask)[0]
         return self.head(self.norm(x))
-
-
-class Branching(nn.Module):
-    """A forward whose way depends on values."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(self.first(x)) if x.sum() > 0 else self.second(x)
-
-
-class FunctionalDropout(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.second(F.dropout(self.first(x), 0.5, self.training))
 
 
 class Tied(nn.Module):

@@ -11,11 +11,10 @@ from torch.utils.data import DataLoader, Dataset
 
 import esper
 from esper.growing.result import Grown
-from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.runs.run_folder import RunFolder
 from tests.growing import models
+from tests.growing.models import QUICK
 
-QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 SETTINGS = {"lr": 1e-2, "lifecycle": QUICK, "batch_size": 16, "progress": False}
 
 

@@ -17,14 +17,13 @@ from torch import Tensor
 import esper
 from esper import cli
 from esper.growing.result import Grown
-from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.runs import files
 from esper.runs.run_folder import RunFolder, describe
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
+from tests.growing.models import QUICK
 
-QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 EPOCHS = 6
 ROOT = Path(__file__).parents[2]
 STORY = ("events.jsonl", "growth.json")

@@ -1,13 +1,151 @@
-"""The guides run from beginning to end and say whether growth helped."""
+"""The guides run: the Python of docs/grow_your_own.md on small models, and the examples."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
+import esper
 from esper.growing.result import Gain
 from examples import grow_adapters, own_loop
+from tests.growing import models
+from tests.growing.test_trainers import Sentences
+
+ROOT = Path(__file__).parents[2]
+BLOCKS = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/grow_your_own.md").read_text(encoding="utf-8"), re.S
+)
+TESTED_ELSEWHERE = ("out=", "baseline=")  # with what they leave: test_folder.py
+
+
+def block_with(words: str) -> str:
+    """The one block that says so."""
+    (found,) = [block for block in BLOCKS if words in block]
+    return found
+
+
+def run(code: str, **names: Any) -> dict[str, Any]:
+    """Execute a block with few epochs; what it defines."""
+    few = re.sub(r"(epochs=|range\()\d+", r"\g<1>3", code)
+    everything: dict[str, Any] = {"esper": esper, "F": F, **names}
+    exec(compile(few, "grow_your_own.md", "exec"), everything)
+    return everything
+
+
+def table_loaders() -> dict[str, Any]:
+    train, val = TensorDataset(*models.table()), TensorDataset(*models.table(30, 1))
+    return {"loader": DataLoader(train, 15), "val_loader": DataLoader(val, 15)}
+
+
+class Answers(nn.Module):
+    """Reads a picture and a question."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image, self.question = nn.Linear(4, 8), nn.Linear(3, 8)
+        self.body = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, image: Tensor, question: Tensor) -> Tensor:
+        hidden = torch.relu(self.image(image) + self.question(question))
+        logits: Tensor = self.head(torch.relu(self.body(hidden)))
+        return logits
+
+
+def test_arrays() -> None:
+    x, y = torch.randn(60, 16), torch.randint(26, (60,))
+    made = run(block_with("budget=1500"), x=x, y=y, x_val=x[:30], y_val=y[:30])
+    assert not made["grown"].model.training
+    code = block_with("save_archive")
+    if importlib.util.find_spec("onnx") is None:
+        code = "\n".join(line for line in code.splitlines() if not line.startswith("save_onnx"))
+    run(code, grown=made["grown"], x=x)
+    assert Path("grown.pt2").exists()
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_step_of_ones_own() -> None:
+    batches = [
+        {"image": torch.randn(8, 4), "question": torch.randn(8, 3), "answer": torch.randint(3, (8,))}
+        for _ in range(3)
+    ]
+    made = run(block_with("def step"), model=Answers(), loader=batches, val_loader=batches)
+    assert made["grown"].model(torch.randn(2, 4), torch.randn(2, 3)).shape == (2, 3)
+
+
+def test_units_doubled_twice_by_a_schedule() -> None:
+    torch.manual_seed(0)
+    code = block_with("folds=2").replace("folds=2)", "folds=2, epochs=12)")
+    made = run(code, model=models.small_mlp(), **table_loaders())
+    assert "wide" in made["grown"].diff()
+
+
+def test_a_loop_of_ones_own() -> None:
+    model = models.small_mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    made = run(
+        block_with("esper.Grower("),
+        model=model,
+        optimizer=optimizer,
+        loss_fn=F.cross_entropy,
+        **table_loaders(),
+    )
+    assert made["plain"](models.table()[0]).shape == (60, 3)
+
+
+def test_lightning() -> None:
+    module = models.lightning_module(models.small_mlp())
+    loaders = table_loaders()
+    code = block_with("LightningGrower").replace(
+        "max_epochs=40,", 'max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False,'
+    )
+    made = run(code, module=module, train_loader=loaders["loader"], val_loader=loaders["val_loader"])
+    assert isinstance(made["grower"].grown, nn.Module)
+
+
+def test_transformers() -> None:
+    transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
+    pytest.importorskip("accelerate", reason="the extra transformers is not installed")
+    shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
+    args = transformers.TrainingArguments(
+        output_dir="trained", num_train_epochs=3, report_to=[], use_cpu=True, disable_tqdm=True,
+        save_strategy="no", logging_strategy="no",
+    )  # fmt: skip
+    made = run(
+        block_with("TransformersGrower"),
+        model=transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)),
+        args=args,
+        train_dataset=Sentences(24),
+        eval_dataset=Sentences(8),
+    )
+    assert isinstance(made["grower"].grown, nn.Module)
+
+
+def test_gymnasium() -> None:
+    made = run(block_with("make_vec"))
+    assert made["infos"]["action_mask"].shape[0] == 16
+
+
+def test_every_block_is_run() -> None:
+    source = Path(__file__).read_text(encoding="utf-8")
+    words = [*re.findall(r'block_with\("(.*?)"\)', source), *TESTED_ELSEWHERE]
+    assert [block for block in BLOCKS if not any(word in block for word in words)] == []
+
+
+# ---- examples ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -431,3 +432,21 @@ def test_a_gpt_offers_its_blocks_on_a_gpu_whatever_precision_is_set(setting: str
         torch.set_float32_matmul_precision(before)
     for k in range(len(live.slots)):
         assert {*live.options[k].parameters} == GROWTH_BLUEPRINTS, live.options[k].refused
+
+
+def test_the_search_for_slots_keeps_no_activation_alive() -> None:
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    model = nn.Sequential(*layers, nn.Linear(8, 2))
+    made: list[weakref.ref[Tensor]] = []
+    for layer in model:
+        layer.register_forward_hook(lambda _module, _inputs, output: made.append(weakref.ref(output)))
+    alive: list[int] = []
+
+    def run() -> None:
+        output = model(torch.ones(3, 8))
+        alive.append(sum(activation() is not None for activation in made))
+        assert output.shape == (3, 2)
+
+    slots = find_slots(model, run)
+    assert [slot.shape for slot in slots] == [(8,)] * 4
+    assert alive == [1]  # what the model gives

@@ -15,14 +15,12 @@ import esper
 from esper.growing.result import save_archive, save_onnx
 from esper.growing.surgery.insertion import trace_graft
 from esper.lifecycle.actions import selectable_blueprints
-from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.extract import AddGraft, GateGraft, MultiplyGraft
 from esper.utils.errors import UserError
 from tests.growing import models
-from tests.growing.models import classes_of
+from tests.growing.models import QUICK, classes_of
 
-QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 SHAPES = {"cnn": (5, 8, 6, 6), "mlp": (5, 8), "transformer": (5, 6, 8)}
 KINDS = [
     (topology, blueprint) for topology in SHAPES for blueprint in sorted(selectable_blueprints(topology))

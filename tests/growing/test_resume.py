@@ -16,12 +16,11 @@ from esper.growing.api import GrowRun, Growth
 from esper.growing.data import GeneratorStates, seeded_generators
 from esper.growing.result import Grown
 from esper.growing.settings import check_settings
-from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.utils.launch import StopRequest
 from tests.controllers import Scheduled
 from tests.growing import models
+from tests.growing.models import QUICK
 
-QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 CPU = torch.device("cpu")
 EPOCHS = 6
 

@@ -13,12 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.utils.errors import UserError
 from tests.controllers import Scheduled
 from tests.growing import models
+from tests.growing.models import QUICK
 
-QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))
 EPOCHS = 7
 X, Y = models.images()
 

@@ -67,33 +67,18 @@ def bert() -> nn.Module:
     return model
 
 
+RESNET = timm_model("resnet10t", channels=(64, 32, 48, 64))
+MOBILENET = timm_model("mobilenetv3_small_050")
 TINY = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads": 2}
+VIT = timm_model("vit_tiny_patch16_224", **TINY)
 LABELS = TOKENS.masked_fill(TOKENS == 2, -100)
 GPT2, BERT = {"input_ids": TOKENS, "labels": LABELS}, {"input_ids": TOKENS, "labels": Y}
 # A model, a batch of its data, what grows (blocks that are repeated, layers that get wider, heads of an
 # attention, new modules), and where, if it is to be somewhere else than where it is found.
 ZOO: list[tuple[str, Callable[[], nn.Module], Any, str, list[str] | None]] = [
-    (
-        "resnet",
-        timm_model("resnet10t", channels=(64, 32, 48, 64)),
-        PICTURES,
-        "repeated wide CONV_SMALL",
-        ["layer1.0", "layer3"],
-    ),
-    (
-        "mobilenet",
-        timm_model("mobilenetv3_small_050"),
-        PICTURES,
-        "repeated wide CONV_SMALL",
-        ["blocks.2.1", "blocks.3.1"],
-    ),
-    (
-        "vit",
-        timm_model("vit_tiny_patch16_224", **TINY),
-        PICTURES,
-        "repeated wide heads LORA",
-        ["blocks.0.attn", "blocks.1"],
-    ),
+    ("resnet", RESNET, PICTURES, "repeated wide CONV_SMALL", ["layer1.0", "layer3"]),
+    ("mobilenet", MOBILENET, PICTURES, "repeated wide CONV_SMALL", ["blocks.2.1", "blocks.3.1"]),
+    ("vit", VIT, PICTURES, "repeated wide heads LORA", ["blocks.0.attn", "blocks.1"]),
     ("gpt2", gpt2, GPT2, "repeated wide heads LORA", ["transformer.h.1.attn", "transformer.h.1"]),
     ("bert", bert, BERT, "repeated wide LORA", None),
     ("unet", models.UNet, (X, (X[:, 0] > 0.5).long()), "wide CONV_SMALL", None),

@@ -203,7 +203,7 @@ class GrowRun:
         remark = self.bodies.criterion.remark
         self.remarks = (*growth.remarks, *([] if remark is None else [remark]))
         self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
-        self.describe_host = _describe_host(self.bodies)
+        self.host_parts = _describe_host(self.bodies)
         self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
         self.bodies.stop, self.bodies.out_of_time = lambda: stop.requested, self._out_of_time
         self.episode = Episode(self.environment, growth.controller)

@@ -139,7 +139,7 @@ class GrowFolder:
 
     def _write_history(self, record: EpisodeRecord, run: GrowRun) -> None:
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.lanes.write(build_lanes(record, run.describe_host, 0))
+        self.folder.lanes.write(build_lanes(record, run.host_parts, 0))
 
     def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
         curves = [Grown.curve_of(record, GROWN)]

@@ -1,4 +1,4 @@
-"""What a stranger gets wrong is answered in one sentence: what was given, and what to give instead."""
+"""Bad input is answered in one sentence: what was given, and what to give instead."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,8 @@ from tests.growing import models
 
 X, Y = models.table(24)
 LOADER = DataLoader(TensorDataset(X, Y), 8)
+BROKEN = torch.where(torch.arange(120).view(24, 5) == 7, torch.nan, X)
+TEXT = models.text(24)[1]
 FOREIGN = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
 
 
@@ -28,6 +31,19 @@ def loss_of(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
+class Dry:
+    """A loader that ends for good after it was read a few times."""
+
+    def __init__(self, times: int):
+        self.times = times
+
+    def __iter__(self) -> Iterator[Any]:
+        self.times -= 1
+        return iter([(X, Y)] if self.times >= 0 else [])
+
+
+IMAGES = {"train": [models.images(9)], "val": [models.images(9)]}
+HEURISTIC = {"controller": "heuristic"}
 CASES: dict[str, dict[str, Any]] = {
     r"slots is the name '0'; give a list of names: \['0'\]": {"slots": "0"},
     "slot 'nope' is no submodule of Sequential; it has 0, 1, 2": {"slots": ["nope"]},
@@ -68,27 +84,76 @@ CASES: dict[str, dict[str, Any]] = {
     "holds none of the 6 parameters of the model": {"make_optimizer": lambda groups: FOREIGN},
     "device is 'gpu'; allowed are auto, cpu, cuda": {"device": "gpu"},
     "validation_samples is 5, and of a DataLoader no part can be drawn": {"validation_samples": 5},
+    "slots is empty": {"slots": []},
+    "slot after '8', which gives shape": {"model": models.small_cnn(), "slots": ["8"], **IMAGES},
+    "train is a .* that is read only once": {"train": iter([(X, Y)])},
+    "train had batches before and yields none in this epoch": {"train": Dry(3)},
+    "val had batches before and yields none in this epoch": {"val": Dry(4)},
+    "end the model with one output for each class": {"val": [(X, TEXT)]},
+    "the targets run from 0 to 2, but the model has 2 outputs": {"model": models.small_mlp(2)},
+    "budget is 8 parameters and the smallest seed that fits this model has 13": {"budget": 8, **HEURISTIC},
+    "in a mlp allowed are NORM, LORA": {"blueprints": ["CONV_LIGHT"], **HEURISTIC},
+    "controller is 'gardener'; .*allowed are tamiyo": {"controller": "gardener"},
+    "without begin and decide": {"controller": object()},
+    "no setting 'learning_rate'; allowed are objective": {"learning_rate": 1.0},
+    "engine is 'live', and esper.grow no longer takes it: .*; leave engine out": {"engine": "live"},
+    "members is 8, and esper.grow no longer takes it: .*; leave members out": {"members": 8},
+    "control is 'wider', and esper.grow no longer takes it": {"control": "wider"},
+    "graphs has no effect in esper.grow; allowed are objective": {"graphs": False},
+    "lr is -1.0; allowed is a number above 0": {"lr": -1.0},
+    "give one output for each target": {"objective": "regression"},
+    r"objective is 'classification' .*float32 of shape \[24\]": {
+        "objective": "classification",
+        "train": [(X, X[:, 0])],
+        "val": [(X, X[:, 0])],
+    },
+    "it must return one: take the mean": {"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")},
+    "give metric=": {"val": [(X, X[:, :2])], "loss": lambda outputs, targets: -outputs.square().mean() - 1},
+    "make_scheduler gives a NoneType": {"make_scheduler": lambda optimizer: None},
+    r"the batches of val hold torch.float64 and the weights of Sequential are torch.float32, .*; convert the "
+    r"batches with .to\(torch.float32\), or the model": {"val": [(X.double(), Y)]},
+    "NaN or infinite in 1 of 24 samples; fill in or drop": {"train": (BROKEN, Y)},
+    "targets that are NaN or infinite": {"train": (X, Y.float() / 0)},
+    "24 inputs and 5 targets; give one target for each": {"train": (X, Y[:5])},
+    "train has 1 samples; at least 2": {"train": (X[:1], Y[:1])},
+    "give numbers: encode": {"train": (np.array([["a"], ["b"]]), np.array([0, 1]))},
+    "holds a single number": {"train": (torch.tensor(1.0), torch.tensor(1))},
+    "train holds a float64; give a DataLoader": {"train": (np.float64(1.0), np.float64(1.0))},
+    r"(give|or) step=": {"train": [X], "val": [X]},
+    r"a batch is a tuple; .* step=": {"train": [(X,)], "val": [(X,)]},
+    r"gives no loss for them; .* step=|does not take": {"val": [{"image": X, "answer": Y}]},
 }
 
 
-@pytest.mark.parametrize("told", CASES)
-def test_a_mistake_is_told_in_one_sentence(told: str) -> None:
-    given = {"model": models.small_mlp(), "train": LOADER, "val": LOADER, "epochs": 1, **CASES[told]}
-    with pytest.raises(UserError, match=told) as caught:
+@pytest.mark.parametrize("message", CASES)
+def test_a_mistake_is_told_in_one_sentence(message: str) -> None:
+    given = {"model": models.small_mlp(), "train": LOADER, "val": LOADER, "epochs": 1, **CASES[message]}
+    with pytest.raises(UserError, match=message) as caught:
         esper.grow(progress=False, **given)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("optimizer", [None, torch.optim.SGD])
-def test_a_grower_asks_for_an_optimizer(optimizer: Any) -> None:
-    with pytest.raises(UserError, match=r"it must be an optimizer of torch\.optim"):
-        esper.Grower(models.small_mlp(), optimizer, train=LOADER, val=LOADER)
-
-
-def test_a_grower_asks_for_a_module() -> None:
-    rule = torch.optim.SGD(models.small_mlp().parameters(), 0.1)
-    with pytest.raises(UserError, match=r"model is a function; give an nn\.Module"):
-        esper.Grower(models.small_mlp, rule, train=LOADER, val=LOADER)
+@pytest.mark.parametrize(
+    ("model", "optimizer", "settings", "message"),
+    [
+        (models.small_mlp(), None, {}, r"it must be an optimizer of torch\.optim"),
+        (models.small_mlp(), torch.optim.SGD, {}, r"it must be an optimizer of torch\.optim"),
+        (models.small_mlp(), FOREIGN, {}, "the SGD holds none of the 6 parameters of the model"),
+        (models.small_mlp, FOREIGN, {}, r"model is a function; give an nn\.Module"),
+        *(
+            (
+                models.small_mlp(),
+                FOREIGN,
+                {name: 2},
+                f"{name} has no effect in a loop of your own; allowed",
+            )
+            for name in ("device", "schedule", "patience", "host_lr")
+        ),
+    ],
+)
+def test_a_grower_refuses_what_it_cannot_use(model: Any, optimizer: Any, settings: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        esper.Grower(model, optimizer, train=LOADER, val=LOADER, **settings)
 
 
 class Endless:
@@ -246,49 +311,3 @@ def test_a_training_that_always_breaks_is_an_error(controller: str | None) -> No
     model = Breaking(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 3))
     with pytest.raises(UserError, match="training broke in each of its 3 epochs: the loss was not finite"):
         esper.grow(model, train=LOADER, val=LOADER, controller=controller, epochs=3, progress=False)
-
-
-def test_a_stated_part_of_the_validation_data_is_drawn_from_all_of_it() -> None:
-    ordered = torch.arange(3).repeat_interleave(20)
-    seen: list[Tensor] = []
-
-    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
-        if not model.training:
-            seen.append(batch[1])
-        return loss_of(model, batch), 0.5
-
-    esper.grow(
-        models.small_mlp(),
-        train=LOADER,
-        val=(torch.randn(60, 5), ordered),
-        step=step,
-        controller="static",
-        epochs=1,
-        validation_samples=30,
-        device=torch.device("cpu"),
-        progress=False,
-    )
-    last = seen[-1]
-    assert len(last) == 30
-    assert set(last.tolist()) == {0, 1, 2}
-
-
-def test_a_decay_that_changes_nothing_is_warned_of() -> None:
-    with pytest.warns(UserWarning, match="decay is for schedule='flat'"):
-        esper.grow(models.small_mlp(), (X, Y), epochs=1, decay=0.2, progress=False)
-
-
-def test_rates_follow_the_schedule_and_decay_that_were_asked_for() -> None:
-    rates: list[float] = []
-
-    class Watched(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
-            rates.append(self.param_groups[0]["lr"])
-            super().step(closure)
-
-    def make(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return Watched(groups, lr=1.0)
-
-    settings = {"schedule": "flat", "warmup": 0.0, "decay": 0.5, "make_optimizer": make}
-    esper.grow(models.small_mlp(), LOADER, LOADER, controller="static", epochs=4, progress=False, **settings)
-    assert rates == pytest.approx([1.0] * 6 + [1 - k / 6 for k in range(6)])

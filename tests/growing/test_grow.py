@@ -1,0 +1,809 @@
+"""`esper.grow`: any model is trained as it is, and grows; loss and score are those of its data."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import f1_score, r2_score
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import esper
+from esper.growing.result import Grown
+from esper.lifecycle.actions import Actions
+from esper.tamiyo.policy.action_masks import ActionMasks
+from esper.tamiyo.policy.features import Observation
+from esper.tamiyo.schedule import Schedule
+from esper.utils.errors import UserError
+from tests.controllers import Scheduled
+from tests.growing import models
+from tests.growing.models import QUICK, rising_score
+
+X, Y = models.images()
+ROWS, CLASSES = models.table(48)
+TEXT = (models.text(48)[0], models.text(48)[0][:, -1] % 3)
+MASKS = torch.where(torch.arange(8).view(1, 8, 1) < 1, -100, (X[:, 0] > 0.5).long())
+PAIRS = [
+    (models.table(12, k)[0], models.table(12, k)[0][:, :3] * 2, models.table(12, k)[1]) for k in range(5)
+]
+FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def grow(model: Any, train: Any, val: Any = None, **settings: Any) -> Grown:
+    chosen = {"controller": Scheduled(steps=(0,)), "epochs": 9, "lr": 1e-2, "lifecycle": QUICK} | settings
+    if not isinstance(train, list | DataLoader):
+        chosen.setdefault("batch_size", 16)
+    return esper.grow(model, train=train, val=val, progress=False, **chosen)
+
+
+static = partial(grow, controller="static", epochs=3)
+
+
+# ---- a model grows ---------------------------------------------------------------------------------------
+
+ZOO: list[tuple[Callable[[], nn.Module], Any]] = [
+    (models.small_cnn, (X, Y)),
+    (models.Residual, (X, Y)),
+    (models.LanguageModel, models.text(48)),
+    (models.Tied, models.text(48)),
+    (models.Recurrent, TEXT),
+    (models.UNet, (X, MASKS)),
+    (models.TwoInputs, PAIRS),
+]
+EXPORTED = (models.Residual, models.LanguageModel, models.UNet)
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize(("make", "data"), ZOO, ids=[make.__name__ for make, _ in ZOO])
+def test_a_model_grows_trains_comes_back_as_its_own_class_and_exports(
+    make: Callable[[], nn.Module], data: Any
+) -> None:
+    torch.manual_seed(0)
+    model = make()
+    before = copy.deepcopy(model.state_dict())
+    grown = grow(model, data, data)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    assert not any(module._forward_hooks for module in model.modules())
+    assert grown.added, grown.report()
+    assert type(grown.model) is type(model)
+    assert set(before) <= set(grown.model.state_dict())
+    assert sum(p.numel() for p in grown.model.parameters()) == grown.record.parameters[-1, 0]
+    grown.model.get_submodule(grown.added[0].module)
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+    inputs = data[0][:-1] if isinstance(data, list) else (data[0][:4],)
+    outputs = grown.model(*inputs)
+    file = io.BytesIO()
+    torch.save(grown.model, file)
+    file.seek(0)
+    for again in (copy.deepcopy(grown.model), torch.load(file, weights_only=False)):
+        torch.testing.assert_close(again(*inputs), outputs, rtol=0, atol=0)
+    assert not [part for part in grown.model.modules() if type(part).__module__.startswith("esper")]
+    if make in EXPORTED:
+        batch = {0: torch.export.Dim("batch", min=1)}
+        program = torch.export.export(grown.model, (data[0][:4],), dynamic_shapes=(batch,))
+        found, wanted = program.module()(data[0][:7]), grown.model(data[0][:7])
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("everything_stays")
+def test_report_and_plot_tell_what_the_model_that_comes_back_does() -> None:
+    torch.manual_seed(0)
+    grown = grow(models.small_cnn(), (X, Y), (X[:37], Y[:37]), controller=Scheduled(steps=(0, 4)))
+    outputs, report, item = grown.model(X[:37]), grown.report(), grown.added[0]
+    measured = (outputs.argmax(1) == Y[:37]).float().mean().item()
+    assert grown.record.accuracy[-1, 0] == pytest.approx(measured, abs=1e-6)
+    assert F.cross_entropy(outputs, Y[:37]).item() == pytest.approx(grown.record.loss[-1, 0], rel=1e-4)
+    assert f"+ after {item.slot}: {item.blueprint} ({item.module}), {item.parameters:,} parameters" in report
+    assert np.isfinite(item.contribution)
+    assert "validation accuracy" in report
+    assert "planted CONV_LIGHT after 3" in report
+    planted = [epoch.epoch for epoch in grown.history if epoch.decision.startswith("planted")]
+    assert [line.get_xdata()[0] for line in grown.plot().axes[0].lines[1:]] == planted
+    statistics = grown.model.state_dict()
+    assert int(statistics["1.num_batches_tracked"]) == grown.epoch * 4, "those of training"
+
+
+def test_the_same_seed_gives_the_same_network_and_leaves_the_callers_randomness() -> None:
+    torch.manual_seed(3)
+    model, state = models.small_cnn(), torch.get_rng_state()
+    first, second = (grow(model, (X, Y), seed=5).model.state_dict() for _ in range(2))
+    assert torch.equal(state, torch.get_rng_state())
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize("whole", [False, True])
+def test_frozen_parts_stay_frozen_and_a_model_that_is_frozen_as_a_whole_grows(whole: bool) -> None:
+    model = models.Recurrent().requires_grad_(not whole)
+    model.tokens.requires_grad_(False)
+    grown = grow(model, TEXT, TEXT, controller="habit", epochs=12)
+    assert grown.added
+    after, before = grown.model.state_dict(), model.state_dict()
+    same = {name for name, value in before.items() if torch.equal(after[name], value)}
+    assert same == (set(before) if whole else {"tokens.weight"})
+    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
+
+
+@pytest.mark.parametrize("folds", [0, 1])
+@pytest.mark.usefixtures("everything_stays")
+def test_blocks_are_repeated_and_layers_widened_by_a_recipe_and_the_report_says_so(folds: int) -> None:
+    recipe = "schedule:clone@0.1+widen_half@0.3"
+    settings = {"controller": recipe, "epochs": 12, "folds": folds, "step": rising_score()}
+    grown = grow(models.small_mlp(), models.table(), models.table(), **settings)
+    ending = ", for good" if folds else " ("
+    lines = grown.diff().splitlines()
+    assert lines[0] == "  99 parameters as given"
+    for start in (f"+ 0 6 → 9 wide{ending}", f"+ 2 to 3 repeated{ending}"):
+        assert any(line.startswith(start) for line in lines), grown.report()
+    sizes = [int(n) for line in lines for n in re.findall(r"([\d,]+) parameters", line)]
+    assert sum(sizes[:-1]) == sizes[-1], grown.report()
+    assert folds or all(line.endswith("points if it is removed") for line in lines[1:-1])
+    assert lines[-1] == f"= {sum(p.numel() for p in grown.model.parameters())} parameters"
+    assert next(e.decision for e in grown.history if e.decision != "waited") == "planted CLONE after 3"
+    assert f"{2 + folds} planted, {2 + folds} kept" in grown.report()  # a slot that is free again grows again
+    assert grown.model[0].out_features == grown.model[2].in_features == 9
+    assert len(grown.model) == 7
+    assert grown.record.flops[0] > 0
+
+
+def test_a_schedule_that_no_slot_can_follow_is_refused_and_one_that_some_can_is_remarked_on() -> None:
+    strided = nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(36, 3))
+    takes = r"asks for CLONE, which no slot of this model takes: after 2, no weights .* keep .* WIDEN_FULL"
+    with pytest.raises(UserError, match=takes):
+        grow(strided, (X, Y), controller="schedule:clone@0.1")
+    grown = grow(strided, (X, Y), controller="schedule:clone@0.1+widen_full@0.2", epochs=4)
+    assert "planted WIDEN_FULL after" in grown.report()
+    assert "CLONE was asked for, which no slot of this model takes" in grown.report()
+
+
+def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:
+    seen: list[float] = []
+
+    class Watching(Schedule):
+        def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
+            seen.append(float(observation.step_cost))
+            return super().decide(observation, masks, step)
+
+    recipe = Watching([(0.2, "widen_full", "all")])
+    grown = grow(models.small_mlp(), models.table(), controller=recipe, epochs=6, folds=1)
+    assert len(grown.folded) == 2
+    wider = sum(p.numel() for p in grown.model.parameters() if p.ndim > 1)
+    given = sum(p.numel() for p in models.small_mlp().parameters() if p.ndim > 1)
+    assert seen[0] == 1.0
+    assert seen[-1] == pytest.approx(wider / given)  # a product for each weight
+
+
+@pytest.mark.parametrize("last_is_best", [True, False])
+def test_the_report_says_of_every_seed_that_it_was_taken_out_at_the_end(last_is_best: bool) -> None:
+    scores = count() if last_is_best else count(0, -1)
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        return F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6
+
+    recipe = {"controller": "schedule:norm@0.1", "epochs": 12, "slots": ["1"], "step": step}
+    report = grow(models.small_mlp(), models.table(), **recipe).report()
+    assert "planted NORM after 1" in report
+    assert "nothing was added" in report
+    ending = "took out the NORM after 1, which was not shown to help"
+    if not last_is_best:
+        ending = "left out the NORM after 1, which epoch 1 did not have"
+    assert report.splitlines()[-1] == f"at the end: {ending}"
+
+
+class Scaled(nn.Module):
+    """A model without products: torch counts no operation of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.bend = nn.Parameter(torch.ones(3)), nn.Tanh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(x[:, :3] * self.scale)
+
+
+def test_a_model_without_counted_operations_grows_and_has_a_baseline() -> None:
+    recipe = {"controller": "schedule:mlp@0.1", "slots": ["bend"], "epochs": 3, "baseline": True}
+    grown = grow(Scaled(), models.table(), **recipe)
+    assert grown.baseline is not None
+    assert grown.baseline.record.num_steps > 3  # seeds cost operations
+    assert grown.record.flops[0] > 0
+
+
+# ---- who decides -----------------------------------------------------------------------------------------
+
+
+class Waits:
+    """Begins and decides, and has nothing else."""
+
+    def begin(self, scene: Any) -> None:
+        self.actions = Actions.wait(scene.num_members, scene.device)
+
+    def decide(self, observation: Any, masks: Any, step: int) -> Actions:
+        return self.actions
+
+
+def test_a_controller_of_ones_own_needs_to_begin_and_to_decide_alone() -> None:
+    assert (
+        grow(models.small_mlp(), models.table(), controller=Waits(), epochs=1)
+        .diff()
+        .endswith("nothing was added")
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({}, "ask for it with controller='schedule:"),
+        ({"controller": "tamiyo"}, "tamiyo does not grow here, because it was trained on hosts of esper"),
+        ({"controller": "schedule"}, "schedule does not grow here"),
+    ],
+)
+def test_where_growth_is_not_known_to_pay_nothing_grows_and_it_is_said(
+    asked: dict[str, Any], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data, chosen = models.table(), {**asked, "epochs": 2}
+    grown = esper.grow(models.small_mlp(), data, baseline=True, budget=1, **chosen)
+    assert grown.diff().endswith("nothing was added")
+    assert grown.model.state_dict().keys() == models.small_mlp().state_dict().keys()
+    (line,) = [line for line in grown.report().splitlines() if reason in line]
+    assert line in capfd.readouterr().err, "beside the bar as well"
+    assert grown.baseline is not None
+    assert grown.baseline.record is grown.record, "nothing is trained twice"
+    if asked.get("controller") == "tamiyo":
+        forced = esper.grow(models.small_mlp(), data, force=True, progress=False, **chosen)
+        assert reason not in forced.report()
+
+
+def test_import_is_quick_and_late() -> None:
+    code = "import sys, esper; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'shrink'; it has"):
+        esper.shrink  # noqa: B018
+
+
+# ---- training --------------------------------------------------------------------------------------------
+
+
+def test_while_nothing_grows_it_is_a_plain_loop() -> None:
+    """To the bit, but for the clipping, which never acts here."""
+    torch.manual_seed(0)
+    model, (x, y) = models.small_mlp(), models.table(48)
+    batches = [(x[k : k + 16], y[k : k + 16]) for k in range(0, 48, 16)]
+    settings = {"schedule": "constant", "clip_norm": 1e9, "weight_decay": 0.0}
+    grown = static(model, batches, batches, **settings)
+    halves = [(x[k : k + 8], y[k : k + 8]) for k in range(0, 48, 8)]
+    added = static(model, halves, batches, accumulate=2, **settings)  # gradients of two batches for a step
+    twin = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(twin.parameters(), lr=1e-2, weight_decay=0.0)
+    for _ in range(grown.epoch):
+        for inputs, targets in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(twin(inputs), targets).backward()
+            optimizer.step()
+    for name, value in twin.state_dict().items():
+        torch.testing.assert_close(grown.model.state_dict()[name], value, rtol=0, atol=1e-6)
+        torch.testing.assert_close(added.model.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_clipped_to_the_norm_that_is_given() -> None:
+    model, batches = models.small_mlp(), [models.table(16)]
+    settings = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "schedule": "constant", "lr": 1.0}
+    moved = static(model, batches, batches, epochs=1, clip_norm=1e-3, **settings).model
+    steps = [after - before for after, before in zip(moved.parameters(), model.parameters(), strict=True)]
+    assert torch.cat([step.flatten() for step in steps]).norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+class Watched(torch.optim.SGD):
+    """Keeps the rates of every step."""
+
+    rates: list[list[float]]
+
+    def step(self, closure: Any = None) -> None:
+        self.rates.append([group["lr"] for group in self.param_groups])
+        super().step(closure)
+
+
+def watched(lr: float) -> tuple[type[Watched], Callable[..., Watched]]:
+    kind = type("Watched", (Watched,), {"rates": []})
+    return kind, partial(kind, lr=lr)
+
+
+def test_a_scheduler_of_ones_own_moves_all_rates_in_proportion() -> None:
+    kind, make = watched(0.4)
+    halve = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
+    settings = {"make_optimizer": make, "make_scheduler": halve, "lr": 0.1, "epochs": 9}
+    grow(models.small_cnn(), [(X, Y)], [(X, Y)], **settings)
+    assert [row[0] for row in kind.rates] == pytest.approx([0.4 * 0.5 ** (k // 2) for k in range(9)])
+    assert len(kind.rates[-1]) > len(kind.rates[0])  # seeds came
+    assert kind.rates[-1][-1] == pytest.approx(0.1 * 0.5**4)
+
+
+def test_rates_follow_the_schedule_that_was_asked_for_and_the_last_incomplete_step_is_taken() -> None:
+    kind, make = watched(1.0)
+    settings = {"schedule": "flat", "warmup": 0.0, "decay": 0.5, "make_optimizer": make, "epochs": 4}
+    batches = [models.table(8, k) for k in range(3)]
+    static(models.small_mlp(), batches, batches, **settings)
+    assert [row[0] for row in kind.rates] == pytest.approx([1.0] * 6 + [1 - k / 6 for k in range(6)])
+    kind.rates.clear()
+    static(models.small_mlp(), batches, batches, accumulate=2, **settings)
+    assert len(kind.rates) == 8
+    with pytest.warns(UserWarning, match="decay is for schedule='flat'"):
+        static(models.small_mlp(), batches, batches, epochs=1, decay=0.2)
+
+
+class ThreeBetas(torch.optim.AdamW):
+    """Betas as those of Adan or AdEMAMix."""
+
+    def __init__(self, groups: Any, lr: float) -> None:
+        super().__init__(groups, lr)
+        for group in self.param_groups:
+            group["betas"] = (*group["betas"], 0.99)
+
+    def step(self, closure: Any = None) -> None:
+        before = [group["betas"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["betas"] = group["betas"][:2]
+        super().step(closure)
+        for group, betas in zip(self.param_groups, before, strict=True):
+            group["betas"] = betas
+
+
+def test_an_optimizer_with_three_betas_goes_on_after_a_fold_as_one_with_two() -> None:
+    grown = []
+    for kind in (ThreeBetas, torch.optim.AdamW):
+        torch.manual_seed(0)
+        recipe = {"controller": "schedule:widen_full@0.1", "epochs": 6, "folds": 1, "step": rising_score()}
+        grown.append(
+            grow(models.small_mlp(), models.table(), make_optimizer=partial(kind, lr=1e-2), **recipe)
+        )
+    assert all(run.folded for run in grown)
+    assert [e.train_loss for e in grown[0].history] == [e.train_loss for e in grown[1].history]
+
+
+def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
+    numbers: list[dict[str, Any]] = []
+    frozen = models.small_cnn().requires_grad_(False)
+    frozen[10].requires_grad_(True)
+    settings = {"epochs": 50, "lr": 1e-12, "on_epoch": numbers.append}
+    assert len(static(frozen, (X, Y), patience=3, **settings).history) == 4
+    assert [line["epoch"] for line in numbers] == [1, 2, 3, 4]
+    start = time.monotonic()
+    assert len(static(models.small_cnn(), (X, Y), time_limit=1e-6, **settings).history) == 1
+    assert time.monotonic() - start < 30
+
+
+def test_ctrl_c_returns_what_has_grown_so_far() -> None:
+    looks = 0
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        nonlocal looks
+        looks += 1
+        if looks == 60:
+            os.kill(os.getpid(), signal.SIGINT)
+        return F.cross_entropy(outputs, targets)
+
+    grown = grow(models.small_mlp(), models.table(), loss=loss, epochs=90)
+    assert 0 < len(grown.history) < 90
+    assert "it ended before its 90 epochs were over" in grown.report()
+    assert isinstance(grown.model(models.table()[0]), Tensor)
+
+
+def test_the_weights_of_the_best_epoch_come_back() -> None:
+    scores, seen, epoch = [0.1, 0.3, 0.9, 0.2, 0.4], dict[int, Tensor](), 0
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        nonlocal epoch
+        epoch += model.training
+        seen[epoch] = model[0].weight.detach().clone()
+        return F.cross_entropy(model(batch[0]), batch[1]), scores[epoch]
+
+    grown = static(models.small_cnn(), [(X, Y)], [(X, Y)], step=step, epochs=4)
+    assert grown.epoch == 2
+    assert torch.equal(grown.model[0].weight, seen[2])  # as validated after the second epoch
+    assert not torch.equal(seen[2], seen[4])
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_after_a_training_that_broke_the_optimizer_goes_on(device: str, fused: bool) -> None:
+    """In the third of five epochs the loss is NaN; a fused optimizer counts its steps on the device."""
+    trained = 0
+
+    def step(model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, float]:
+        nonlocal trained
+        trained += model.training
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        return loss * (torch.nan if model.training and 4 < trained <= 6 else 1), float(-loss.detach())
+
+    batch = models.table(24)
+    torch.manual_seed(0)
+    make = partial(torch.optim.AdamW, lr=1e-2, fused=fused or None)
+    settings = {"step": step, "epochs": 5, "device": device, "make_optimizer": make}
+    grown = static(models.small_mlp(), [batch] * 2, [batch], **settings)
+    losses = [epoch.val_loss for epoch in grown.history]
+    assert "training broke 1 times" in grown.report()
+    assert grown.record.panicked[:, 0].tolist() == [False, False, True, False, False]
+    assert losses[2] == losses[1]  # what was good before
+    assert losses[4] < losses[3] < losses[1] < losses[0]
+
+
+# ---- data, loss and score --------------------------------------------------------------------------------
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Another picture at every look, and a count of looks."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        picture = X[index] + 0.1 * torch.randn(1, 8, 8)
+        if index == 0:
+            self.seen.append(picture)
+        return picture, Y[index]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from zip(X, Y, strict=True)
+
+
+def test_augmentation_is_drawn_anew_in_every_epoch_and_streams_are_read_in_the_loaders_batches() -> None:
+    data = Augmented()
+    static(models.small_cnn(), data, (X, Y))
+    assert len(data.seen) == 4  # once to look at, then once in each epoch
+    assert not torch.equal(data.seen[1], data.seen[2])
+    grown = static(models.small_cnn(), DataLoader(Stream(), 8), DataLoader(Stream(), 8), epochs=9)
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+    assert int(grown.model.state_dict()["1.num_batches_tracked"]) == grown.epoch * 8  # of 60 samples
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = models.small_mlp()
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": F.cross_entropy(self.body(x), labels)}
+
+
+def test_a_model_with_a_loss_of_its_own_takes_dictionaries() -> None:
+    x, y = models.table()
+    batches = [{"x": x[:30], "labels": y[:30]}, {"x": x[30:], "labels": y[30:]}]
+    grown = static(OwnLoss(), batches, batches, epochs=20)
+    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
+    assert grown.report().startswith("validation e^−loss ")
+
+
+ONE_HOT = F.one_hot(CLASSES, 3).float()
+SOFT = 0.8 * ONE_HOT + 0.2 / 3
+NUMBERS = torch.stack([ROWS[:, 0] + 5, 10 * ROWS[:, 1], ROWS[:, 2] ** 2], 1)
+
+
+def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.mse_loss(outputs.squeeze(1), targets.float())
+
+
+def grow_table(targets: Tensor, outputs: int = 3, **settings: Any) -> Grown:
+    torch.manual_seed(0)
+    return static(models.small_mlp(outputs), (ROWS, targets), (ROWS, targets), batch_size=10, **settings)
+
+
+@pytest.mark.parametrize(
+    ("targets", "settings", "name", "loss"),
+    [
+        (CLASSES, {}, "accuracy", F.cross_entropy),
+        (ONE_HOT, {}, "accuracy", F.cross_entropy),
+        (ONE_HOT, {"objective": "regression"}, "R²", F.mse_loss),
+        (SOFT, {"objective": "classification"}, "accuracy", F.cross_entropy),
+        (SOFT, {}, "R²", F.mse_loss),
+        (NUMBERS, {}, "R²", F.mse_loss),
+        (NUMBERS[:, 0], {"outputs": 1}, "R²", squared),
+        (CLASSES, {"outputs": 1, "objective": "regression"}, "R²", squared),
+        (NUMBERS, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
+        (ONE_HOT, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
+        (ONE_HOT, {"loss": F.mse_loss, "objective": "classification"}, "accuracy", F.mse_loss),
+    ],
+)
+def test_targets_decide_on_loss_and_score(
+    targets: Tensor, settings: dict[str, Any], name: str, loss: Callable[..., Tensor]
+) -> None:
+    grown = grow_table(targets, **settings)
+    outputs = grown.model(ROWS).detach()
+    assert grown.score_name == name
+    assert f"validation {name} " in grown.report()
+    assert float(grown.record.loss[-1, 0]) == pytest.approx(loss(outputs, targets).item(), rel=1e-4)
+    wanted = None
+    if name == "R²":
+        columns = targets.view(len(ROWS), -1)
+        wanted = max(-1.0, r2_score(columns, outputs, multioutput="variance_weighted"))
+    elif name == "accuracy":
+        classes = targets if targets is CLASSES else targets.argmax(1)
+        wanted = (outputs.argmax(1) == classes).float().mean().item()
+    assert wanted is None or float(grown.record.accuracy[-1, 0]) == pytest.approx(wanted, abs=1e-5)
+
+
+def test_the_report_says_what_decimals_were_taken_for_unless_the_user_said_it() -> None:
+    assert "the targets are one-hot rows: trained with cross-entropy" in grow_table(ONE_HOT).report()
+    assert "the targets are decimals: trained with the squared error" in grow_table(NUMBERS).report()
+    chosen = (ONE_HOT, {"objective": "classification"}), (NUMBERS, {"loss": F.mse_loss}), (CLASSES, {})
+    assert not any("the targets are" in grow_table(data, **settings).report() for data, settings in chosen)
+
+
+def test_targets_that_do_not_count_weigh_nothing_whatever_the_batches() -> None:
+    """Loss and score are those over all of val at once; a batch in which nothing counts is none."""
+    masks = MASKS.clone()
+    masks[20:40, :, 2:] = -100
+    masks[40:50] = -100
+    batches = [(X[k : k + 10], masks[k : k + 10]) for k in range(0, 60, 10)]
+    grown = static(models.UNet(), batches, batches, epochs=2)
+    outputs, known = grown.model(X), masks != -100
+    hits = (outputs.argmax(1) == masks)[known].float().mean().item()
+    assert grown.record.accuracy[-1, 0] == pytest.approx(hits, abs=1e-6)
+    assert grown.record.loss[-1, 0] == pytest.approx(F.cross_entropy(outputs, masks).item(), rel=1e-4)
+
+
+def test_a_metric_that_does_not_average_is_measured_over_all_samples() -> None:
+    def f1(outputs: Tensor, targets: Tensor) -> float:
+        return float(f1_score(targets.numpy(), outputs.argmax(1).numpy(), average="macro", zero_division=0))
+
+    x, y = models.table(90)
+    settings = {"metric": f1, "validation_batch": 7, "loss": F.multi_margin_loss, "batch_size": 16}
+    grown = static(models.small_mlp(), (x[:40], y[:40]), (x[40:], y[40:]), **settings)
+    assert grown.score_name == "f1"
+    assert grown.record.accuracy[-1, 0] == pytest.approx(f1(grown.model(x[40:]), y[40:]), abs=1e-6)
+
+
+def test_outputs_and_targets_of_any_shape_with_functions_of_ones_own() -> None:
+    def first_only(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.mse_loss(outputs[:, 0], targets)
+
+    metric = {"metric": lambda outputs, targets: -first_only(outputs, targets)}
+    grown = static(models.small_mlp(), (ROWS, ROWS[:, 0]), loss=first_only, device="auto", **metric)
+    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
+
+
+def test_class_sorted_validation_is_seen_whole_and_a_stated_part_is_drawn_from_all_of_it() -> None:
+    x, y = models.table(2300)
+    order, seen = y.argsort(), list[Tensor]()
+    grown = static(models.small_mlp(), (x[:200], y[:200]), (x[order], y[order]), epochs=1)
+    measured = (grown.model(x).argmax(1) == y).float().mean().item()
+    assert grown.record.accuracy[-1, 0] == pytest.approx(measured, abs=1e-5)
+
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, float]:
+        seen.extend([] if model.training else [batch[1]])
+        return F.cross_entropy(model(batch[0]), batch[1]), 0.5
+
+    part = {"validation_samples": 30, "validation_batch": 40, "device": torch.device("cpu"), "step": step}
+    static(models.small_mlp(), (x[:200], y[:200]), (x[order], y[order]), epochs=1, **part)
+    assert len(seen[-1]) == 30
+    assert set(seen[-1].tolist()) == {0, 1, 2}
+
+
+def test_bytes_reach_the_model_as_bytes() -> None:
+    class FromBytes(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            assert x.dtype == torch.uint8
+            return x.float().flatten(1) / 255.0
+
+    model = nn.Sequential(FromBytes(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3))
+    images = torch.randint(0, 256, (48, 1, 4, 4), dtype=torch.uint8)
+    assert static(model, (images, CLASSES)).history
+
+
+@pytest.mark.parametrize("given", FLOATS)
+@pytest.mark.parametrize("own", FLOATS[:3])
+def test_tensors_are_converted_to_the_dtype_of_the_model(own: torch.dtype, given: torch.dtype) -> None:
+    seen: set[torch.dtype] = set()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.update((outputs.dtype, targets.dtype))
+        return F.mse_loss(outputs, targets)
+
+    grown = static(models.small_mlp().to(own), (ROWS.to(given), NUMBERS.to(given)), epochs=1, loss=loss)
+    assert seen == {p.dtype for p in grown.model.parameters()} == {own}
+
+
+# ---- dtypes, modes and devices ---------------------------------------------------------------------------
+
+DTYPES = [
+    (torch.float32, "cpu"),
+    (torch.float64, "cpu"),
+    (torch.bfloat16, "cpu"),
+    pytest.param(torch.float16, "cuda", marks=pytest.mark.gpu),
+    pytest.param(torch.bfloat16, "cuda", marks=pytest.mark.gpu),
+]
+SCHEDULES = ["schedule:mlp@0.1", "schedule:norm@0.1", "schedule:clone@0.1", "schedule:widen_full@0.1"]
+
+
+def normed(outputs: int = 3) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(6, outputs))
+
+
+def grow_in(dtype: torch.dtype, model: nn.Module, **settings: Any) -> Grown:
+    batches = [(ROWS[k:32:2].to(dtype), CLASSES[k:32:2]) for k in range(2)]
+    return grow(model, batches, batches, **{"epochs": 5, "step": rising_score()} | settings)
+
+
+def norms(model: nn.Module) -> list[nn.BatchNorm1d]:
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm1d)]
+
+
+@pytest.mark.usefixtures("everything_stays")
+@pytest.mark.parametrize("frozen", [False, True], ids=["train", "frozen"])
+@pytest.mark.parametrize("controller", SCHEDULES)
+@pytest.mark.parametrize(("dtype", "device"), DTYPES)
+def test_what_grows_has_the_dtype_and_the_mode_of_what_it_is_added_to(
+    dtype: torch.dtype, device: str, controller: str, frozen: bool
+) -> None:
+    model = normed().to(dtype)
+    for norm in norms(model) if frozen else []:
+        norm.eval()
+    grown = grow_in(dtype, model, controller=controller, folds=1, device=device)
+    assert grown.added or grown.folded, grown.report()
+    assert {p.dtype for p in grown.model.parameters()} == {dtype}
+    steps = {int(norm.num_batches_tracked) for norm in norms(grown.model)}
+    assert steps == {0} if frozen else 0 not in steps, steps  # of a copied or wider norm too
+    loss = F.cross_entropy(grown.model(ROWS[:32].to(dtype)).double(), CLASSES[:32]).item()
+    tolerance = 0.05 if torch.finfo(dtype).bits == 16 else 1e-4
+    assert loss == pytest.approx(float(grown.record.loss[-1, 0]), rel=tolerance)
+
+
+@pytest.mark.parametrize("controller", ["heuristic", "static", "random", "habit", None])
+@pytest.mark.parametrize(("dtype", "device"), DTYPES[2:])
+def test_any_controller_grows_a_model_of_any_dtype(
+    dtype: torch.dtype, device: str, controller: str | None
+) -> None:
+    grown = grow_in(dtype, normed().to(dtype), controller=controller, device=device, epochs=3)
+    assert {p.dtype for p in grown.model.parameters()} == {dtype}
+
+
+@pytest.mark.parametrize("in_eval", [False, True])
+def test_a_step_of_a_grower_leaves_every_module_in_its_own_mode(in_eval: bool) -> None:
+    model, batch = normed(), (ROWS, CLASSES)
+    rule = torch.optim.AdamW(model.parameters(), 1e-2)
+    model.train(not in_eval)
+    model[1].eval()
+    settings = {"train": [batch], "val": [batch], "lifecycle": QUICK, "controller": "schedule:clone@0.1"}
+    grower = esper.Grower(model, rule, epochs=6, **settings)
+    modes = [module.training for module in model.modules()]
+    before = model[1].running_mean.clone()
+    for _ in range(4):
+        F.cross_entropy(model(ROWS), CLASSES).backward()
+        rule.step()
+        grower.step()
+        assert [module.training for module in model.modules()] == modes
+    assert torch.equal(before, model[1].running_mean)
+
+
+def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:
+    """As from_pretrained gives it."""
+    grown = grow_in(torch.float32, normed().eval(), controller="static", epochs=1)
+    assert {int(norm.num_batches_tracked) for norm in norms(grown.model)} == {2}
+
+
+def test_a_float16_model_learns_with_the_optimizer_that_is_made_here() -> None:
+    """Adam's usual epsilon is 0 in float16."""
+    losses = [
+        epoch.train_loss for epoch in grow_in(torch.float16, normed().half(), controller="static").history
+    ]
+    assert losses == sorted(losses, reverse=True), losses  # which no NaN is
+
+
+class AsHalf(nn.Module):
+    """A head in float32 behind a body in half precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.body, self.head = normed(6).to(dtype), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x).float())
+
+
+@pytest.mark.usefixtures("everything_stays")
+def test_a_seed_in_a_model_of_two_dtypes_has_that_of_its_slot() -> None:
+    settings = {"controller": "schedule:mlp@0.1", "slots": ["body.5"]}
+    grown = grow_in(torch.bfloat16, AsHalf(torch.bfloat16), **settings)
+    assert grown.added
+    assert {p.dtype for p in grown.model.body.parameters()} == {torch.bfloat16}
+    assert {p.dtype for p in grown.model.head.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("model", "batch", "slots"),
+    [(models.small_mlp, models.table(8), None), (models.Attending, models.text(8), ["attention"])],
+    ids=["units", "heads"],
+)
+def test_a_model_grows_in_autocast_with_added_up_gradients(
+    model: Callable[[], nn.Module], batch: tuple[Tensor, ...], slots: list[str] | None, device: str
+) -> None:
+    torch.manual_seed(0)
+    recipe = {"controller": Schedule([(0.1, "widen_half", "all")]), "slots": slots, "lifecycle": None}
+    settings = {"epochs": 4, "folds": 1, "device": device, "precision": "bfloat16", "accumulate": 2}
+    grown = grow(model(), [batch] * 4, [batch], lr=3e-3, **recipe, **settings)
+    assert grown.folded, grown.report()
+    assert {(p.device.type, p.dtype) for p in grown.model.parameters()} == {("cpu", torch.float32)}
+    outputs = grown.model(batch[0])
+    loss = F.cross_entropy(outputs.movedim(-1, 1) if slots else outputs, batch[1])
+    assert loss.item() == pytest.approx(float(grown.record.loss[-1, 0]), rel=0.02)
+    assert grown.history[-1].train_loss < grown.history[0].train_loss
+
+
+class Dispatched(TorchDispatchMode):
+    """Counts the operations that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[str(function)] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_step_dispatches_a_few_operations_more_than_a_plain_one_and_reads_nothing_back() -> None:
+    batch, layers = models.table(8), [nn.Linear(5, 5) for _ in range(8)]
+    model = nn.Sequential(*(part for layer in layers for part in (layer, nn.ReLU())), nn.Linear(5, 3))
+    recipe = {"optimizer": "sgd", "schedule": "constant", "weight_decay": 0.0, "epochs": 1}
+
+    def live(steps: int) -> None:
+        static(model, [batch] * steps, [batch], **recipe)
+
+    def plain(steps: int) -> None:
+        rule = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+        for _ in range(steps):
+            rule.zero_grad()
+            F.cross_entropy(model(batch[0]), batch[1]).backward()
+            rule.step()
+
+    of_a_step = []
+    for train in (live, plain):
+        counts = []
+        for steps in (3, 7):
+            with Dispatched() as seen:
+                train(steps)
+            counts.append(seen.counts)
+        of_a_step.append(counts[1] - counts[0])  # of four steps
+    more = of_a_step[0] - of_a_step[1]
+    assert sum(of_a_step[1].values()) > 4 * 60
+    assert sum(more.values()) <= 4 * 25, more
+    assert of_a_step[0]["aten._local_scalar_dense.default"] <= 4  # the rate, which is on the CPU
+
+
+@pytest.mark.gpu
+def test_snapshots_of_a_large_model_on_a_gpu_are_kept_in_main_memory() -> None:
+    seen: list[int] = []
+    wide = nn.Sequential(nn.Linear(16, 4096), nn.ReLU(), nn.Linear(4096, 4096), nn.ReLU(), nn.Linear(4096, 4))
+    batch = (torch.randn(64, 16), torch.randint(0, 4, (64,)))
+    nn.Linear(16, 16, device="cuda")(torch.ones(4, 16, device="cuda")).sum().backward()
+    others = torch.cuda.memory_allocated()  # among them what products work in, both ways
+    torch.cuda.reset_peak_memory_stats()  # what else this process once took is there for snapshots too
+    watch = {"on_epoch": lambda numbers: seen.append(torch.cuda.memory_allocated())}
+    static(wide, [batch] * 2, [batch], device="cuda", **watch)
+    trained = 4 * sum(p.numel() * p.element_size() for p in wide.parameters())  # gradients and two moments
+    assert max(seen) - others < 1.1 * trained
