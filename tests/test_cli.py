@@ -36,12 +36,6 @@ def test_every_help_page_has_an_example_that_names_its_command(
     assert f"Example: esper {command}" in capsys.readouterr().out
 
 
-def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ESPER_DEBUG", "1")
-    with pytest.raises(ValueError, match="--members is 0"):
-        cli.run(["compare", "--members", "0"])
-
-
 def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     from esper import tasks
 

@@ -1,4 +1,4 @@
-"""The figures and the pictures of the pages are those of the files that they come from."""
+"""The tables of the performance page are those of the committed result files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ from typing import Any
 
 import pytest
 
-from docs import make_pictures
-from studies.growth import report
-
 ROOT = Path(__file__).parent.parent
 PERFORMANCE = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
-STUDY = (ROOT / "docs/study.md").read_text(encoding="utf-8")
 MEASURED = ROOT / "benchmarks/results"
 
 
@@ -38,18 +34,6 @@ def rows(text: str) -> list[list[str]]:
     """The cells of every table row, without thousands' commas."""
     found = [line for line in text.splitlines() if line.startswith("| ")]
     return [[cell.strip().replace(",", "") for cell in line.strip("|").split("|")] for line in found]
-
-
-@pytest.mark.parametrize("name", make_pictures.PICTURES)
-def test_pictures_show_the_files_of_today(name: str) -> None:
-    """If this fails: python -m docs.make_pictures, and look at what has changed."""
-    recorded = make_pictures.recorded_digest(make_pictures.DOCS / name)
-    assert recorded == make_pictures.PICTURES[name].digest(), f"python -m docs.make_pictures {name}"
-
-
-@pytest.mark.long
-def test_the_tables_of_the_study_are_what_its_files_give() -> None:
-    assert report.page_with_tables(STUDY, report.Study.of()) == STUDY
 
 
 NAMED = {"training step": "train step", "with seeds and shadows": "train step with seeds"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from functools import cache
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from torch import nn
 
 from esper.population.hosts import Host, build_host
 from esper.tasks import load_task
-from esper.tasks.task import HostSpec, Task
+from esper.tasks.task import HostSpec
 from studies.growth import masked
 from studies.growth.masked_network import Network, branches_of, count_flops
 
@@ -23,25 +21,10 @@ HOSTS = {
     "text": HostSpec("gpt", {"width": 8, "heads": 4, "expansion": 2, "depth": 1}),
 }
 MEMBERS = torch.arange(3)
-MINIBATCH = masked.TRAINING_PASSES * masked.RECIPE.batch  # forward passes
-
-
-@cache
-def task(name: str) -> Task:
-    return small_task(seed=0) if name == "synthetic" else load_task(name)
-
-
-def small_task(seed: int) -> Task:
-    task, few = load_task("synthetic", seed), torch.arange(256)
-    return replace(task, train=task.train.subset(few), validation=task.validation.subset(few[:64]))
 
 
 def network(name: str = "synthetic") -> Network:
-    return Network(task(name), HOSTS[name])
-
-
-def whole_flops(net: Network) -> float:
-    return float(net.flops.of(np.array(net.units, dtype=float)))
+    return Network(load_task(name), HOSTS[name])
 
 
 def smaller(net: Network, row: torch.Tensor, kept: list[list[int]]) -> Host:
@@ -80,21 +63,6 @@ def test_a_masked_network_is_the_smaller_network_in_outputs_price_and_parameters
     assert kept.tolist() == [[len(units) for units in on]]
     assert net.flops.of(kept)[0] == count_flops(module, inputs[:1])
     assert net.parameters.of(kept)[0] == module.num_parameters
-
-
-@pytest.mark.parametrize(("name", "budget"), [("synthetic", 12.9), ("digits", 4.0), ("text", 3.2)])
-def test_both_arms_spend_their_budget_to_within_one_minibatch(name: str, budget: float) -> None:
-    """The budget is that of so many minibatches of the whole network."""
-    net = network(name)
-    step = MINIBATCH * whole_flops(net)
-    flops = budget * step
-    for train in (
-        lambda learners: masked.train_slimmable(learners, MEMBERS, flops),
-        lambda learners: masked.train_pruned(learners, flops, 0.6 * whole_flops(net)),
-    ):
-        end = train(masked.Learners.of(net, MEMBERS, [1.0] * 3, "cpu"))
-        assert np.abs(end.spent - flops).max() <= step / 2
-        assert end.weights.isfinite().all()
 
 
 def test_one_step_of_the_rows_is_a_step_of_torch_adamw() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -13,8 +11,6 @@ from studies.growth.searches import (
     Search,
     asha,
     halving,
-    random_search,
-    size_by_budget,
 )
 
 SIZES, MEMBERS = 4, 6
@@ -40,33 +36,6 @@ def fixed(size: int, budget: float, seed: int = 0) -> Sample:
 def recorded(seed: int = 0) -> list[Sample]:
     """Given in no order."""
     return [fixed(size, budget, seed) for budget in (1.0, 4.0) for size in reversed(range(SIZES))]
-
-
-def validation(samples: list[Sample], budget: float) -> np.ndarray:
-    return Runs.of(samples, "toy", budget).validation  # [K, n]
-
-
-def test_a_random_search_of_as_many_runs_as_sizes_finds_the_best_of_each_member() -> None:
-    samples = recorded()
-    best = validation(samples, 4.0).max(axis=0)
-    found = random_search(samples, "toy", 4.0, times=SIZES)
-    np.testing.assert_allclose(found.validation, best)
-    np.testing.assert_allclose(found.test, best - 0.1)
-    assert found.events == {"trials": SIZES, "budgets": SIZES}
-    assert sum(found.shapes.values()) == MEMBERS
-
-
-def test_a_size_by_budget_is_the_best_of_the_other_tasks_and_never_looks_at_its_own() -> None:
-    def task(name: str, accuracies: list[float]) -> list[Sample]:
-        sizes = enumerate(accuracies)
-        return [replace(fixed(k, 4.0), task=name, validation=[accuracy] * MEMBERS) for k, accuracy in sizes]
-
-    others = [*task("a", [0.1, 0.5, 0.2, 0.1]), *task("b", [0.1, 0.2, 0.4, 0.1])]
-    for own in ([0.9, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.9]):
-        samples = [*others, *task("toy", own)]
-        found = size_by_budget(samples, "toy", 4.0)
-        assert (found.arm, found.shapes) == ("size by budget", {"fixed 1": MEMBERS})
-        assert found.test == fixed(1, 4.0).test
 
 
 def slow_halving(runs: Runs, curves: np.ndarray, replay: int, eighths: int, reduction: int) -> Search:

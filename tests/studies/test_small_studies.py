@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from esper.tasks import Task, load_task, task_table
+from esper.tasks import Task, load_task
 from esper.utils.gather import Alone
-from studies import glyphs, resnet
+from studies import resnet
 from studies.equal_compute import comparison
-from studies.growth.environments import HELD_OUT
 from studies.growth.families import FAMILIES, Family, make_task
 from studies.growth.selection import GROUP, heirs, take_over
 from studies.growth.variants import class_subset, permuted_inputs, permuted_labels
@@ -32,14 +31,6 @@ def test_every_kind_of_a_family_is_dealt(family: Family) -> None:
     assert torch.equal(again.train.inputs, tasks[0].train.inputs)
     other = make_task(family, len(family.kinds))
     assert not torch.equal(other.train.inputs, again.train.inputs)
-
-
-def test_no_family_has_the_shape_or_the_classes_of_a_task_that_judges() -> None:
-    judges = [row for row in task_table() if row.name in HELD_OUT]
-    assert len(judges) == len(HELD_OUT)
-    for family in FAMILIES:
-        assert family.shape not in {row.input_shape for row in judges}
-        assert family.classes not in {row.num_classes for row in judges}
 
 
 @given(st.integers(1, 5), st.integers(0, 10_000))
@@ -90,13 +81,6 @@ def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> 
     assert len(one.validation) == len(task.validation)
     assert task.test_reads == one.test_reads == 0
     assert one.test().inputs.shape == task.test().inputs.shape
-
-
-def test_every_sign_is_drawn_in_every_font_and_no_two_alike() -> None:
-    signs = glyphs.drawn_signs()
-    assert signs.shape[:2] == (len(glyphs.SIGNS), 20)
-    assert (signs.flatten(2).amax(2) > 0.5).all()
-    assert len({tuple(row) for row in signs[:, 0].flatten(1).tolist()}) == len(glyphs.SIGNS)
 
 
 def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
