@@ -19,7 +19,7 @@ from esper import cli
 from esper.builders import agent_schema
 from esper.config import RunConfig, load_config
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.console import QuietView
+from esper.runs.console import RunView
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest
@@ -42,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "whole"
     made = TrainingRun.start(load_config(overrides=[*TINY, "rounds=1", "task=spirals"]), path)
     with made.folder:
-        made.run(QuietView(), StopRequest())
+        made.run(RunView(), StopRequest())
     return path
 
 

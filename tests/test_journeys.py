@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from esper import cli
 from esper.config import HostConfig, load_config, preset_names
 from esper.population.hosts import HOST_PRESETS
-from esper.runs.console import QuietView
+from esper.runs.console import RunView
 from esper.runs.run_folder import RunFolder
 from esper.tasks import load_task
 from esper.training import TrainingRun
@@ -130,7 +130,7 @@ def test_every_preset_runs(name: str, tmp_path: Path) -> None:
     settings = load_config(preset=name, overrides=[*TINY, *SMALL, "device=cpu"])
     run = TrainingRun.start(settings, tmp_path / name)
     with run.folder:
-        run.run(QuietView(), StopRequest())
+        run.run(RunView(), StopRequest())
     assert len(run.folder.metrics()) == 1
 
 
@@ -161,10 +161,10 @@ def test_the_same_journey_on_a_gpu(tmp_path: Path) -> None:
     settings = load_config(preset="gpu", overrides=[*TINY, "telemetry.checkpoint_every=1"])
     made = TrainingRun.start(settings, run)
     with made.folder:
-        made.run(QuietView(), StopRequest())
+        made.run(RunView(), StopRequest())
     again = TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000001.safetensors")
     with again.folder:
-        again.run(QuietView(), StopRequest())
+        again.run(RunView(), StopRequest())
     assert [summary.round for summary in again.folder.metrics()] == [1, 2]
     assert cli.run(["grow", "-C", str(run), "-n", "2", "-o", str(out), "--quiet"]) == 0
     assert torch.export.load(str(out / "network.pt2")).module()(torch.randn(3, 1, 8, 8)).shape == (3, 10)

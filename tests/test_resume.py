@@ -22,7 +22,7 @@ from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.console import PlainView, QuietView
+from esper.runs.console import RunView
 from esper.runs.lanes import LanesFolder
 from esper.simic.environment import GrowthEnvironment
 from esper.training import TrainingRun
@@ -63,7 +63,7 @@ def assert_same_run(run: Path, other: Path) -> None:
 def play_out(run: TrainingRun) -> None:
     """All rounds that are left, without the report, which takes longer than the rounds."""
     with run.folder:
-        run.run(QuietView(), StopRequest())
+        run.run(RunView(), StopRequest())
 
 
 def wait_for_round(run: Path, number: int, process: subprocess.Popen[str]) -> None:
@@ -101,7 +101,7 @@ def test_lines_that_no_checkpoint_knows_and_half_lines_are_cut_off(whole: Path, 
     path = tmp_path / "killed"
     run = TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path)
     with run.folder:
-        run.run(QuietView(), AfterRounds(run, 2))
+        run.run(RunView(), AfterRounds(run, 2))
     assert len(metrics(path)) == 2
     tear(path)
     assert cli.run(["resume", str(path), "--quiet"]) == 0
@@ -123,11 +123,11 @@ def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
     run = tmp_path / "stopped"
     steps = iter(range(1000))
 
-    def signalled(view: PlainView, rounds_done: float) -> None:
+    def signalled(view: RunView, rounds_done: float) -> None:
         if rounds_done > 1 and next(steps) == 0:  # in the middle of the second round
             os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(PlainView, "progress", signalled)
+    monkeypatch.setattr(RunView, "progress", signalled)
     assert cli.run(["train", "--out", str(run), *sets(*SETTINGS)]) == 128 + signal.SIGTERM
     assert len(metrics(run)) == 2
     assert f"stopped after round 2 of {ROUNDS}; go on with: esper resume {run}" in capsys.readouterr().out
@@ -185,14 +185,14 @@ def test_the_second_signal_ends_at_once() -> None:
 def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, calls, progress = tmp_path / "run", iter(range(1000)), PlainView.progress
+    run, calls, progress = tmp_path / "run", iter(range(1000)), RunView.progress
 
-    def interrupted(view: PlainView, rounds_done: float) -> None:
+    def interrupted(view: RunView, rounds_done: float) -> None:
         progress(view, rounds_done)
         if next(calls) in (1, 2):
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(PlainView, "progress", interrupted)
+    monkeypatch.setattr(RunView, "progress", interrupted)
     monkeypatch.setattr("esper.runs.console._ESTIMATE_AFTER", 1e-3)
     assert cli.run(["train", "--out", str(run), *sets("task=spirals")]) == 130
     out, err = capfd.readouterr()

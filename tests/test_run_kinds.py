@@ -10,7 +10,7 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.runs.console import QuietView
+from esper.runs.console import RunView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
@@ -96,7 +96,7 @@ def test_an_interrupted_demo_is_completed(tmp_path: Path, capsys: pytest.Capture
     config = SETTINGS.model_copy(update={"rounds": 1})
     run = TrainingRun.start(config, path, kind="demo", request={"members": 3})
     with run.folder:
-        run.run(QuietView(), StopRequest())
+        run.run(RunView(), StopRequest())
     assert cli.run(["resume", str(path), "--quiet"]) == 0
     results = RunFolder.read(path).results()
     assert results is not None
@@ -113,7 +113,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("kinds") / "trained"
     run = TrainingRun.start(SETTINGS, path)
     with run.folder:
-        run.run(QuietView(), StopRequest())
+        run.run(RunView(), StopRequest())
     return path
 
 
@@ -135,7 +135,7 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     longer, path = tmp_path / "longer", Path(shutil.copytree(trained, tmp_path / "run"))
     run = TrainingRun.start(SETTINGS.model_copy(update={"rounds": 3}), longer)
     with run.folder:
-        run.run(QuietView(), StopRequest())
+        run.run(RunView(), StopRequest())
     assert cli.run(["resume", str(path), "--quiet", "--set", "rounds=3"]) == 0
     for name in ("events.jsonl", "config.yaml"):
         assert (path / name).read_bytes() == (longer / name).read_bytes(), name

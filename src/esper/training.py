@@ -19,9 +19,9 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.console import QuietView
+from esper.runs.console import RunView
 from esper.runs.run_folder import Kind, RunFolder
-from esper.runs.sinks import Sink, open_sinks
+from esper.runs.sinks import Sink, make_sinks
 from esper.simic.environment import StepResult
 from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
@@ -167,33 +167,32 @@ class TrainingRun:
         except (ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
-    def run(self, view: QuietView, stop: StopRequest) -> None:
+    def run(self, view: RunView, stop: StopRequest) -> None:
         """Train for the rounds that are left, or until a stop is asked for, and write each to the folder.
 
         A stop that is asked of any process stops all of them.
         """
         gather, begun = self.trainer.gather, self.trainer.rounds_done
 
-        def sinks() -> Sequence[Sink]:
+        def open_sinks() -> list[Sink]:
             settings = self.config.model_dump(mode="json")
-            return open_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
+            sinks = make_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
+            return [after.enter_context(sink) for sink in sinks]
 
-        # A sink that cannot be opened must stop every process, not the first one alone.
-        self._sinks = all_or_none(gather, lambda: sinks() if self.writes else ())
         with ExitStack() as after, cpu_threads(self.config.threads):
-            for sink in self._sinks:
-                after.callback(sink.close)
+            # A sink that cannot be opened must stop every process, not the first one alone.
+            self._sinks = all_or_none(gather, lambda: open_sinks() if self.writes else [])
             while not self.finished and not any_process(gather, stop.requested):
                 played = self.trainer.play_round(self._progress(view))[LEARNER]
                 if self.writes:
                     self._keep(played, view)
 
-    def _progress(self, view: QuietView) -> Callable[[StepResult], None]:
+    def _progress(self, view: RunView) -> Callable[[StepResult], None]:
         """Make a callback that shows how far the next round is; budgets above 1 have more steps."""
         done, steps, ticks = self.trainer.rounds_done, self.trainer.steps_in_round, count(1)
         return lambda result: view.progress(done + next(ticks) / steps)
 
-    def _keep(self, round: Round, view: QuietView) -> None:
+    def _keep(self, round: Round, view: RunView) -> None:
         """Write a finished round and show it."""
         telemetry, number = self.config.telemetry, round.summary.round
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
@@ -201,7 +200,7 @@ class TrainingRun:
             self.folder.events_file.append(*episode_events(round.record, number))
         self.folder.metrics_file.append(round.summary)
         for sink in self._sinks:
-            sink.write(round.summary)
+            sink(round.summary)
         if telemetry.lanes:
             parts = describe_host(self.trainer.environment.population)
             self.folder.lanes.write(build_lanes(round.record, parts, number), telemetry.lanes)

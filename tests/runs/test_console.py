@@ -5,10 +5,7 @@ from __future__ import annotations
 import io
 import json
 
-import pytest
-from rich.console import Console
-
-from esper.runs.console import JsonView, PlainView, QuietView, duration, open_view, plain_line
+from esper.runs.console import RunView, duration, plain_line
 from esper.runs.schema import RoundSummary
 
 SHARES = {"WAIT": 0.7, "GERMINATE": 0.2, "PRUNE": 0.1}
@@ -17,30 +14,16 @@ FIRST = RoundSummary(
 )
 
 
-@pytest.mark.parametrize(
-    ("options", "kind"),
-    [
-        ({}, PlainView),
-        ({"quiet": True}, QuietView),
-        ({"json_lines": True}, JsonView),
-        ({"json_lines": True, "quiet": True}, JsonView),
-    ],
-)
-def test_every_view_shows_a_round_without_control_codes(options: dict[str, bool], kind: type) -> None:
-    text = io.StringIO()
-    view = open_view(Console(file=text, force_terminal=True, width=100), 20, **options)
-    assert type(view) is kind
-    view.update(FIRST)
-    assert "\x1b" not in text.getvalue()
-    if kind is PlainView:
-        first, second = text.getvalue().splitlines()
-        assert first.startswith("round 1/20  return +0.100 ± 0.020  accuracy 91.3 ± 0.8 %  parameters x 1.42")
-        assert first.endswith("1:16 left  WAIT 70% GERMINATE 20% PRUNE 10%")
-        assert second == "  ! member 4 broke"
-    elif kind is JsonView:
-        assert json.loads(text.getvalue())["kl"] is None, "the line that metrics.jsonl gets"
-    else:
-        assert text.getvalue() == ""
+def test_a_round_is_a_line_or_json_or_nothing() -> None:
+    text, lines = io.StringIO(), io.StringIO()
+    RunView().update(FIRST)
+    RunView(20, text).update(FIRST)
+    first, second = text.getvalue().splitlines()
+    assert first.startswith("round 1/20  return +0.100 ± 0.020  accuracy 91.3 ± 0.8 %  parameters x 1.42")
+    assert first.endswith("1:16 left  WAIT 70% GERMINATE 20% PRUNE 10%")
+    assert second == "  ! member 4 broke"
+    RunView(20, lines, json_lines=True).update(FIRST)
+    assert json.loads(lines.getvalue())["kl"] is None, "the line that metrics.jsonl gets"
 
 
 def test_unmeasured_figures_are_dashes_and_durations_are_read_as_clocks() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
-from esper.runs.sinks import SINK_NAMES, open_sinks
+from esper.runs.sinks import SINK_NAMES, make_sinks
 from esper.utils.errors import UserError
 
 
@@ -25,20 +25,21 @@ def test_an_unknown_sink_and_a_missing_package_are_refused(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(UserError, match="sink is 'parchment'; allowed are tensorboard, wandb"):
-        open_sinks(["parchment"], folder, {})
+        make_sinks(["parchment"], folder, {})
     for name in SINK_NAMES:
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(UserError, match=r"needs the package .*esper-lite\[sinks\]"):
-            open_sinks([name], folder, {})
+        (sink,) = make_sinks([name], folder, {})
+        with pytest.raises(UserError, match=r"needs the package .*esper-lite\[sinks\]"), sink:
+            pass
 
 
 def write_and_go_back(folder: RunFolder, name: str) -> None:
     """Rounds 1 to 4; then, from round 2 on, rounds 3 to 6."""
     for done, rounds in ((0, range(1, 5)), (2, range(3, 7))):
-        (sink,) = open_sinks([name], folder, {"seed": 1}, done)
-        for number in rounds:
-            sink.write(RoundSummary(number, 6, 1, 3, 1.0, kl=number / 4, op_shares={"WAIT": 0.5}))
-        sink.close()
+        (sink,) = make_sinks([name], folder, {"seed": 1}, done)
+        with sink as write:
+            for number in rounds:
+                write(RoundSummary(number, 6, 1, 3, 1.0, kl=number / 4, op_shares={"WAIT": 0.5}))
         time.sleep(1.1 if name == "wandb" else 0)  # the library names a folder by the second
 
 

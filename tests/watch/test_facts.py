@@ -32,9 +32,9 @@ def test_runs_with_the_same_members_are_paired(tmp_path: Path) -> None:
     [gap] = differences(finals)
     rows = [final.rows["accuracy"] for final in finals]
     mean, ci = mean_interval((rows[1] - rows[0]).tolist())
-    assert (gap.name, gap.baseline, gap.quantity, gap.basis) == ("b", "a", "accuracy", PAIRED)
-    assert gap.mean == pytest.approx(mean)
-    assert gap.ci == pytest.approx(ci)
+    assert (gap["name"], gap["baseline"], gap["quantity"], gap["basis"]) == ("b", "a", "accuracy", PAIRED)
+    assert gap["mean"] == pytest.approx(mean)
+    assert gap["ci"] == pytest.approx(ci)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_runs_with_the_same_members_are_paired(tmp_path: Path) -> None:
 def test_runs_with_other_members_are_not_paired(tmp_path: Path, other: dict[str, object]) -> None:
     finals = finals_of(run_of(tmp_path / "a"), run_of(tmp_path / "b", seed=5, **other))  # type: ignore[arg-type]
     [gap] = differences(finals)
-    assert gap.basis == UNPAIRED
-    assert gap.ci == pytest.approx(math.hypot(*(final.figures["accuracy"].ci for final in finals)))
+    assert gap["basis"] == UNPAIRED
+    assert gap["ci"] == pytest.approx(math.hypot(*(final.figures["accuracy"][1] for final in finals)))
 
 
 def test_a_run_without_rounds_has_no_final_figures(tmp_path: Path) -> None:
@@ -78,20 +78,22 @@ def test_growths_are_set_side_by_side_by_how_they_ended(
 ) -> None:
     runs = [growth_of(tmp_path / name, members, seed, score, samples) for seed, name in enumerate("ab")]
     finals = finals_of(*runs)
-    gaps = {gap.quantity: gap for gap in differences(finals)}
+    gaps = {gap["quantity"]: gap for gap in differences(finals)}
     assert set(gaps) == {score, "parameter_ratio"}, "a growth is paid no return"
     a, b = (final.rows["accuracy"] for final in finals)
-    assert gaps[score].basis == basis
-    assert gaps[score].mean == pytest.approx(float(b.mean() - a.mean()))
+    assert gaps[score]["basis"] == basis
+    assert gaps[score]["mean"] == pytest.approx(float(b.mean() - a.mean()))
     if basis == PAIRED:
-        assert gaps[score].ci == pytest.approx(mean_interval((b - a).tolist())[1])
+        assert gaps[score]["ci"] == pytest.approx(mean_interval((b - a).tolist())[1])
     elif basis == BY_SAMPLES:
         shrunk = [(300 * float(share[0]) + 1) / 302 for share in (a, b)]
-        assert gaps[score].ci == pytest.approx(1.959964 * math.sqrt(sum(p * (1 - p) / 302 for p in shrunk)))
+        assert gaps[score]["ci"] == pytest.approx(
+            1.959964 * math.sqrt(sum(p * (1 - p) / 302 for p in shrunk))
+        )
     else:
-        assert math.isnan(gaps[score].ci)
+        assert math.isnan(gaps[score]["ci"])
 
 
 def test_scores_of_two_kinds_have_no_difference(tmp_path: Path) -> None:
     finals = finals_of(growth_of(tmp_path / "a", 1, 0), growth_of(tmp_path / "b", 1, 1, score="R²"))
-    assert {gap.quantity for gap in differences(finals)} == {"parameter_ratio"}
+    assert {gap["quantity"] for gap in differences(finals)} == {"parameter_ratio"}

@@ -209,20 +209,20 @@ def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """
-    from esper.runs.console import QuietView, learning_in_words, open_view, stopping
+    from esper.runs.console import RunView, learning_in_words
     from esper.watch.report import write_report
 
     if not run.writes:
         with StopRequest() as asked:
-            run.run(QuietView(), asked)
+            run.run(RunView(), asked)
         return asked.exit_code
     config, trainer, folder = run.config, run.trainer, run.folder
     for note in _notes(run):
         print_line(f"note: {note}", for_machines=True)
     page = None
-    view = open_view(console(), config.rounds, quiet=quiet, json_lines=json_lines)
+    view = RunView(config.rounds, None if quiet and not json_lines else console().file, json_lines)
     # `notice` is called inside a signal handler, so it must not write through a buffered stream.
-    with folder, StopRequest(lambda: view.notice(stopping(view.round_ends_in))) as stop:
+    with folder, StopRequest(view.notice_stop) as stop:
         if not (quiet or json_lines):
             device = trainer.environment.device
             where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"

@@ -7,10 +7,9 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from typing import IO
 
-from rich.console import Console
-
-from esper.runs.schema import RoundSummary, to_json
+from esper.runs.schema import NAN, RoundSummary, to_json
 from esper.utils.statistics import learning_verdict
 
 _ESTIMATE_AFTER = 2.0  # seconds of steps
@@ -51,10 +50,14 @@ def learning_in_words(rounds: Sequence[RoundSummary]) -> str:
     return learning_verdict([r.return_mean for r in rounds])
 
 
-class QuietView:
-    """Shows notices only; the other views derive from it."""
+class RunView:
+    """Shows a run while it goes on: a line for each round, JSON lines for machines, or notices only."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounds: int = 0, out: IO[str] | None = None, json_lines: bool = False) -> None:
+        """rounds: of the whole run. out: where rounds are written; None shows notices only."""
+        self._out, self._json_lines = out, json_lines
+        self._estimate = out is not None and not json_lines  # of the whole time, once
+        self._rounds = rounds
         self._first: tuple[float, float] | None = None  # (clock, rounds done) at the first call of `progress`
         self._latest = (math.nan, math.nan)
 
@@ -62,6 +65,10 @@ class QuietView:
         """Note how far the run is, in rounds: 3.5 is half-way through the fourth."""
         self._latest = (time.monotonic(), rounds_done)
         self._first = self._first or self._latest
+        if self._estimate and self._latest[0] - self._first[0] >= _ESTIMATE_AFTER:
+            self._estimate = False  # every round tells what is left
+            left = self.seconds_per_round * (self._rounds - rounds_done)
+            self._print(f"about {duration(left)} left in all, if the first steps are typical")
 
     @property
     def seconds_per_round(self) -> float:
@@ -70,72 +77,36 @@ class QuietView:
             return math.nan
         return (self._latest[0] - self._first[0]) / (self._latest[1] - self._first[1])
 
-    @property
-    def round_ends_in(self) -> float:
-        """Seconds until the current round is over; NaN while that is unknown."""
-        rest = 1 - self._latest[1] % 1
-        return rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
-
-    def notice(self, text: str) -> None:
-        """Print a text at once. Safe inside a signal handler: no buffered stream is touched."""
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, f"{text}\n".encode())
+    def notice_stop(self) -> None:
+        """Say after Ctrl-C that the round is being finished. Safe inside a signal handler."""
+        rest = 1 - self._latest[1] % 1  # of the current round
+        seconds = rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
+        about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
+        text = f"finishing the round{about}; again to stop now\n"
+        # A buffered stream may be in the middle of a write when the signal comes.
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
 
     def update(self, summary: RoundSummary) -> None:
         """Show a finished round."""
-
-
-class JsonView(QuietView):
-    """One JSON object per round, the line that metrics.jsonl gets."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self._console = console
-
-    def update(self, summary: RoundSummary) -> None:
-        self._console.file.write(to_json(summary) + "\n")
-        self._console.file.flush()
-
-
-class PlainView(QuietView):
-    """One line per round, and an estimate of the whole as soon as there is one."""
-
-    def __init__(self, console: Console, rounds: int) -> None:
-        super().__init__()
-        self._console = console
-        self._rounds: int | None = rounds
-
-    def progress(self, rounds_done: float) -> None:
-        super().progress(rounds_done)
-        if self._rounds is not None and self._first and time.monotonic() - self._first[0] >= _ESTIMATE_AFTER:
-            left = self.seconds_per_round * (self._rounds - rounds_done)
-            self._rounds = None  # once is enough: every round tells what is left
-            self._print(f"about {duration(left)} left in all, if the first steps are typical")
+        if self._json_lines:
+            self._print(to_json(summary))
+        else:
+            self._print("\n".join([plain_line(summary), *(f"  ! {text}" for text in summary.anomalies)]))
 
     def _print(self, text: str) -> None:
-        self._console.file.write(f"{text}\n")
-        self._console.file.flush()
-
-    def update(self, summary: RoundSummary) -> None:
-        lines = [plain_line(summary), *(f"  ! {anomaly}" for anomaly in summary.anomalies)]
-        self._print("\n".join(lines))
-
-
-def open_view(console: Console, rounds: int, *, quiet: bool = False, json_lines: bool = False) -> QuietView:
-    """Return the view that was asked for: JSON lines, nothing, or one line for each round."""
-    if json_lines:
-        return JsonView(console)
-    if quiet:
-        return QuietView()
-    return PlainView(console, rounds)
+        if self._out is not None:
+            self._out.write(f"{text}\n")
+            self._out.flush()
 
 
 def plain_line(summary: RoundSummary) -> str:
     """Return a round in one line."""
     shares = sorted(summary.op_shares.items(), key=lambda item: -item[1])
+    above = interval(summary.extra.get("above_twin", NAN), summary.extra.get("above_twin_ci", NAN), "+.3f")
     parts = [
         f"round {summary.round}/{summary.rounds}",
         f"return {interval(summary.return_mean, summary.return_ci, '+.3f')}",
-        f"above twin {above}" if (above := above_twin(summary)) else "",
+        f"above twin {above}" if "above_twin" in summary.extra else "",
         f"accuracy {interval(100 * summary.accuracy_mean, 100 * summary.accuracy_ci, '.1f')} %",
         f"parameters x {number(summary.parameter_ratio_mean, '.2f')}",
         f"{number(summary.member_epochs_per_second, ',.0f')} member-epochs/s",
@@ -143,16 +114,3 @@ def plain_line(summary: RoundSummary) -> str:
         " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
     ]
     return "  ".join(part for part in parts if part)
-
-
-def above_twin(summary: RoundSummary) -> str:
-    """Return how far the return lies above that of ungrown twins; empty where there were none."""
-    if "above_twin" not in summary.extra:
-        return ""
-    return interval(summary.extra["above_twin"], summary.extra.get("above_twin_ci", math.nan), "+.3f")
-
-
-def stopping(seconds: float) -> str:
-    """Return the notice after Ctrl-C; `seconds` to the end of the round, NaN if unknown."""
-    about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
-    return f"finishing the round{about}; again to stop now"

@@ -194,44 +194,35 @@ ALONE = "one model each: no interval"
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A mean with its 95 % half-width."""
-
-    mean: float
-    ci: float
-
-
-@dataclass(frozen=True)
 class Final:
     """The last round of a run with its figures; of a growth, the last epoch."""
 
     name: str
     round: int
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, tuple[float, float]]  # quantity → mean and 95 % half-width
     rows: Mapping[str, NDArray[np.float64]]  # quantity → [N], where the round's lanes are on disk
     members: tuple[int, ...]
     origin: tuple[Any, ...]  # runs of equal origin have the same members
     score: str = "accuracy"  # what the figure `accuracy` is
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How far `name` lies above `baseline`."""
-
-    name: str
-    baseline: str
-    quantity: str
-    mean: float
-    ci: float
-    basis: str  # of the interval, in words
-
-
 def final_figures(runs: Mapping[str, Path]) -> dict[str, Any]:
     """Return the final figures of some runs, and the differences of each from the first."""
     finals = [final for name, run in runs.items() if (final := final_of(name, run)) is not None]
-    shown = ("name", "round", "score", "figures")
-    rows = [{name: getattr(final, name) for name in shown} for final in finals]
+    rows = [
+        {
+            "name": final.name,
+            "round": final.round,
+            "score": final.score,
+            "figures": {quantity: _figure(*pair) for quantity, pair in final.figures.items()},
+        }
+        for final in finals
+    ]
     return {"rows": rows, "differences": differences(finals)}
+
+
+def _figure(mean: float, ci: float) -> dict[str, float]:
+    return {"mean": mean, "ci": ci}
 
 
 def final_of(name: str, run: Path) -> Final | None:
@@ -243,46 +234,43 @@ def final_of(name: str, run: Path) -> Final | None:
     config, growth = flatten(_or_none(folder.settings) or {}), _or_none(folder.growth)
     last_number = int(last["round"])
     rows, members = _rows(folder, last_number if growth is None else 0)
-    figures = {q: Figure(_float(last.get(f"{q}_mean")), _float(last.get(f"{q}_ci"))) for q in QUANTITIES}
+    figures = {q: (_float(last.get(f"{q}_mean")), _float(last.get(f"{q}_ci"))) for q in QUANTITIES}
     host = sorted((key, value) for key, value in config.items() if key.startswith("host."))
     same = (*(config.get(key) for key in _SAME), *host)
     if growth is None:
         return Final(name, last_number, figures, rows, members, (last_number, *same))
     rows = {quantity: rows[quantity] for quantity in rows if quantity != "return"}  # a growth has no reward
-    figures |= {quantity: _growth_figure(quantity, values, growth) for quantity, values in rows.items()}
+    figures |= {quantity: mean_interval(values.tolist()) for quantity, values in rows.items()}
+    if len(members) == 1 and growth.score_name == "accuracy":  # its chance is that of the samples
+        mean, _ = figures["accuracy"]
+        figures["accuracy"] = mean, proportion_half(mean, growth.validation_samples)
     return Final(name, last_number, figures, rows, members, same, growth.score_name)
 
 
-def _growth_figure(quantity: str, rows: NDArray[np.float64], growth: Growth) -> Figure:
-    """Return a figure of a growth; of a single model, by the samples that its accuracy is a share of."""
-    mean, ci = mean_interval(rows.tolist())
-    if len(rows) == 1 and quantity == growth.score_name == "accuracy":
-        ci = proportion_half(mean, growth.validation_samples)
-    return Figure(mean, ci)
-
-
-def differences(finals: Sequence[Final]) -> list[Difference]:
-    """Return every run against the first one, in every quantity that both have."""
+def differences(finals: Sequence[Final]) -> list[dict[str, Any]]:
+    """Return how far every run lies above the first one, in every quantity that both have."""
     return [
         _difference(final, finals[0], quantity)
         for final in finals[1:]
         for quantity in QUANTITIES
         if quantity != "accuracy" or final.score == finals[0].score
-        if math.isfinite(final.figures[quantity].mean - finals[0].figures[quantity].mean)
+        if math.isfinite(final.figures[quantity][0] - finals[0].figures[quantity][0])
     ]
 
 
-def _difference(final: Final, base: Final, quantity: str) -> Difference:
+def _difference(final: Final, base: Final, quantity: str) -> dict[str, Any]:
+    names = {"name": final.name, "baseline": base.name}
+    names["quantity"] = final.score if quantity == "accuracy" else quantity
     paired = final.origin == base.origin and final.members == base.members and len(base.members) > 1
-    called = final.score if quantity == "accuracy" else quantity
     if paired and quantity in final.rows and quantity in base.rows:
-        mean, ci = paired_interval(final.rows[quantity].tolist(), base.rows[quantity].tolist())
-        return Difference(final.name, base.name, called, mean, ci, PAIRED)
-    mine, other = final.figures[quantity], base.figures[quantity]
-    ci = math.hypot(mine.ci, other.ci)
+        pair = paired_interval(final.rows[quantity].tolist(), base.rows[quantity].tolist())
+        return {**names, **_figure(*pair), "basis": PAIRED}
+    (mean, ci), (other, other_ci) = final.figures[quantity], base.figures[quantity]
+    # Of independent runs: the half-width of a difference is the root of the sum of squares.
+    half = math.hypot(ci, other_ci)
     single = len(final.members) == 1 or len(base.members) == 1
-    basis = UNPAIRED if not single else BY_SAMPLES if math.isfinite(ci) else ALONE
-    return Difference(final.name, base.name, called, mine.mean - other.mean, ci, basis)
+    basis = UNPAIRED if not single else BY_SAMPLES if math.isfinite(half) else ALONE
+    return {**names, **_figure(mean - other, half), "basis": basis}
 
 
 def _rows(folder: RunFolder, round: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
