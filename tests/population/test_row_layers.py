@@ -63,11 +63,11 @@ def under_vmap(module: nn.Module, rows: Tensor, x: Tensor) -> Tensor:
     return vmap(run)(ParameterLayout.of(module).unflatten(rows), x)
 
 
-def check_against_vmap(module: nn.Module, shape: tuple[int, ...], way: str) -> RowModule:
+def check_against_vmap(module: nn.Module, shape: tuple[int, ...]) -> RowModule:
     """Outputs and the gradients of weights and inputs, in float64 to 1e-11."""
     generator = torch.Generator().manual_seed(1)
     module = module.double()
-    body = RowModule(module, CPU, way)
+    body = RowModule(module, CPU)
     weights = torch.randn(ROWS, body.layout.total, generator=generator, dtype=torch.float64)
     x = torch.randn(ROWS, BATCH, *shape, generator=generator, dtype=torch.float64)
     results = []
@@ -82,18 +82,16 @@ def check_against_vmap(module: nn.Module, shape: tuple[int, ...], way: str) -> R
     return body
 
 
-@pytest.mark.parametrize("way", ["grouped", "product"])
 @pytest.mark.parametrize("name", LAYERS)
-def test_a_layer_over_rows_equals_vmap(name: str, way: str) -> None:
-    assert check_against_vmap(*LAYERS[name], way).in_row_form
+def test_a_layer_over_rows_equals_vmap(name: str) -> None:
+    assert check_against_vmap(*LAYERS[name]).in_row_form
 
 
-@pytest.mark.parametrize("way", ["grouped", "product"])
 @pytest.mark.parametrize("place", JOINTS)
-def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int], way: str) -> None:
+def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int]) -> None:
     topology, dims = place
     for name in sorted(selectable_blueprints(topology)):
-        body = check_against_vmap(build_blueprint(name, topology, 4, dims), JOINTS[place], way)
+        body = check_against_vmap(build_blueprint(name, topology, 4, dims), JOINTS[place])
         assert body.in_row_form
 
 
@@ -183,15 +181,14 @@ def hooked() -> nn.Module:
 def test_what_only_looks_like_a_known_layer_runs_as_it_is(
     make: Callable[[], nn.Module], shape: tuple[int, ...]
 ) -> None:
-    for way in ("grouped", "product"):
-        assert not check_against_vmap(make(), shape, way).in_row_form
-        assert row_form(nn.Sequential(nn.ReLU(), make()), way) is None
+    assert not check_against_vmap(make(), shape).in_row_form
+    assert row_form(nn.Sequential(nn.ReLU(), make()), "grouped") is None
 
 
 def test_tied_weights_stay_tied() -> None:
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
-    body = check_against_vmap(nn.Sequential(first, nn.Tanh(), second), (4,), "grouped")
+    body = check_against_vmap(nn.Sequential(first, nn.Tanh(), second), (4,))
     assert body.layout.total == 16
     assert body.in_row_form
 

@@ -56,8 +56,10 @@ class TrainMetrics:
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> TrainMetrics:
         """Return NaN everywhere."""
-        rows, tables = _nan(num_members, num_slots, device, 1, 1 + len(fields(SeedGradients)))
-        return TrainMetrics(rows[0], tables[0], SeedGradients(*tables[1:]))
+        loss = torch.full((num_members,), math.nan, device=device)
+        count = 1 + len(fields(SeedGradients))
+        shadow_loss, *seeds = torch.full((count, num_members, num_slots), math.nan, device=device)
+        return TrainMetrics(loss, shadow_loss, SeedGradients(*seeds))
 
 
 @dataclass(frozen=True)
@@ -72,17 +74,8 @@ class ValidationMetrics:
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device) -> ValidationMetrics:
         """Return NaN everywhere."""
-        rows, tables = _nan(num_members, num_slots, device, 2, 2)
-        return ValidationMetrics(*rows, *tables)
-
-
-def _nan(
-    num_members: int, num_slots: int, device: torch.device, rows: int, tables: int
-) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return as many tensors [N] and [N, S] of NaN, made at once."""
-    sizes = [num_members] * rows + [num_members * num_slots] * tables
-    pieces = torch.full((sum(sizes),), math.nan, device=device).split(sizes)
-    return pieces[:rows], tuple(piece.view(num_members, num_slots) for piece in pieces[rows:])
+        rows = torch.full((2, num_members), math.nan, device=device)
+        return ValidationMetrics(*rows, *torch.full((2, num_members, num_slots), math.nan, device=device))
 
 
 def worth_of_seeds(accuracy: Tensor, own: int, without: Tensor, shadow: Tensor) -> dict[str, Tensor]:

@@ -24,8 +24,7 @@ from esper.population.row_module import RowModule, flatten
 def convolution_method(chosen: str, device: torch.device) -> str:
     """Return how convolutions run over rows: as chosen, or the fastest way that the device has."""
     if chosen == "auto":
-        on_gpu = "fused" if has_triton() else "product"
-        return on_gpu if device.type == "cuda" else "grouped"
+        return "fused" if device.type == "cuda" and has_triton() else "grouped"
     if chosen == "fused" and device.type != "cuda":
         raise ValueError(
             f"population.convolution is fused, which needs a GPU, but the device is {device}; use auto"

@@ -1,15 +1,15 @@
 """Layers that take a leading axis of rows themselves: x [R, B, ...] with weights [R, ...].
 
-Any module runs over rows under vmap. These layers launch fewer operations, and a convolution runs as what is
-fastest on the device: grouped on a CPU, through a Triton kernel on a GPU (where grouped convolutions are slow
-beyond about a hundred groups), or as one matrix product over shifted views. `method` names that choice:
-grouped, product or fused. Parameter names are those of the original layers.
+Any module runs over rows under vmap. These layers launch fewer operations. `method` says how convolutions,
+norms and attention run: "grouped" through the kernels of torch with R times the groups, or "fused" through
+Triton kernels (on a GPU, grouped convolutions are slow beyond about a hundred groups). Parameter names are
+those of the original layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -136,42 +136,6 @@ class PointConv(RowConv):
         return out.view(*x.shape[:2], -1, *x.shape[3:])
 
 
-class ProductConv(RowConv):
-    """A batched matrix product over shifted views."""
-
-    def __init__(self, conv: Conv) -> None:
-        super().__init__(conv)
-        self.kernel, self.stride = conv.kernel_size, conv.stride
-        self.padding = cast(tuple[int, ...], conv.padding)
-        self.depthwise = conv.groups > 1
-
-    def forward(self, x: Tensor) -> Tensor:
-        views = self._shifted(x.movedim(2, -1))  # each [R, B, *out, C]
-        middle = (1,) * (x.ndim - 2)
-        if self.depthwise:
-            taps = self.filters.flatten(3).squeeze(2)  # [R, C, K]
-            out = views[0] * taps[:, :, 0].view(-1, *middle, taps.shape[1])
-            for k, view in enumerate(views[1:], start=1):
-                out = out + view * taps[:, :, k].view(-1, *middle, taps.shape[1])
-        else:
-            matrix = self.filters.flatten(3).permute(0, 3, 2, 1).flatten(1, 2)  # [R, K·C, O]
-            patches = torch.cat(views, dim=-1) if len(views) > 1 else views[0]
-            out = torch.bmm(patches.flatten(1, -2), matrix).view(*patches.shape[:-1], matrix.shape[-1])
-        if self.bias is not None:
-            out = out + self.bias.view(-1, *middle, self.bias.shape[-1])
-        return out.movedim(-1, 2)
-
-    def _shifted(self, x: Tensor) -> list[Tensor]:
-        """Return one view for each tap of the kernel, each the size of the output.  # [R, B, *spatial, C]"""
-        pads = [p for padding in reversed(self.padding) for p in (padding, padding)]
-        padded = F.pad(x, [0, 0, *pads]) if any(pads) else x
-        spans = [
-            [slice(o, o + size - kernel + 1, step) for o in range(kernel)]
-            for size, kernel, step in zip(padded.shape[2:-1], self.kernel, self.stride, strict=True)
-        ]
-        return [padded[(slice(None), slice(None), *span)] for span in product(*spans)]
-
-
 class FusedConv(RowConv):
     """One GPU kernel; channels lie last in memory."""
 
@@ -212,35 +176,20 @@ def _row_conv(conv: Conv, method: str) -> nn.Module | None:
     if not simple or (conv.groups > 1 and not depthwise):  # no single product
         return GroupedConv(conv)
     pointwise = conv.groups == 1 and {*conv.kernel_size, *conv.stride} == {1} and set(conv.padding) == {0}
-    if method == "grouped":
-        return PointConv(conv) if pointwise else GroupedConv(conv)
-    return (FusedConv if method == "fused" else ProductConv)(conv)
+    if method == "fused":
+        return FusedConv(conv)
+    return PointConv(conv) if pointwise else GroupedConv(conv)
 
 
 # ---- norms ----
 
 
 class RowGroupNorm(RowLayer):
-    """x [R, B, C, *spatial], weight and bias [R, C]; the memory layout of x is kept."""
+    """x [R, B, C, *spatial], weight and bias [R, C]: one norm with R times the groups."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__(norm)
         self.groups, self.eps = norm.num_groups, norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        grouped = x.unflatten(2, (self.groups, -1))  # [R, B, groups, C / groups, *spatial]
-        axes = tuple(range(3, grouped.ndim))
-        variance, mean = torch.var_mean(grouped, dim=axes, correction=0, keepdim=True)
-        unit: Tensor = ((grouped - mean) * torch.rsqrt(variance + self.eps)).flatten(2, 3)
-        if self.weight is None:
-            return unit
-        per_channel = (x.shape[0], 1, -1, *[1] * (x.ndim - 3))
-        scaled: Tensor = unit * self.weight.view(per_channel)
-        return scaled if self.bias is None else scaled + self.bias.view(per_channel)
-
-
-class NativeGroupNorm(RowGroupNorm):
-    """The kernel of torch with R times the groups: faster on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
@@ -275,9 +224,8 @@ class FusedGroupNorm(RowGroupNorm):
 
 def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
     each = norm.num_channels // norm.num_groups
-    if method == "fused" and (norm.num_groups == 1 or each & (each - 1) == 0):
-        return FusedGroupNorm(norm)
-    return NativeGroupNorm(norm) if method == "grouped" else RowGroupNorm(norm)
+    fits = norm.num_groups == 1 or each & (each - 1) == 0  # the kernel reduces over powers of two
+    return (FusedGroupNorm if method == "fused" and fits else RowGroupNorm)(norm)
 
 
 def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:

@@ -52,8 +52,8 @@ def widened_span(groups: Sequence[Group]) -> slice:
 
 
 @dataclass(frozen=True)
-class Station:
-    """The parts at one position of a slot, group by group, and the rows that fork there.
+class StationShape:
+    """The parts at one position of a slot, group by group, and how many rows pass.
 
     `before` rows come in and `after` go out; those that fork here continue the row of their member.
     """
@@ -63,16 +63,30 @@ class Station:
     groups: tuple[Group, ...]
     before: int
     after: int
+    span: slice  # of its entries among those of all stations
+    blends: frozenset[Blend]  # those that occur
+    whole: bool  # every row runs the same form, in order, at full strength
+    widened: int  # how many entries of the slot's seeds read beside a block of this station
+
+    def with_tensors(self, number: int, alphas: Tensor, fields: Mapping[str, Tensor]) -> Station:
+        """Cut the tensors of the station with this number out of those of all stations."""
+        tensors: dict[str, Any] = {name: fields[name][self.span] for name in BY_ENTRY}
+        tensors |= {name: fields[name][number, : getattr(self, size)] for name, size in BY_ROW.items()}
+        return Station(**vars(self), **tensors, alpha=alphas[self.span])
+
+
+@dataclass(frozen=True)
+class Station(StationShape):
+    """A station with its index tensors."""
+
     base: Tensor  # [after] the incoming row that each outgoing row continues
     rows: Tensor  # [E] the outgoing row of each entry, in the order of the groups; no row twice
     source: Tensor  # [E] the incoming row of each entry
     alpha: Tensor  # [E]
     blend: Tensor  # [E]
-    blends: frozenset[Blend]  # those that occur
     entry: Tensor  # [after] the entry of each outgoing row, or -1
     beside: Tensor  # [W] the incoming row that each widening of the slot reads here, or -1
     read_by: Tensor  # [before] the widening that reads each incoming row as a variable, or -1
-    whole: bool  # every row runs the same form, in order, at full strength
 
 
 @dataclass(frozen=True)
@@ -108,28 +122,6 @@ class Plan:
         stations = [station for slot in self.stations for station in slot]
         blends = {(s.slot, s.position, s.whole, blend) for s in stations for blend in s.blends}
         return frozenset({*forms, *blends, (self.num_rows > self.own,)})
-
-
-@dataclass(frozen=True)
-class StationShape:
-    """A station without its tensors."""
-
-    slot: int
-    position: int
-    groups: tuple[Group, ...]
-    before: int
-    after: int
-    span: slice  # of its entries among those of all stations
-    blends: frozenset[Blend]
-    whole: bool
-    widened: int  # how many entries of the slot's seeds read beside a block of this station
-
-    def with_tensors(self, number: int, alphas: Tensor, fields: Mapping[str, Tensor]) -> Station:
-        """Cut the tensors of the station with this number out of those of all stations."""
-        tensors: dict[str, Any] = {name: fields[name][self.span] for name in BY_ENTRY}
-        tensors |= {name: fields[name][number, : getattr(self, size)] for name, size in BY_ROW.items()}
-        shape = {name: value for name, value in vars(self).items() if name not in ("span", "widened")}
-        return Station(**shape, **tensors, alpha=alphas[self.span])
 
 
 @dataclass(frozen=True)
