@@ -61,6 +61,7 @@ def ease(curve: Tensor, t: Tensor) -> Tensor:
     same and, unlike torch's sigmoid, gives a member the same bits beside any number of others.
     """
     k = _steepness(curve)
+    # (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)) = ½ + ½·tanh(k(t − ½)/2) / tanh(k/4)
     eased = 0.5 + 0.5 * torch.tanh(0.5 * k * (t - 0.5)) / torch.tanh(0.25 * k)
     eased = torch.where(curve == AlphaCurve.LINEAR, t, eased)
     return torch.where(curve == AlphaCurve.COSINE, 0.5 * (1.0 - torch.cos(math.pi * t)), eased)
@@ -95,6 +96,7 @@ def advance_alpha(states: SlotStates) -> SlotStates:
     moving = states.alpha_mode != AlphaMode.HOLD
     done = states.alpha_steps_done + moving
     arrived = moving & (done >= states.alpha_steps_total)
+    # alpha = start + (target − start)·E(done / total), exact at the end.
     share = done / states.alpha_steps_total.clamp(min=1)
     rise = states.alpha_target - states.alpha_start
     alpha = (states.alpha_start + rise * ease(states.alpha_curve, share)).clamp(0.0, 1.0)
@@ -174,6 +176,7 @@ def apply(
     """
     _check_rows(states, actions, evidence)
     last = _last_choices(states.device, states.num_slots)
+    # Out-of-range choices are clamped to be safe indices; `in_range` makes such a row illegal below.
     choices = actions.choices.clamp(min=0).minimum(last)  # [N, heads], safe to gather with
     op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
     in_range = choices == actions.choices
@@ -181,6 +184,7 @@ def apply(
     members = torch.arange(states.num_members, device=states.device)
     if fits is not None:
         fits = fitting_in_time(fits, config, steps_left, uses_metrics)
+    # Without evidence: what a gate refuses is legal and costs the step, so `refused_by` can name the gate.
     pair_legal = legal_slots_by_op(states, config, None, steps_left, uses_metrics, fits)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
@@ -227,6 +231,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     clock = states.epochs_in_stage + 1
     patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks).take(states.stage)
     cooled = clock >= patience
+    # A clone is trained already; new units fold after one step, when their moments mean something.
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
     folded = (states.stage == Stage.FOSSILIZED) & (states.room > 0) & ripe
     moved = ended | cooled | folded
@@ -311,19 +316,21 @@ class _Orders:
 def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, Tensor]:
     """The states afterwards, where seeds began and where they ended."""
     at = orders.at
+    # INSTANT, or an alpha of 0, prunes in this step; otherwise a ramp to 0 comes first.
     at_once = (orders.pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
     prune_now, prune_later = at[Op.PRUNE] & at_once, at[Op.PRUNE] & ~at_once
     after = _plant(_without_seed(states, at[Op.GERMINATE] | prune_now), orders)
-    heard = at[Op.GERMINATE] & grows_block(after.blueprint) & (after.tempo == Tempo.FAST)  # at once
-    after = _begin_ramps(after, orders, heard, prune_later)
+    immediate = at[Op.GERMINATE] & grows_block(after.blueprint) & (after.tempo == Tempo.FAST)  # at once
+    after = _begin_ramps(after, orders, immediate, prune_later)
 
     stage = torch.where(at[Op.ADVANCE], _next_stage(states.stage), states.stage)
+    # HOLDING means alpha 1 at rest: leaving full alpha leaves HOLDING.
     lowered = (at[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
     entered = {
         Stage.GERMINATED: at[Op.GERMINATE],
-        Stage.HOLDING: heard,
+        Stage.HOLDING: immediate,
         Stage.BLENDING: (lowered & (states.stage == Stage.HOLDING))  # HOLDING is alpha 1 at rest
-        | (heard & (after.alpha_target < 1.0)),
+        | (immediate & (after.alpha_target < 1.0)),
         Stage.FOSSILIZED: at[Op.FOSSILIZE],
         Stage.PRUNED: prune_now,
     }
@@ -348,15 +355,16 @@ def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
     )
 
 
-def _begin_ramps(states: SlotStates, orders: _Orders, heard: Tensor, prune_later: Tensor) -> SlotStates:
+def _begin_ramps(states: SlotStates, orders: _Orders, immediate: Tensor, prune_later: Tensor) -> SlotStates:
     """The first ramp of a seed that enters BLENDING, a new target, or the way down to a prune.
 
-    heard [N, S] bool: seeds that are heard from the step of their birth on.
+    immediate [N, S] bool: seeds that are active from the step of their birth on.
     """
     pick = orders.pick
-    first = heard | (orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING))
+    first = immediate | (orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING))
     chosen = _target_alpha(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
     tempo, speed = tempo_ticks(states.tempo), _speed_ticks(pick[Head.ALPHA_SPEED])
+    # A grown block with a FAST tempo has no ramp at all.
     tempo = tempo.masked_fill(grows_block(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
     ramped = retarget(
         states,

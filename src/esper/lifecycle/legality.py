@@ -158,13 +158,14 @@ def open_gates(
 
 def _at_least(value: Tensor, minimum: float) -> Tensor:
     """A finite value that reaches the minimum: NaN is unmeasured, infinity is no measurement."""
+    # NaN compares as False, infinity has to be excluded.
     return (value >= minimum) & value.isfinite()
 
 
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
     Op.WAIT: frozenset(Stage),
     Op.GERMINATE: frozenset({Stage.DORMANT}),
-    Op.SET_ALPHA_TARGET: FORWARD_STAGES & PRUNABLE_STAGES,  # heard, and not yet for good
+    Op.SET_ALPHA_TARGET: FORWARD_STAGES & PRUNABLE_STAGES,  # active, and not yet permanent
     Op.PRUNE: PRUNABLE_STAGES,
     Op.FOSSILIZE: FOSSILIZABLE_STAGES,
     Op.ADVANCE: ADVANCEABLE_STAGES,
@@ -216,6 +217,7 @@ def legal_slots_by_op(
     what they cannot finish. fits [N, S, blueprints] bool: which blueprints a seed may have, of
     `fitting_in_time`; a seed may begin where there is one.
     """
+    # UNKNOWN is 0.
     stage = states.stage * states.enabled  # a disabled slot reads as UNKNOWN: it neither helps nor blocks
     at_rest = states.alpha_mode == int(AlphaMode.HOLD)
     conditions: dict[Op, Tensor] = {
@@ -230,10 +232,12 @@ def legal_slots_by_op(
         for op, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
             conditions[op] = conditions[op] & passes
     by_stage = embedding(stage, _legal_stage_table(states.device, config.allow_advance))  # [N, S, ops]
+    # [N, S, ops]: the conditions of each op and the stages that admit it.
     legal = torch.stack([conditions[op] for op in Op], dim=2) & by_stage
     if steps_left is not None and not config.allow_unfinished:
         in_time = _in_time(steps_to_finish(states, config.gates), steps_left, uses_metrics)
         if fits is not None:
+            # Which blueprints can be finished is part of `fits`.
             in_time[..., Op.GERMINATE] = True
         legal = legal & in_time
     if fits is not None:
@@ -254,7 +258,7 @@ def fitting_in_time(
 
 
 def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | None) -> Tensor:
-    """Where as many decisions are left; everywhere for those who do not look.  # needed [..., choices]"""
+    """Find where enough decisions are left; everywhere for those who use no metrics.  # needed [..., C]"""
     in_time = needed <= (steps_left.view(-1, 1, 1) if isinstance(steps_left, Tensor) else steps_left)
     return in_time if uses_metrics is None else in_time | ~uses_metrics.view(-1, 1, 1)
 
@@ -300,6 +304,7 @@ def _finish_table(alone: int, dwell: int) -> Tensor:
     for kind, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
         table[Stage.GERMINATED, :, kind, Op.ADVANCE] = 1 + training + blending
         table[Stage.TRAINING, :, kind, Op.ADVANCE] = 1 + blending
+    # One decision plants, then the fewest of a germinated seed.
     table[..., Op.GERMINATE] = 1 + table[Stage.GERMINATED, :, 0, Op.ADVANCE].min()
     table[..., Op.SET_ALPHA_TARGET] = 1 + min(ticks for ticks in SPEED_TICKS.values() if ticks)
     return table

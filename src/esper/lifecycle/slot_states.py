@@ -195,6 +195,7 @@ class SlotStates(RowRecord):
             least, greatest = getattr(self, name).aminmax()
             _check_limits(name, least.item(), greatest.item(), low, high)
         seeds = torch.isin(self.stage, torch.tensor([int(s) for s in SEED_STAGES], device=self.device))
+        # A stage with a seed and a blueprint come together or not at all.
         odd = (seeds != (self.blueprint != NO_BLUEPRINT)).nonzero().tolist()
         if odd:
             member, slot = odd[0]

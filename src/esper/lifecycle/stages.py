@@ -29,7 +29,7 @@ class Stage(IntEnum):
 
 TRANSITIONS: dict[Stage, frozenset[Stage]] = {
     Stage.UNKNOWN: frozenset(),
-    # A block that is repeated or widened at once is heard from the start.
+    # A block that is repeated or widened at once is active from the start.
     Stage.DORMANT: frozenset({Stage.GERMINATED, Stage.BLENDING, Stage.HOLDING}),
     Stage.GERMINATED: frozenset({Stage.TRAINING, Stage.PRUNED}),
     Stage.TRAINING: frozenset({Stage.BLENDING, Stage.PRUNED}),

@@ -35,7 +35,7 @@ class BlockScores:
 class Bodies(Protocol):
     """The networks of N members with S slots each, their optimizer state and their data.
 
-    Which seeds live where is told by the `SlotStates` that come in. Tensors are on `device`.
+    Which seeds exist is given by the `SlotStates` that come in. Tensors are on `device`.
     """
 
     finished: Tensor  # [N] bool: members whose budget is spent; nothing of them changes any more

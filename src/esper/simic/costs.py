@@ -1,4 +1,4 @@
-"""The price of an episode in floating-point operations, counted for every member by what lived in it.
+"""FLOPs of an episode, counted for every member by the seeds that it held.
 
 One forward pass of the host, of every form at every slot and of every gate is counted once, on the CPU,
 by torch's own counter (products and convolutions; two operations per multiply-add; element-wise work is not
@@ -103,17 +103,21 @@ class ForwardCosts:
         by default; the others pay for the plain validation where it chooses their weights.
         """
         folded, seed = self._by_slot(slots, population)  # [N, S] each
-        heard = in_forward_pass(slots)
-        alone = slots.stage == Stage.TRAINING
-        grown = seed * heard
+        active = in_forward_pass(slots)
+        isolated = slots.stage == Stage.TRAINING
+        grown = seed * active
+        # One forward pass of the member as it is, [N].
         own = self.trunk.sum() + (folded + grown).sum(1)  # [N] one forward pass as the member is
+        # What follows slot s: the trunk behind it, parts folded in behind it, and active seeds behind it.
         ahead = self.trunk[1:] + torch.cat([folded[:, 1:], torch.zeros_like(folded[:, :1])], dim=1)
         rest = _behind(ahead, here=True) + _behind(grown)  # [N, S]
-        shadows = (alone * (rest + seed)).sum(1)
+        # A shadow row forks at its slot: it pays for its seed and for what follows it.
+        shadows = (isolated * (rest + seed)).sum(1)
+        # A backward pass costs two forward passes: one for activations, one for weights.
         trained = TRAINING_PASSES * work.training * (own + shadows)
         validated = own
         if work.ablate:
-            validated = validated + shadows + (heard * rest).sum(1)
+            validated = validated + shadows + (active * rest).sum(1)
         validated = work.validation * validated
         if uses_metrics is None:
             return trained + validated
@@ -150,6 +154,7 @@ def _behind(costs: Tensor, here: bool = False) -> Tensor:
 @torch.no_grad()
 def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, float]:
     """A module's output and the operations of getting it; its running statistics stay as they are."""
+    # A copy in eval mode: counting must not move running statistics.
     body = copy.deepcopy(module).eval()
     with FlopCounterMode(display=False) as counter:
         out: Tensor = body(x)

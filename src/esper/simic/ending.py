@@ -55,10 +55,12 @@ def decide_seeds(measure: Callable[[Tensor], BlockScores], alive: Tensor, plante
     while bool(kept.any()):
         scores = measure(kept)
         all_alive = scores.whole if all_alive is None else all_alive
+        # What is lost without this seed and without all that were taken out before it.
         together = (all_alive - scores.whole).unsqueeze(2) + scores.worth  # [blocks, N, S]
         mean, low = lower_bounds(scores.worth, level)
         low = torch.maximum(low, lower_bounds(together, level)[1])
         gain, bound = torch.where(kept, mean, gain), torch.where(kept, low, bound)
+        # One seed of each network at a time: the others are measured again without it.
         worst = low.nan_to_num(-torch.inf).masked_fill(~kept, torch.inf).min(dim=1, keepdim=True)
         out = torch.zeros_like(kept).scatter(1, worst.indices, worst.values <= 0)
         if not bool(out.any()):

@@ -383,11 +383,14 @@ class Environment:
             history=before.history.append(validation.loss, validation.accuracy),
         )
         flops = totals.flops + self._compute_cost(applied.slots, totals.uses_metrics, work)
+        # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
         state = choose(active, after, before)
         state, panicked, rolled_back = self._governor.review(state, training.loss, active, keep)
+        # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
         out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
         terminated = active & (out_of_budget | (totals.clock >= self.steps))
+        # In place: the captured forward passes read this tensor.
         self.bodies.finished.logical_or_(terminated)
         derived = self._compute_derived(state, flops, totals.clock, totals.uses_metrics, work)
         potentials = totals.start_potential, totals.potential, derived.potential
@@ -457,6 +460,7 @@ class Environment:
         """Return the position of the next epoch, for the order of the data and the learning rate."""
         if not self._by_compute:
             return Clock(self.episode, self.clock, self.steps)
+        # The learning rate follows the share spent within the epoch, so its cost is known beforehand.
         share = self._cost(slots, self.uses_metrics, self._work(self._measures())) / self.budget
         return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
 

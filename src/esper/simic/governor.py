@@ -75,6 +75,7 @@ def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
     mean = window.nan_to_num(0.0).sum(1) / count
     gaps = torch.where(known, window - mean.unsqueeze(1), 0.0)
     deviation = (gaps.square().sum(1) / count).sqrt()
+    # Three conditions at once, so that noise around a small loss is no spike.
     far = (loss > mean + config.spike_deviations * deviation) & (loss > config.spike_ratio * mean)
     return far & (loss > config.spike_loss) & (known.sum(1) >= config.window_min)
 
@@ -84,6 +85,7 @@ def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
 
     # [N, S] bool
     """
+    # Another seed in the same slot shows by its age.
     planted = ~holds_seed(saved) | (now.age != saved.age + ticks.unsqueeze(1))
     moved = (now.stage != saved.stage) | (now.alpha > saved.alpha)
     return holds_seed(now) & (planted | moved)

@@ -109,6 +109,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             "succeeded": result.outcome.succeeded.cpu().numpy(),
             "executed_op": result.outcome.executed_op.cpu().numpy(),
         }
+        # The clock is observed, so the end is a state of the task and bootstrapping there would be wrong.
         terminated, truncated = (nobody, ends) if self.time_limit_truncates else (ends, nobody)
         rewards = result.reward.double().cpu().numpy()
         return as_array(result.observation), rewards, terminated, truncated, infos

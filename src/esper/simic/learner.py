@@ -30,7 +30,7 @@ PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PR
 def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
     """A fresh network as a learner begins with it; its weights are drawn from torch's global generator.
 
-    Under a policy that takes all legal ops alike most seeds are pruned before they were ever heard, so that
+    Under a policy that takes all legal ops alike most seeds are pruned before they are blended in, so that
     planting only costs: such a learner stops planting before it can learn to raise anything. Patience lets
     the first policy raise what it plants, by the bias of its op head.
     """
@@ -66,6 +66,7 @@ class LearnedController(Controller):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """One legal action per member."""
+        # The memory is cleared at the first decision of an episode, inside the recurrent cell.
         reset = torch.full_like(self._info.members, step == 0, dtype=torch.bool)
         info = self._info
         count = torch.full((), info.counter(step), dtype=torch.long, device=info.device)
@@ -176,6 +177,7 @@ class Learner(LearnedController):
                 raise RuntimeError(
                     f"{self.name} uses a control variate; give the rewards of the control runs"
                 )
+            # What the control run earns after the end is discounted back to the member's last step.
             self._finished_for = torch.where(active, 0, self._finished_for + 1)
             discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
             self._owed_later = self._owed_later + torch.where(active, 0.0, discount * control)

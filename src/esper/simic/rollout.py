@@ -114,6 +114,7 @@ class EpisodeRecord:
         """
         records = [self._of(part) for part in parts]
         steps = max(record.num_steps for record in records)
+        # A shard whose members ended early is padded with resting steps.
         longest = [vars(record._lengthened(steps)) for record in records]
         arrays: dict[str, Any] = {
             name: np.concatenate([each[name] for each in longest], axis=1) for name in self._by_step()
@@ -348,6 +349,7 @@ def _steps_that_counted(spent: NDArray[Any]) -> int:
 
     spent [T + 1, N]: nobody spends anything in an empty step.
     """
+    # Members end at different steps; the environment learns of it one step later.
     moved = (np.diff(spent, axis=0) > 0).any(axis=1)
     return int(np.flatnonzero(moved).max(initial=0)) + 1
 

@@ -75,6 +75,7 @@ def update_evidence(
     is dropped when the isolation ends.
     """
     measured = validation.contribution.isfinite()
+    # Points per tick since the last measurement, then v = 0.7·v + 0.3·change.
     change = (validation.contribution - evidence.contribution) / (evidence.contribution_age + 1.0)
     average = VELOCITY_DECAY * evidence.contribution_velocity + (1.0 - VELOCITY_DECAY) * change
     velocity = torch.where(evidence.contribution_velocity.isfinite(), average, change)
@@ -89,6 +90,7 @@ def update_evidence(
         contribution_velocity=torch.where(measured, velocity, evidence.contribution_velocity),
         contribution_age=(evidence.contribution_age + 1.0).masked_fill(measured, 0.0),
         interaction=evidence.interaction,
+        # Outside isolation the seed is part of the network, and its contribution is measured instead.
         shadow_gain=newest(validation.shadow_gain, evidence.shadow_gain).masked_fill(~isolated, math.nan),
         gradient_norm=newest(seeds.norm, evidence.gradient_norm),
         gradient_health=newest(seeds.health, evidence.gradient_health),

@@ -156,7 +156,7 @@ def summarize_round(
     control: EpisodeRecord | None,
     **progress: Any,
 ) -> RoundSummary:
-    """What is told of one learner's round; `record` and `control` are of its own members.
+    """Summarize one learner's round; `record` and `control` are of its own members.
 
     progress: how far the run is, by the names of `RoundSummary`.
     """

@@ -133,6 +133,7 @@ class Trainer:
         """One episode of all blocks, then one update of every learner; `on_step` sees every step."""
         begun = time.perf_counter()
         records = self._played(self.environments[self.rounds_done % len(self.environments)], on_step)
+        # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
             name: learner.agent.update(learner.buffer, gather=self.gather, imitate=learner.imitates)
             for name, learner in self.learners.items()
@@ -153,6 +154,7 @@ class Trainer:
             records = self._play(environment, on_step)
             if self.shards == 1:
                 return records
+            # Shards exchange records and rollouts; the digest shows whether all played with the same weights.
             piece = {"state": state}
             for block, record in records.items():
                 piece |= with_prefix(f"record.{block}", record.tensors())
@@ -169,7 +171,7 @@ class Trainer:
         }
 
     def _play(self, environment: GrowthEnvironment, on_step: OnStep | None) -> Records:
-        """The episode of one shard, block by block; an error in it is told with its place."""
+        """Play the episode of one shard and return the record of each block; errors name members and step."""
         spans = self.blocks.spans(environment.num_members)
 
         def step(result: StepResult) -> None:

@@ -1,1 +1,1 @@
-"""The controller: it looks, masks and decides."""
+"""The controller: observations, masks, policy, and scripted controllers."""

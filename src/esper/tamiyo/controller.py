@@ -134,6 +134,7 @@ class Blocks(Controller):
         ]
         lists = [[one] if isinstance(one, Actions) else one for one in decided]
         longest = max(len(actions) for actions in lists)
+        # Blocks with shorter lists wait, so that all blocks run as one program.
         waits = [Actions.wait(len(actions[0]), observation.slots.device) for actions in lists]
         padded = [
             [*actions, *[wait] * (longest - len(actions))] for actions, wait in zip(lists, waits, strict=True)

@@ -1,4 +1,4 @@
-"""Growth by the clock: a recipe that looks at nothing, which a learned controller has to beat.
+"""Growth by the share of the budget that is spent, without any metric: the rule that a learned one must beat.
 
     Schedule([(0.05, "clone", "all"), (0.30, "clone", "all", 2)])
 
@@ -77,7 +77,7 @@ BY_BUDGET = (  # chosen on made tasks; docs/study.md says what it was judged on 
 class Schedule(Controller):
     """A controller that plants by the share of the budget that is spent and keeps all that it plants.
 
-    It never looks at what is measured, so that its seeds pass their gates unmeasured. A block is
+    It uses no metric, so that its seeds pass their gates unmeasured. A block is
     repeated or widened within the step in which that is due; any other seed takes its ramp.
     """
 
@@ -146,6 +146,7 @@ class Schedule(Controller):
         lines, blueprint = self._due(observation)
         self._owed -= lines.long()
         slots, due, grows, found = observation.slots, lines.any(dim=0), grows_block(blueprint), []
+        # The order of a step's actions is part of the result: slot by slot, germinate before fossilise.
         for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
             found += self._raise(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
         return found
@@ -155,6 +156,7 @@ class Schedule(Controller):
         if self._begins:
             self._keep_what_is_paid_for(observation.steps_left * self._batches)
         stage = observation.slots.stage
+        # At most one line a slot in a step: the earliest that is due takes it.
         free, blueprint = stage == Stage.DORMANT, torch.zeros_like(stage)
         lines = torch.zeros_like(self._owed, dtype=torch.bool)
         for k, event in enumerate(self.events):
@@ -178,7 +180,7 @@ class Schedule(Controller):
         at = torch.full_like(blueprint, slot)
         blending = stage == Stage.BLENDING
         slowly = [(Op.ADVANCE, due & ~grows), (Op.ADVANCE, (due & ~grows) | blending)]
-        orders = [  # what grows a block is heard at once; any other seed is advanced to its ramp
+        orders = [  # a grown block is active at once; any other seed is advanced to its ramp
             (Op.GERMINATE, due),
             *(slowly if self._plants else []),
             (Op.FOSSILIZE, (due & grows) | blending),
@@ -203,6 +205,7 @@ class PacedSchedule(Schedule):
         everywhere = torch.ones_like(legal)
         candidates = {Op.GERMINATE: legal, Op.FOSSILIZE: everywhere}
         actions = first_legal(candidates, masks, _details(wanted.gather(1, slot).squeeze(1)))
+        # Only what was planted is struck off: a member that could not act keeps what it owes.
         planted = torch.zeros_like(legal).scatter(
             1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
         )

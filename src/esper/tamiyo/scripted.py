@@ -159,7 +159,7 @@ def _planting(tempo: Tempo) -> Tensor:
 class Habit(ScriptedController):
     """Plants the strongest seed of the host's kind in every slot as soon as that is legal, with fast ramps.
 
-    It never prunes and looks at no metric but those that a gate asks for. A controller that does not beat it
+    It never prunes and uses no metric but those that a gate asks for. A controller that does not beat it
     at equal compute has shown nothing.
     """
 

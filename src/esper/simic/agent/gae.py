@@ -45,6 +45,7 @@ def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 @functools.cache
 def fastest_kernel(device_type: str) -> Kernel:
     """Return the fastest kernel that is installed (docs/findings.md has the figures)."""
+    # One launch, where the scan in torch takes several for each of its log2(T) rounds.
     if device_type == "cuda" and importlib.util.find_spec("triton"):
         from esper.simic.agent.gae_kernels import triton_kernel
 
@@ -60,6 +61,7 @@ def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """Backwards in time with everything hoisted: one in-place operation per step."""
     delta, decay = _delta_and_decay(rows, gamma, lam)
     advantages, decay = delta.T.contiguous(), decay.T.contiguous()  # [T, N]: a step is one block of memory
+    # unbind once: indexing [t] in the loop would create a view per step.
     steps, decays = advantages.unbind(0), decay.unbind(0)
     for t in range(len(steps) - 2, -1, -1):
         steps[t].addcmul_(decays[t], steps[t + 1])
@@ -70,6 +72,7 @@ def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """A doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
     advantages, decay = _delta_and_decay(rows, gamma, lam)
+    # After a round of stride s, advantages[t] holds Σ_{k < 2s} (Π decay)·δ_{t+k}: the rest is ahead of it.
     stride = 1
     while stride < advantages.shape[1]:
         ahead, ahead_decay = advantages[:, stride:], decay[:, stride:]
@@ -83,7 +86,9 @@ def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 def _delta_and_decay(rows: GaeInputs, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
     valid = valid_steps(rows.step_counts, rows.rewards.shape[1])
+    # δ_t = r_t + γ·v'_t·(1 − terminated_t) − v_t
     delta = rows.rewards - rows.values + gamma * rows.next_values.masked_fill(rows.terminated, 0.0)
+    # A_t = δ_t + γλ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1}
     goes_on = valid & ~(rows.terminated | rows.truncated)
     return torch.where(valid, delta, 0.0), goes_on * (gamma * lam)
 

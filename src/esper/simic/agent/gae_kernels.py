@@ -19,6 +19,7 @@ Flags = NDArray[np.bool_]
 
 def numba_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """`compute_gae` row after row, each row while it is in the cache."""
+    # One array for both results, so that the compiled function has one output.
     out = torch.empty(2, *rows.rewards.shape)
     arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, out)]
     _compiled(*arrays, np.float32(gamma), np.float32(gamma * lam))
@@ -97,6 +98,7 @@ if importlib.util.find_spec("triton"):
         following = tl.load(next_values + at, mask=valid & ~ends, other=0.0)
         delta = tl.load(rewards + at, mask=valid, other=0.0) - value + gamma * following
         decay = tl.where(valid & ~ends & ~cut, gamma_lambda, 0.0)
+        # Composing affine maps from the end: A_t = δ_t + d_t·A_{t+1}.
         _, advantage = tl.associative_scan((decay, delta), 0, _compose, reverse=True)
         tl.store(advantages + at, advantage, mask=inside)
         tl.store(returns + at, tl.where(valid, advantage + value, 0.0), mask=inside)

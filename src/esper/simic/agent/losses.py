@@ -69,6 +69,7 @@ def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
     What became of the action does not matter. A gate may refuse it on one slot and not on another: whoever
     credited only what was executed would condition on the outcome, and the gradient would be biased.
     """
+    # A forced step has one legal op: its log-probability is 0 whatever the weights are.
     acting = batch.valid & ~batch.steps.forced
     return relevant & acting.unsqueeze(-1)
 
@@ -91,6 +92,7 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor, counts: Counts | None = No
     weight. Of a part of a minibatch, by the counts of the whole.  # log_ratio, weight [N, T, H] → [], [H]
     """
     used = weight.float()
+    # Schulman's k3 estimator (joschu.net/blog/kl-approx.html): e^d − 1 − d with d = ln(π / π_old), never < 0.
     estimate = log_ratio.expm1().sub_(log_ratio).mul_(used).flatten(0, 1)
     steps = (used.sum(-1) > 0).sum() if counts is None else counts.acting
     head_steps = used.flatten(0, 1).sum(0) if counts is None else counts.readers
@@ -103,15 +105,18 @@ def ppo_loss(
     """Clipped surrogate per head, value error, entropy; a part of a minibatch is given the whole's counts."""
     weight = head_weights(output.relevant, batch)
     counts = counts or Counts.of(weight, batch.valid)
+    # An imitator has no old policy: the teacher acted. The ratio is then 1 and KL and clipping are idle.
     old = output.log_prob.detach() if weights.imitates else batch.steps.log_prob
     log_ratio = output.log_prob - old  # [N, T, H]
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
+    # L = min(r·A, clip(r, 1 − ε, 1 + ε)·A), for each head by its own ratio.
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
     surrogate = output.log_prob if weights.imitates else earned
     policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
 
+    # ½ (V − R)², both in units of the value normalizer.
     value_loss = _share(0.5 * (output.value - batch.returns).square(), batch.valid, counts.steps)
     entropy = head_means(output.entropy, weight, counts, weights.per_reader)  # [H]
     kl, head_kl = approximate_kl(log_ratio, weight, counts)
@@ -130,6 +135,7 @@ def ppo_loss(
 
 def standardise(advantages: Tensor, weight: Tensor) -> Tensor:
     """Zero mean and unit scale over the steps that count.  # [N, T]"""
+    # Â = (A − mean) / std over the steps that carry an actor loss.
     centred = advantages - masked_mean(advantages, weight)
     scale = masked_mean(centred.square(), weight).sqrt()
     return torch.where(weight, centred / scale.clamp(min=1e-8), 0.0)
@@ -138,5 +144,6 @@ def standardise(advantages: Tensor, weight: Tensor) -> Tensor:
 def explained_variance(values: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
     """1 is a perfect V, 0 is as good as a constant.  # []"""
     residual, centred = returns - values, returns - masked_mean(returns, weight)
+    # 1 − Var(R − V) / Var(R)
     unexplained = masked_mean((residual - masked_mean(residual, weight)).square(), weight)
     return 1 - unexplained / masked_mean(centred.square(), weight).clamp(min=1e-8)

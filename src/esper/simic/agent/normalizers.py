@@ -106,8 +106,10 @@ def scale_rollout(
     learned = valid & finite
     returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
     variance = explained_variance(value, returns, learned)
+    # Forced steps have no actor loss, so they are left out of the scale too.
     advantages = standardise(advantages, learned & ~forced)
     if units is not None:
+        # Adam's moments of the value head are in its old units, so they change with it.
         optimizer.rescale(head, units.update_returns(returns, learned, head))
         returns, value = units.normalize(returns), units.normalize(value)
     counts = learned.sum(), (valid & ~finite).sum()

@@ -40,6 +40,7 @@ class VetoAdam:
 
     def step(self, vetoed: Tensor) -> None:
         """One step of Adam, or none at all where vetoed [] is True."""
+        # found_inf = 1 makes the fused kernel skip weights, moments and step count.
         self._adam.found_inf = vetoed.float()  # type: ignore[attr-defined]
         self._adam.step()
 
@@ -48,6 +49,7 @@ class VetoAdam:
         """Moments of a module as if its gradients so far had been `factor` times as large.  # factor [1]"""
         for parameter in module.parameters():
             moments = self._adam.state[parameter]
+            # The first moment is linear in the gradient, the second quadratic.
             moments["exp_avg"].mul_(factor)
             moments["exp_avg_sq"].mul_(factor.square())
 
@@ -88,6 +90,7 @@ def unpack_parts(policy: Policy, total: Tensor, counts: Counts) -> tuple[LossTer
     Returns the terms of the minibatch, and whether any part had a head without a choice.  # total [K]
     """
     parameters, heads = list(policy.parameters()), len(policy.head_names)
+    # The order of `pack_part`: gradients, scalar terms, terms of each head, the fault flag.
     sizes = [p.numel() for p in parameters] + [1] * len(SCALAR_TERMS) + [heads] * len(HEAD_TERMS) + [1]
     pieces = list(total.split(sizes))
     for parameter in parameters:

@@ -79,6 +79,7 @@ class UpdateTally:
         values = {"grad_norm": torch.where(finite, grad_norm, 0.0)}
         means = [values[name] if name in values else getattr(terms, name) for name in self.MEANS]
         heads = [getattr(terms, name) for name in self.HEAD_MEANS]
+        # Minibatches after the early stop are computed as no-ops and do not count.
         self._means += torch.where(live, torch.stack([*means, torch.ones_like(terms.kl)]).double(), 0.0)
         ones = torch.ones_like(terms.head_kl)
         self._heads += torch.where(live & terms.head_used, torch.stack([*heads, ones]).double(), 0.0)
@@ -102,6 +103,7 @@ def read_back(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
 
     The one place where the learner waits for its device: a copy into pinned memory, then its event.
     """
+    # One transfer for all metrics: a float64 holds every count exactly.
     values = torch.cat([tensor.detach().double().flatten() for tensor in tensors.values()])
     if values.device.type == "cuda":
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -212,6 +214,7 @@ class PPOAgent:
         self._tally.begin()
         broken = buffer.fault() > 0
         stopped = torch.zeros_like(broken)
+        # `_imitates` is read inside the captured function, so imitation runs uncaptured.
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
         learn = self._learned if replayed else self._learn
         if config.virtual_shards > 1:
@@ -220,7 +223,8 @@ class PPOAgent:
             learn = partial(self._learn_in_parts, read=read, gather=gather)
         for rows in self._minibatches(buffer.num_members):
             stopped = learn(batch, rows, entropy, stopped, broken)
-            if self._may_look() and bool(stopped):
+            # On the CPU reading `stopped` is free and saves the no-ops; on a GPU it would stall the queue.
+            if self._may_read() and bool(stopped):
                 break
 
         if gather is not None and config.virtual_shards > 1:
@@ -241,7 +245,7 @@ class PPOAgent:
         return config.entropy_start + (config.entropy_end - config.entropy_start) * progress
 
     def check(self) -> None:
-        """Raise if a head that was read had no legal choice since the last look. Reads the device once."""
+        """Raise ValueError if a head that was read had no legal choice. Reads the device once."""
         self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
 
     def pop_fault(self) -> Tensor:
@@ -276,8 +280,8 @@ class PPOAgent:
         self.value_normalizer.load_state_dict(under_prefix("value_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
-    def _may_look(self) -> bool:
-        """On the CPU a look costs nothing and saves the no-ops that a stop leaves to be done."""
+    def _may_read(self) -> bool:
+        """Whether a value may be read inside an update."""
         return self.device.type == "cpu"
 
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
@@ -292,8 +296,8 @@ class PPOAgent:
             advantages=scaled.advantages,
             returns=scaled.returns,
         )
-        told = ("explained_variance", "steps_learned", "steps_dropped")
-        return batch, {name: getattr(scaled, name) for name in told}
+        reported = ("explained_variance", "steps_learned", "steps_dropped")
+        return batch, {name: getattr(scaled, name) for name in reported}
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
         """Row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
@@ -303,6 +307,7 @@ class PPOAgent:
             if parts == 1:
                 yield None
                 continue
+            # Counter-based random order: a resumed run draws the same minibatches.
             draw = self.updates * self.config.epochs + epoch
             (order,) = random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)
             yield from order.tensor_split(parts)
@@ -325,9 +330,11 @@ class PPOAgent:
 
         As `_learn`: whether the update has stopped.  # [] bool
         """
+        # Early stop: the step that exceeds the limit is skipped, and all after it.
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
         live, stopped = ~stopped, stopped | (terms.kl > limit)
         grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        # A skipped step is still computed; that costs less than waiting for the device to know.
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
         self.optimizer.step(vetoed)
         self._tally.add(terms, grad_norm, live, vetoed)
@@ -349,6 +356,7 @@ class PPOAgent:
         bit.  # read [N, T, H] bool: where a head earns credit
         """
         rows = torch.arange(len(read), device=self.device) if rows is None else rows
+        # The split depends on virtual_shards alone, never on the number of processes.
         parts = rows.tensor_split(min(self.config.virtual_shards, len(rows)))
         counts = Counts.of(read[rows], batch.valid[rows])
         small = parts[0].numel() * read.shape[1] <= REPLAYED_STEPS // self.config.minibatches
@@ -357,6 +365,7 @@ class PPOAgent:
             learn(_choose_rows(batch, parts[k]), parts[k], entropy, counts)
             for k in even_ranges(len(parts), gather.size)[gather.rank]
         ]
+        # A process without a part still takes part in the gather.
         held = torch.stack(mine) if mine else torch.zeros(0, part_length(self.policy), device=self.device)
         return self._taken(gather_rows(gather, held, len(parts)), counts, stopped, broken)
 
@@ -418,6 +427,7 @@ class PPOAgent:
         worst = fault.amax(1).long()  # [n, H]
         members = torch.arange(len(worst), device=self.device) if rows is None else rows
         heads = torch.arange(worst.shape[1], device=self.device)
+        # One integer names member, head and kind, so that one maximum keeps it.
         code = 2 * (members.unsqueeze(1) * worst.shape[1] + heads) + worst
         self._fault.copy_(torch.maximum(self._fault, torch.where(worst > 0, code, 0).amax()))
 

@@ -93,6 +93,7 @@ class TamiyoRolloutBuffer:
         self.device = torch.device(device)
 
         def allocate(tensor: Tensor) -> Tensor:
+            # Rows that sit a step out write to a spare last row: no index depends on how many are active.
             size = (num_members + 1, horizon, *tensor.shape[1:])  # the last row is spare, see _scatter
             return torch.zeros(size, dtype=tensor.dtype, device=self.device)
 
@@ -131,6 +132,7 @@ class TamiyoRolloutBuffer:
         """Append one transition to every row, or to the active ones.  # active [N] bool"""
         fields = tensors_of(transition)
         self._check(fields)
+        # All rows have the same length: one column is written in place, without an index.
         if active is None and self._even:
             if self._columns == self.horizon:
                 raise ValueError(
@@ -147,6 +149,7 @@ class TamiyoRolloutBuffer:
     def _scatter(self, transition: Transition, active: Tensor) -> tuple[()]:
         """Write each active row's own next column; whoever sits out writes into the spare row."""
         fields, full = tensors_of(transition), self.step_counts == self.horizon
+        # Raising for a full row would wait for the device here: it is noted as a fault instead.
         row = torch.where(active & ~full, self._rows, self.num_members)
         place = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
         for name, places in self._places.items():
@@ -187,6 +190,7 @@ class TamiyoRolloutBuffer:
             self._fault = torch.where(self._unfinished(), BufferFault.UNFINISHED, self._fault)
         else:
             after = bootstrap_values.to(steps.value.dtype).unsqueeze(1)
+        # v'_t = v_{t+1} inside a row, the bootstrap value after its last step and at every truncation.
         following = torch.cat((steps.value[:, 1:], after), dim=1)
         last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
         following = following.scatter(1, last, after)

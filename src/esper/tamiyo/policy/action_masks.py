@@ -151,10 +151,12 @@ def compute_batch_masks(
     constant = _constant_heads(device, topology, states.num_members)
     if fits is not None:
         begins = slot_by_op[:, Op.GERMINATE].unsqueeze(2) & fits  # [N, S, blueprints]
+        # Where nothing can begin the head is not read, but its mask may not be empty.
         found = begins.any(dim=1)
         blueprint = torch.where(found.any(dim=1, keepdim=True), found, constant["blueprint"])
         constant = {**constant, "blueprint": blueprint}
     op = slot_by_op.any(dim=2)
+    # Style and target matter only to GERMINATE and SET_ALPHA_TARGET; otherwise one canonical choice is open.
     shapes_alpha = (op[:, Op.GERMINATE] | op[:, Op.SET_ALPHA_TARGET]).unsqueeze(1)  # [N, 1]
     return ActionMasks(
         slot=states.enabled,

@@ -55,6 +55,7 @@ class MaskedHeads:
         self.legal = legal.float()
         self.num_legal = self.legal.sum(-1)  # [..., H] float32
         logits, illegal = logits.float(), ~legal
+        # Softmax over the legal choices alone, shifted by their maximum so that exp never overflows.
         highest = logits.detach().masked_fill(illegal, LOWEST).amax(-1, keepdim=True)
         shifted = (logits - highest).masked_fill(illegal, 0.0)
         weights = shifted.exp() * self.legal
@@ -62,6 +63,7 @@ class MaskedHeads:
         self.probs = weights / total  # [..., H, C]; 0 where illegal
         self.log_probs = shifted - total.log()  # [..., H, C]; finite and meaningless where illegal
         if floor > 0:
+            # p' = (1 − n·ε)·p + ε over the n legal choices.
             mixed = (1 - floor * self.num_legal.unsqueeze(-1)) * self.probs + floor
             self.probs, self.log_probs = mixed * self.legal, mixed.log()
 
@@ -71,6 +73,7 @@ class MaskedHeads:
         The first legal choice whose cumulated probability exceeds u; the last legal one if rounding leaves
         none; 0 if nothing is legal.  # [..., H] int64
         """
+        # Scale u by the total, which rounding may leave below 1.
         cumulated = self.probs.cumsum(-1)
         beyond = cumulated > uniforms.unsqueeze(-1) * cumulated[..., -1:]
         first, last = _search_keys(self.legal.device, self.legal.shape[-1])
@@ -93,6 +96,7 @@ class MaskedHeads:
 
     def entropy(self) -> Tensor:
         """Shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
+        # H / ln n; a single legal choice has H = 0, so ln 2 is as good a divisor as any.
         return -(self.probs * self.log_probs).sum(-1) / self.num_legal.clamp(min=2).log()
 
 

@@ -175,6 +175,7 @@ _sign_of_mode = lookup([{AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}.get(mode, 0.0)
 def _stage_shares(seen: FeatureInputs) -> Tensor:
     """# [N, 4]"""
     slots = seen.slots
+    # Disabled slots count as UNKNOWN, which is none of the shared stages.
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
     counts = _shared_one_hot(stage).sum(dim=1)
     return counts / slots.enabled.sum(dim=1, keepdim=True).clamp(min=1)
@@ -182,6 +183,7 @@ def _stage_shares(seen: FeatureInputs) -> Tensor:
 
 def _alpha_velocity(seen: FeatureInputs) -> Tensor:
     """The mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
+    # (target − alpha) / ticks left
     step = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
     return step * (seen.ticks_left > 0)
 
@@ -330,6 +332,7 @@ def _extract(block: Block, seen: FeatureInputs) -> Tensor:
     """All columns of a block side by side, as they come.  # [..., width]"""
     columns = BLOCKS[block]
     values = [column.extract(seen).float() for column in columns]
+    # One stack for all columns of width 1, instead of a cat of many narrow tensors.
     singles = [value for column, value in zip(columns, values, strict=True) if column.width == 1]
     return torch.cat([torch.stack(singles).movedim(0, -1), *values[len(singles) :]], dim=-1)
 

@@ -42,6 +42,7 @@ class RecurrentCore(nn.Module):
         nn.init.zeros_(self.from_input.bias)
         for gate in self.from_hidden.weight.data.chunk(4):
             nn.init.orthogonal_(gate)
+        # Forget bias of 1, as in Jozefowicz et al. 2015: the memory is kept to begin with.
         self.from_input.bias.data[width : 2 * width] = 1.0  # the memory is kept to begin with
 
     @property
@@ -79,7 +80,9 @@ def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> 
     hidden, cell = state.split(width, dim=-1)
     tape, outputs = Tape([], [], [], []), []
     for projection, reset in zip(projected.unbind(0), resets.unbind(0), strict=True):
+        # The reset sits inside the cell, so that no other code knows about episodes.
         hidden, start = hidden.masked_fill(reset, 0.0), cell.masked_fill(reset, 0.0)
+        # i, f, o = σ(·), g = tanh(·); c = f·c + i·g; h = o·tanh(c)
         gates = torch.addmm(projection, hidden.to(weight.dtype), weight.T).float()
         doors, candidate = gates.split((3 * width, width), dim=-1)
         input_gate, forget_gate, output_gate = doors.sigmoid_().split(width, dim=-1)
@@ -181,7 +184,7 @@ class Policy(nn.Module, ABC):
 
     @abstractmethod
     def relevant(self, actions: Tensor) -> Tensor:
-        """The heads that each action reads, as `sequence` tells it.  # [N, T, H] → [N, T, H] bool"""
+        """Return the heads that each action reads.  # [N, T, H] → [N, T, H] bool"""
 
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
@@ -257,6 +260,7 @@ class TamiyoNet(Policy):
             distribution = MaskedHeads(logits, legal, self.config.floor)
             return distribution.mode() if uniforms is None else distribution.sample(uniforms[..., heads])
 
+        # π(a) = π(op)·π(slot | op)·Π π(detail | op, slot)
         op_logits = self.op_head(seen.memory).unsqueeze(-2)  # [N, T, 1, ops]
         op = choose(slice(Head.OP, Head.OP + 1), op_logits, masks.op.unsqueeze(-2))
         relevant = self.reads(op.squeeze(-1))  # [N, T, H]
@@ -264,6 +268,7 @@ class TamiyoNet(Policy):
 
         slot_logits = self._slot_logits(seen, op_embedded)  # [N, T, 1, S]
         slot_index = op.unsqueeze(-1).expand(*op.shape, slot_logits.shape[-1])
+        # Slots that are legal under the chosen op.
         slot_legal = masks.slot_by_op.gather(-2, slot_index)  # [N, T, 1, S]
         slot = choose(slice(Head.SLOT, Head.SLOT + 1), slot_logits, slot_legal)
         slot = slot * relevant[..., Head.SLOT, None]
@@ -271,6 +276,7 @@ class TamiyoNet(Policy):
         detail_logits = self._detail_logits(seen, op_embedded, slot, relevant[..., Head.SLOT, None])
         details = choose(slice(Head.SLOT + 1, Head.OP), detail_logits, legal_details)
 
+        # A head that the op does not read has action 0, log-probability 0 and entropy 0.
         chosen = torch.cat((slot, details, op), dim=-1) * relevant
         heads = MaskedHeads(
             stack_heads(slot_logits, detail_logits, op_logits),
@@ -303,6 +309,7 @@ class TamiyoNet(Policy):
         slots = slots.unflatten(-1, (-1, SLOT_FEATURE_SIZE))  # [N, T, S, F]
         with torch.autocast(slots.device.type, torch.bfloat16, enabled=self.config.bf16):
             encoded = self.slot_encoder(torch.cat((slots, blueprints), dim=-1))  # [N, T, S, W]
+            # Mean and maximum over the set of slots: the same weights serve any number of them.
             pooled = torch.cat((base, encoded.mean(-2), encoded.amax(-2)), dim=-1)
             memory, state = self.core(self.base_encoder(pooled), state, resets)
         return _Encoding(memory.float(), encoded.float(), state)
@@ -310,6 +317,7 @@ class TamiyoNet(Policy):
     def _slot_logits(self, seen: _Encoding, op_embedded: Tensor) -> Tensor:
         """A pointer: how well each slot answers what memory and op ask for.  # [N, T, 1, S]"""
         query = self.slot_query(torch.cat((seen.memory, op_embedded), dim=-1)).unsqueeze(-2)
+        # q·k / sqrt(width), as in attention.
         logits: Tensor = query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
         return logits
 
