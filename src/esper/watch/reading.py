@@ -135,8 +135,8 @@ def round_events(path: Path, round: int, member: int | None = None) -> dict[str,
     events, damaged = [], 0
     for line in _lines_of_round(path, round):
         try:
-            event = from_json(Event, json.loads(line), str(path))
-        except (ValueError, RecursionError, UserError):
+            event = from_json(Event, line, str(path))
+        except UserError:
             damaged += 1
             continue
         if event.round == round and member in (None, event.member):

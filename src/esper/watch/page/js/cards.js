@@ -2,7 +2,7 @@
 
 import { seriesColour } from "./colours.js";
 import { fill, h } from "./dom.js";
-import { duration, finite, fixed, interval, percent, short } from "./format.js";
+import { duration, finite, fixed, interval, percent, short, times } from "./format.js";
 import { pace } from "./store.js";
 
 export function makeCards() {
@@ -122,8 +122,8 @@ function resultCards(focus) {
         h("span", {}, controller.name),
         figure(
           `${interval(
-            100 * controller.figures.test_accuracy?.mean,
-            100 * controller.figures.test_accuracy?.ci,
+            times(controller.figures.test_accuracy?.mean, 100),
+            times(controller.figures.test_accuracy?.ci, 100),
             (v) => fixed(v, 1),
           )} %`,
         ),

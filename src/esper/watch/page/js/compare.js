@@ -3,8 +3,9 @@
 import { seriesColour } from "./colours.js";
 import { Chart, onOneAxis } from "./charts.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
-import { finite, fixed, interval, short } from "./format.js";
+import { finite, fixed, interval, short, times } from "./format.js";
 import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
+import { listed } from "./store.js";
 import { getJson } from "./stream.js";
 
 const QUANTITIES = {
@@ -36,7 +37,8 @@ export function makeCompare() {
     root,
     update(moment) {
       const rounds = moment.runs.filter((run) => run.rounds.length);
-      finals.root.hidden = gaps.root.hidden = !rounds.length;
+      finals.root.parentElement.hidden = !rounds.length;
+      gaps.root.hidden = listed.length < 2; // a report holds one run
       const key = rounds.map((run) => `${run.name}\n${run.last.round}\n${run.version}`).join("\n");
       if (key !== held.key && rounds.length) {
         held.key = key;
@@ -55,9 +57,11 @@ export function makeCompare() {
           folders.map((run) => drawResults(run)),
         );
       held.drawn = now;
+      const growing = moment.runs.filter((run) => run.growth?.curves.length);
+      growths.hidden = !growing.length;
       fill(
         growths,
-        moment.runs.filter((run) => run.growth?.curves.length).map((run) => drawGrowth(run)),
+        growing.map((run) => drawGrowth(run)),
       );
     },
   };
@@ -67,7 +71,7 @@ function drawFinals({ rows, differences }, { runs }, finals, gaps) {
   const colourOf = (name) => seriesColour(runs.findIndex((run) => run.name === name));
   const named = (name) => h("span", {}, swatch(colourOf(name)), name);
   const figure = ({ mean, ci }, scale, digits, unit = "") =>
-    interval(scale * mean, scale * ci, (v) => fixed(v, digits)) + unit;
+    interval(times(mean, scale), times(ci, scale), (v) => fixed(v, digits)) + unit;
   fill(
     finals.body,
     table(
@@ -111,7 +115,7 @@ function drawFinals({ rows, differences }, { runs }, finals, gaps) {
 function verdict({ mean, ci, quantity }) {
   const { scale, form } = QUANTITIES[quantity] ?? { scale: 1, form: (v) => fixed(v, 3, true) };
   const clear = finite(ci) && Math.abs(mean) > ci;
-  const text = interval(scale * mean, scale * ci, form);
+  const text = interval(times(mean, scale), times(ci, scale), form);
   return h("b", { class: !clear ? "level" : COSTS.has(quantity) ? "" : mean > 0 ? "above" : "below" }, text);
 }
 
@@ -146,7 +150,7 @@ function drawResults(run) {
       ["controller", "members", "test accuracy", "parameters", "Φ", "FLOPs"],
       controllers.map((c, i) => {
         const told = (quantity, scale, form) =>
-          interval(scale * c.figures[quantity]?.mean, scale * c.figures[quantity]?.ci, form);
+          interval(times(c.figures[quantity]?.mean, scale), times(c.figures[quantity]?.ci, scale), form);
         return [
           h("span", {}, swatch(seriesColour(i)), c.name),
           c.members.length,
@@ -195,7 +199,7 @@ function computeCurves(run) {
     colour: seriesColour(i),
     dash: i > 7 ? [4, 3] : undefined,
     x: curve.map(({ flops }) => flops),
-    y: curve.map(({ accuracy }) => 100 * accuracy),
+    y: curve.map(({ accuracy }) => times(accuracy, 100)),
   }));
   if (!curves.some(({ x }) => x.length > 1)) return null;
   run.compute ??= new Chart("Accuracy against compute", {

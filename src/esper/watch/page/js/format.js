@@ -4,6 +4,9 @@ const DASH = "–";
 
 export const finite = (value) => typeof value === "number" && Number.isFinite(value);
 
+// A number that was never measured is null, and null times anything would be 0.
+export const times = (value, scale) => (finite(value) ? scale * value : NaN);
+
 export function fixed(value, digits = 3, sign = false) {
   if (!finite(value)) return DASH;
   const text = Math.abs(value).toFixed(digits);

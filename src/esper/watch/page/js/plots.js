@@ -2,7 +2,7 @@
 
 import { css, seriesColour } from "./colours.js";
 import { h } from "./dom.js";
-import { finite, fixed, short } from "./format.js";
+import { finite, fixed, short, times } from "./format.js";
 
 const H = 300;
 const PAD = { left: 48, right: 16, top: 16, bottom: 38 };
@@ -14,7 +14,7 @@ export const plotWidth = () => Math.min(560, document.documentElement.clientWidt
 export function drawFrontier(controllers) {
   const points = controllers.flatMap((c, i) =>
     c.parameters
-      .map((x, m) => ({ i, x, y: 100 * c.test_accuracy[m] }))
+      .map((x, m) => ({ i, x, y: times(c.test_accuracy[m], 100) }))
       .filter(({ x, y }) => finite(x) && finite(y) && x > 0),
   );
   if (!points.length) return h("p", { class: "empty" }, "nothing was measured");
