@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import Blend, Blueprint
-from esper.population.blocks import AttendToPast, Block, Branch
+from esper.population.blocks import Block, Branch, CausalAttention
 from esper.population.blueprints import BlendGate, build_blueprint
-from esper.population.hosts import Entered, Host
+from esper.population.hosts import EntrySegment, Host
 
 # h: the host's activation, s: the seed's answer, a: alpha, g: the gate's answer (1 where there is no gate).
 BLENDS: dict[Blend, Callable[[Tensor, Tensor, float, Tensor | float], Tensor]] = {
@@ -139,33 +139,33 @@ class ReferenceMember(nn.Module):
 
 def _blocks(segment: nn.Module) -> list[Block]:
     """The residual block that a segment is or ends with."""
-    last = segment[1] if isinstance(segment, Entered) else segment
+    last = segment[1] if isinstance(segment, EntrySegment) else segment
     return [last] if isinstance(last, Block) else []
 
 
 def _without_block(segment: nn.Module) -> nn.Module:
     if not _blocks(segment):
         return segment
-    return segment[0] if isinstance(segment, Entered) else nn.Identity()
+    return segment[0] if isinstance(segment, EntrySegment) else nn.Identity()
 
 
 def narrow(branch: Branch, units: int) -> Branch:
     """A branch of the same kind with so many units, its weights yet to be loaded."""
     each = branch.second.weight.shape[1] // branch.units
-    copies = 3 if isinstance(branch.middle, AttendToPast) else 1
+    copies = 3 if isinstance(branch.middle, CausalAttention) else 1
     first, second = copy.deepcopy(branch.first), copy.deepcopy(branch.second)
     first.weight = nn.Parameter(first.weight.detach()[:1].repeat_interleave(copies * units * each, 0))
     if first.bias is not None:
         first.bias = nn.Parameter(first.bias.detach()[:1].repeat(copies * units * each))
     second.weight = nn.Parameter(second.weight.detach()[:, :1].repeat_interleave(units * each, 1))
-    middle = AttendToPast(units) if isinstance(branch.middle, AttendToPast) else branch.middle
+    middle = CausalAttention(units) if isinstance(branch.middle, CausalAttention) else branch.middle
     return Branch(branch.norm, first, middle, second)
 
 
 def concatenate(old: Branch, new: Branch) -> Branch:
     """One branch with the units of two, written out unit by unit."""
     wide = narrow(old, old.units + new.units)
-    copies = 3 if isinstance(old.middle, AttendToPast) else 1
+    copies = 3 if isinstance(old.middle, CausalAttention) else 1
 
     def incoming(branch: Branch, name: str) -> Tensor:
         """The incoming weights or biases of a branch as [copies, outputs per copy, ...]."""

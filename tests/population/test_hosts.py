@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from esper.population.blocks import (
-    AttendToPast,
     Block,
     Branch,
-    attention,
-    convolutions,
+    CausalAttention,
+    attention_block,
+    conv_block,
     fold_units,
-    perceptron,
+    mlp_block,
 )
-from esper.population.hosts import Entered, Host, build_host
+from esper.population.hosts import EntrySegment, Host, build_host
 
 PRESETS = [
     ("cnn", (1, 12), 5),
@@ -48,10 +48,10 @@ def samples(preset: str, input_shape: tuple[int, ...], classes: int, batch: int)
 def test_a_preset_records_its_joints(preset: str, input_shape: tuple[int, ...], classes: int) -> None:
     host = build_host(preset, input_shape, classes, width=4, depth=3)
     slots = 3 * {"resnet": 2, "gpt": 2}.get(preset, 1)  # two stages, or attention and perceptron
-    assert host.num_slots == len(host.joint_shapes) == slots
+    assert host.num_slots == len(host.slot_shapes) == slots
     assert host.widths == ((4, 4, 4, 8, 8, 8) if preset == "resnet" else (4,) * slots)
     x, _ = samples(preset, input_shape, classes, 2)
-    for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
+    for segment, shape in zip(host.segments, host.slot_shapes, strict=True):
         x = segment(x)
         assert tuple(x.shape[1:]) == shape
 
@@ -111,10 +111,10 @@ def test_what_does_not_fit_is_named(segments: list[nn.Module], head: nn.Module, 
 
 
 BLOCKS = {
-    "perceptron": (lambda: perceptron(4, 6), (4,)),
-    "attention": (lambda: attention(6, 3), (5, 6)),
-    "signals": (lambda: convolutions(nn.Conv1d, 3, 4, 3), (3, 7)),
-    "images": (lambda: convolutions(nn.Conv2d, 3, 5, 5), (3, 6, 6)),
+    "perceptron": (lambda: mlp_block(4, 6), (4,)),
+    "attention": (lambda: attention_block(6, 3), (5, 6)),
+    "signals": (lambda: conv_block(nn.Conv1d, 3, 4, 3), (3, 7)),
+    "images": (lambda: conv_block(nn.Conv2d, 3, 5, 5), (3, 6, 6)),
 }
 
 
@@ -123,7 +123,7 @@ def test_attention_to_the_past_is_that_of_torch(time: int, heads: int, each: int
     qkv = torch.randn(2, time, 3 * heads * each, dtype=torch.float64)
     query, key, value = (part.unflatten(-1, (heads, each)).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
     expected = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    found = AttendToPast(heads)(qkv)
+    found = CausalAttention(heads)(qkv)
     torch.testing.assert_close(found, expected.transpose(1, 2).flatten(-2), atol=1e-12, rtol=0)
 
 
@@ -167,7 +167,7 @@ def made(**changed: object) -> Host:
 
 
 def repeating(*repeats: int) -> Host:
-    segments = [Entered(nn.Linear(size, 4), perceptron(4, 2)) for size in (3, 4)]
+    segments = [EntrySegment(nn.Linear(size, 4), mlp_block(4, 2)) for size in (3, 4)]
     return Host(segments, "mlp", nn.Linear(4, 2), 4, repeats=repeats)
 
 

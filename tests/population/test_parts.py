@@ -233,42 +233,6 @@ def test_when_everyone_is_finished_nothing_is_left_to_do() -> None:
 # ---- neighbours, snapshots, what waits -------------------------------------------------------------------
 
 
-def grown_course(world: str, ids: list[int], chunk: int) -> Population:
-    """Members that clone, widen and fold, each in its own way by its id, out of a crowd of six."""
-    population = make_population(world, ids, rows_per_chunk=chunk)
-    data = make_data(world, len(ids))
-    epoch = 0
-    for names in ((13, 14, 3), (14, 13, 13)):
-        rows = [[record(Stage.HOLDING, names[(i + s) % 3]) for s in (0, 1)] for i in ids]
-        states = SlotStates.from_records(rows)
-        fits = population.growable().gather(2, states.blueprint.unsqueeze(2)).squeeze(2)
-        states = states.replace(
-            stage=torch.where(fits, states.stage, int(Stage.DORMANT)),
-            blueprint=torch.where(fits, states.blueprint, -1),
-            alpha=states.alpha * fits,
-        )
-        population.germinate(fits, states.blueprint)
-        for _ in range(2):
-            population.train_epoch(states, data, Clock(0, epoch, 10))
-            epoch += 1
-        population.fold(fits, states.style)
-        population.train_epoch(SlotStates.empty(len(ids), 2), data, Clock(0, epoch, 10))
-        epoch += 1
-    return population
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
-def test_what_the_others_grow_changes_no_member(world: str) -> None:
-    with doubles():
-        whole = grown_course(world, list(range(6)), 10)
-        assert len({tuple(forms.flatten().tolist()) for forms in whole.forms}) > 1
-        everyone = whole.tensors()
-        for ids, chunk in (([4], 10), ([5, 1, 2], 1)):
-            for name, mine in grown_course(world, ids, chunk).tensors().items():
-                rows = everyone[name].unflatten(0, (6, -1))[ids].flatten(0, 1)
-                torch.testing.assert_close(mine, rows, atol=TOLERANCE, rtol=TOLERANCE)
-
-
 @settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) -> None:

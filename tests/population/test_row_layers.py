@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn.utils.parametrizations import weight_norm
 
 from esper.lifecycle.actions import selectable_blueprints
-from esper.population.blocks import attention, convolutions, perceptron
+from esper.population.blocks import attention_block, conv_block, mlp_block
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.hosts import GlobalMean, TokenEmbedding
 from esper.population.row_module import ParameterLayout, RowModule, row_form
@@ -48,9 +48,9 @@ LAYERS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "activations": (nn.Sequential(nn.ReLU(), nn.GELU(), nn.LeakyReLU(0.2), nn.ELU(), nn.Tanh()), (4,)),
     "gate of images": (BlendGate(4, "cnn"), (4, 5, 5)),
     "gate of text": (BlendGate(4, "transformer"), (5, 4)),
-    "branch of an attention": (attention(6, heads=2).branch, (5, 6)),
-    "branch of a perceptron": (perceptron(6, hidden=5).branch, (5, 6)),
-    "branch of convolutions": (convolutions(nn.Conv2d, 4, 6, 3).branch, (4, 5, 5)),
+    "branch of an attention": (attention_block(6, heads=2).branch, (5, 6)),
+    "branch of a perceptron": (mlp_block(6, hidden=5).branch, (5, 6)),
+    "branch of convolutions": (conv_block(nn.Conv2d, 4, 6, 3).branch, (4, 5, 5)),
 }
 JOINTS = {("cnn", 1): (4, 7), ("cnn", 2): (4, 5, 5), ("mlp", 0): (4,), ("transformer", 0): (5, 4)}
 
@@ -99,7 +99,7 @@ def test_a_blueprint_over_rows_equals_vmap(place: tuple[str, int]) -> None:
     ("module", "in_row_form"),
     [
         (TokenEmbedding(vocabulary=7, context=6, width=4), True),  # a shorter sequence than its context
-        (nn.Sequential(TokenEmbedding(7, 5, 4), attention(4, heads=2).branch), True),
+        (nn.Sequential(TokenEmbedding(7, 5, 4), attention_block(4, heads=2).branch), True),
         (nn.Embedding(7, 4, padding_idx=0), False),
         (nn.Embedding(7, 4, max_norm=1.0), False),
     ],

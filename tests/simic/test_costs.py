@@ -118,7 +118,7 @@ def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
     environment = make_environment(members=(0,), steps=1, name="digits")
     host = environment.population.network.host
     expected = 0
-    for segment, shape in zip(host.segments, host.joint_shapes, strict=True):
+    for segment, shape in zip(host.segments, host.slot_shapes, strict=True):
         expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
     expected += 2 * host.head[-1].weight.numel()
     assert environment.population.host_flops == expected

@@ -2,10 +2,10 @@
 
     block(x) = x + second(middle(first(norm(x))))
 
-The units between the two layers are hidden: neurons of a perceptron, channels between two convolutions, heads
-of an attention. No unit reads another and the norm ahead has no weights of its own, so that new units beside
-the old ones fold into plain wider layers: their incoming weights are appended to `first`, their outgoing ones
-to `second`.
+The units between the two layers are hidden: neurons of an MLP, channels between two convolutions, heads of an
+attention. No unit reads another and the norm ahead has no weights of its own, so that new units beside the
+old ones fold into plain wider layers: their incoming weights are appended to `first`, their outgoing ones to
+`second`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch import Tensor, nn
 QKV = 3  # the first layer of an attention holds queries, keys and values, one after another
 
 
-class AttendToPast(nn.Module):
-    """Every position takes from itself and those before it.  # [..., T, 3 · D] → [..., T, D]
+class CausalAttention(nn.Module):
+    """Causal multi-head attention without projections.  # [..., T, 3 · D] → [..., T, D]
 
     The last axis of the input holds the queries, the keys and the values of all heads.
     """
@@ -43,7 +43,7 @@ class AttendToPast(nn.Module):
 
 
 def causal_mask(time: int, like: Tensor) -> Tensor:
-    """0 where a position may look, minus infinity at its future.  # [T, T]"""
+    """Return 0 where a position may attend, minus infinity at its future.  # [T, T]"""
     steps = torch.arange(time, device=like.device)
     future = steps[None, :] > steps[:, None]
     return torch.zeros(time, time, dtype=like.dtype, device=like.device).masked_fill(future, float("-inf"))
@@ -112,19 +112,19 @@ class Branch(nn.Sequential):
     @property
     def units(self) -> int:
         """How many hidden units there are: neurons, channels or heads."""
-        if isinstance(self.middle, AttendToPast):
+        if isinstance(self.middle, CausalAttention):
             return self.middle.heads
         return self.first.weight.shape[0]
 
     @property
     def copies(self) -> int:
         """How many times a unit occurs along the outputs of `first`: as query, key and value, or once."""
-        return QKV if isinstance(self.middle, AttendToPast) else 1
+        return QKV if isinstance(self.middle, CausalAttention) else 1
 
     def with_units(self, units: int) -> Branch:
-        """A new branch with another number of units; its second layer is 0, so that it says nothing yet."""
+        """Return a new branch with another number of units; its second layer, and so its output, is 0."""
         each = self.second.weight.shape[1] // self.units  # outputs of the middle per unit
-        middle = AttendToPast(units) if isinstance(self.middle, AttendToPast) else self.middle
+        middle = CausalAttention(units) if isinstance(self.middle, CausalAttention) else self.middle
         first = _resized(self.first, outputs=self.copies * units * each)
         second = _resized(self.second, inputs=units * each)
         nn.init.zeros_(second.weight)
@@ -143,24 +143,24 @@ class Block(nn.Module):
         return result
 
 
-def perceptron(width: int, hidden: int, scale: float = 1.0) -> Block:
-    """Two Linear layers with GELU between them; `scale` multiplies the first weights of the second."""
+def mlp_block(width: int, hidden: int, scale: float = 1.0) -> Block:
+    """Build two Linear layers with GELU between; `scale` multiplies the initial weights of the second."""
     norm = nn.LayerNorm(width, elementwise_affine=False)
     second = nn.Linear(hidden, width, bias=False)
     return Block(Branch(norm, nn.Linear(width, hidden), nn.GELU(), _scaled(second, scale)))
 
 
-def attention(width: int, heads: int, scale: float = 1.0) -> Block:
-    """Causal attention; raises ValueError where the width does not divide into the heads."""
+def attention_block(width: int, heads: int, scale: float = 1.0) -> Block:
+    """Build causal attention; raises ValueError where the width does not divide into the heads."""
     if width % heads:
         raise ValueError(f"width {width} does not divide into {heads} heads; choose a divisor of the width")
     norm = nn.LayerNorm(width, elementwise_affine=False)
     second = nn.Linear(width, width, bias=False)
     first = nn.Linear(width, QKV * width, bias=False)  # a bias of the keys cannot change a softmax
-    return Block(Branch(norm, first, AttendToPast(heads), _scaled(second, scale)))
+    return Block(Branch(norm, first, CausalAttention(heads), _scaled(second, scale)))
 
 
-def convolutions(
+def conv_block(
     conv: type[nn.Conv1d] | type[nn.Conv2d], width: int, hidden: int, kernel: int, scale: float = 1.0
 ) -> Block:
     """Build a pre-activation block: norm, ReLU, convolution, ReLU, convolution.
@@ -176,7 +176,7 @@ def convolutions(
 
 
 def group_norm_relu(width: int) -> nn.Sequential:
-    """Normalize groups of channels, without weights, and cut off what is below 0."""
+    """Build a group norm without weights, and a ReLU."""
     return nn.Sequential(nn.GroupNorm(norm_groups(width), width, affine=False), nn.ReLU())
 
 
@@ -186,9 +186,9 @@ def norm_groups(width: int) -> int:
 
 
 def fold_units(host: Mapping[str, Tensor], seed: Mapping[str, Tensor], copies: int) -> dict[str, Tensor]:
-    """The parameters of a branch with the units of two: pure concatenation, whatever the tensors hold.
+    """Return the parameters of a branch with the units of two: pure concatenation, whatever the tensors hold.
 
-    host, seed: parameters by name, of branches that differ in their units alone; copies: of `Branch.copies`.
+    host, seed: parameters by name, of branches that differ in their units alone; copies: `Branch.copies`
     """
 
     def beside(name: str) -> Tensor:
@@ -202,11 +202,11 @@ def fold_units(host: Mapping[str, Tensor], seed: Mapping[str, Tensor], copies: i
 def copy_units(
     host: Mapping[str, Tensor], units: int, new: int, copies: int, share: float
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The parameters of new units that are copies of old ones, and what to multiply each with.
+    """Return the parameters of new units that are copies of old ones, and what to multiply each with.
 
-    Every unit is copied twice, its outgoing weights times `share` and times minus that: together the new
-    units say nothing. One that is left over gets 0. host: parameters by name, of a branch with so many
-    units; copies: of `Branch.copies`.
+    Every unit is copied twice, its outgoing weights times `share` and times minus that, so that the outputs
+    of the new units cancel. One that is left over gets 0. host: parameters by name, of a branch with so many
+    units; copies: `Branch.copies`
     """
     origin = torch.arange(new) // 2 % units
     sign = 1.0 - 2.0 * (torch.arange(new) % 2)
@@ -227,7 +227,7 @@ def copy_units(
 
 
 def _resized(layer: Layer, inputs: int | None = None, outputs: int | None = None) -> Layer:
-    """A new layer like this one with another number of inputs or outputs."""
+    """Return a new layer like this one with another number of inputs or outputs."""
     d_out, d_in = layer.weight.shape[:2]
     sizes, bias = (inputs or d_in, outputs or d_out), layer.bias is not None
     if isinstance(layer, nn.Linear):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blueprint
-from esper.population.blocks import AttendToPast, causal_mask
+from esper.population.blocks import CausalAttention, causal_mask
 from esper.population.hosts import CONVOLUTIONS, GlobalMean
 
 ATTENTION_HEADS = 4
@@ -325,7 +325,7 @@ class CausalSelfAttention(nn.Module):
         self.heads = attention_heads(width)
         self.unit = nn.LayerNorm(width, elementwise_affine=False)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.attend = AttendToPast(self.heads)
+        self.attend = CausalAttention(self.heads)
         self.out = _zero_linear(width, width, bias=False)
 
     def forward(self, h: Tensor) -> Tensor:

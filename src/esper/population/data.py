@@ -21,11 +21,12 @@ class MemberData:
 
     @staticmethod
     def shared(inputs: Tensor, targets: Tensor, num_members: int) -> MemberData:
-        """All members work on one task."""
+        """Give one task to all members."""
         return MemberData.of(inputs[None], targets[None], torch.zeros(num_members, dtype=torch.long))
 
     @staticmethod
     def of(inputs: Tensor, targets: Tensor, task_of: Tensor) -> MemberData:
+        """Check the shapes and the tasks; raises ValueError for what does not fit."""
         if inputs.shape[:2] != targets.shape[:2]:
             raise ValueError(
                 f"inputs are {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
@@ -54,16 +55,16 @@ class MemberData:
         return MemberData(self.inputs.to(device), self.targets.to(device), self.task_of.to(device))
 
     def members(self, chosen: Tensor) -> MemberData:
-        """The data of some members.  # chosen [n] int64"""
+        """Return the data of some members.  # chosen [n] int64"""
         return MemberData(self.inputs, self.targets, self.task_of.index_select(0, chosen))
 
     def take(self, samples: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen samples of each member.  # samples [N, B] → [N, B, ...], [N, B, ...]"""
+        """Return the chosen samples of each member.  # samples [N, B] → [N, B, ...], [N, B, ...]"""
         task = self.task_of.unsqueeze(1)
         return self.inputs[task, samples], self.targets[task, samples]
 
     def span(self, members: Tensor, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Samples start..stop for rows of the given members.  # members [R] → [R, B, ...], [R, B, ...]"""
+        """Return samples start..stop for rows of the given members.  # [R] → [R, B, ...], [R, B, ...]"""
         if self.inputs.shape[0] == 1:
             rows = members.shape[0]
             inputs, targets = self.inputs[:, start:stop], self.targets[:, start:stop]
@@ -74,7 +75,7 @@ class MemberData:
 
 @dataclass(frozen=True)
 class Clock:
-    """Where a run stands: which episode, which epoch of how many.
+    """The progress of a run: which episode, which epoch of how many.
 
     Where compute is the budget, `spent` says how much of it each member has spent before this epoch and
     `share` how much the epoch takes; the learning rate follows these instead of the epochs.
@@ -87,7 +88,7 @@ class Clock:
     share: Tensor | None = None  # [N]
 
     def done(self, batches: int, members: Tensor) -> Tensor:
-        """How far every member has come before each minibatch, 0..1.  # members [N] → [batches, N]"""
+        """Return how far every member has come before each minibatch, 0..1.  # [N] → [batches, N]"""
         batch = torch.arange(batches, dtype=torch.float64, device=members.device).unsqueeze(1) / batches
         if self.spent is not None and self.share is not None:
             done = (self.spent + self.share * batch).clamp(max=1.0)
@@ -114,7 +115,7 @@ class DataOrder:
         self._order = torch.empty(0)
 
     def batch(self, episode: int, index: int) -> Tensor:
-        """The samples of minibatch `index` of an episode.  # [N, B]"""
+        """Return the samples of minibatch `index` of an episode.  # [N, B]"""
         per_pass = self.num_samples // self.batch_size
         which = (episode, index // per_pass)
         if which != self._pass:

@@ -16,10 +16,10 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend, Blueprin
 from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
-from esper.population.blocks import AttendToPast, Block, Branch, fold_units
+from esper.population.blocks import Block, Branch, CausalAttention, fold_units
 from esper.population.blueprints import BlendGate
 from esper.population.forms import HALVES, NO_FORM, SlotForms
-from esper.population.hosts import Entered, Host, block_of, residual_scale
+from esper.population.hosts import EntrySegment, Host, block_of, residual_scale
 from esper.population.population import Population
 from esper.population.row_module import load_flat
 
@@ -229,7 +229,7 @@ def _widening(slot: SlotForms, branch: Branch | None, widened: int, here: str, n
     if branch is None or not widened:
         return []
     layers = "hidden units" if isinstance(branch.first, nn.Linear) else "channels"
-    unit = "heads" if isinstance(branch.middle, AttendToPast) else layers
+    unit = "heads" if isinstance(branch.middle, CausalAttention) else layers
     where = f"copy {number} of {here}" if number else here
     return [f"{unit} {branch.units} → {slot.units(branch, widened)} in {where}"]
 
@@ -268,7 +268,7 @@ def fresh_host(host: Host, shape: str) -> Host:
     widths: list[int] = []
     for slot, (segment, numbers) in enumerate(zip(host.segments, units, strict=True)):
         blocks = [_fresh_block(host, slot, k, number, scale) for k, number in enumerate(numbers)]
-        first = Entered(segment[0], blocks[0]) if isinstance(segment, Entered) else blocks[0]
+        first = EntrySegment(segment[0], blocks[0]) if isinstance(segment, EntrySegment) else blocks[0]
         segments += [first, *blocks[1:]]
         widths += [host.widths[slot]] * len(blocks)
     return Host(segments, host.topology, host.head, widths, host.spatial_dims)

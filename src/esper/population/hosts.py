@@ -1,4 +1,4 @@
-"""Hosts: ordinary networks, cut into segments, with a slot at the joint after each segment.
+"""Hosts: ordinary networks, cut into segments, with a slot after each segment.
 
     host = Host(segments=[stem, body, tail], topology="cnn", head=classifier, width=8, spatial_dims=2)
     host.validate(images[:2])
@@ -22,11 +22,11 @@ from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blueprint, selectable_blu
 from esper.population.blocks import (
     STANDARDIZED,
     Block,
-    attention,
-    convolutions,
+    attention_block,
+    conv_block,
     group_norm_relu,
+    mlp_block,
     norm_groups,
-    perceptron,
 )
 
 # Axes of an activation besides its spatial ones, and the axis of its channels.
@@ -74,7 +74,7 @@ class Host(nn.Module):
         self.widths = widths  # of the joint after each segment
         self.spatial_dims = spatial_dims
         self.repeats = _checked_repeats(segments, repeats)
-        self.joint_shapes: tuple[tuple[int, ...], ...] = ()  # of one sample at each joint; set by `validate`
+        self.slot_shapes: tuple[tuple[int, ...], ...] = ()  # of one sample at each joint; set by `validate`
 
     @property
     def num_slots(self) -> int:
@@ -118,7 +118,7 @@ class Host(nn.Module):
                 f"the head gives shape {list(logits.shape)}; a {self.topology} host needs {layout}: "
                 "end it with a Linear layer that has one output per class"
             )
-        self.joint_shapes = tuple(shapes)
+        self.slot_shapes = tuple(shapes)
         return self
 
     def _check_joint(self, index: int, x: Tensor) -> None:
@@ -138,7 +138,7 @@ class Host(nn.Module):
 
 
 def _checked_repeats(segments: Sequence[nn.Module], repeats: Sequence[int] | None) -> tuple[int, ...]:
-    """How many blocks clones repeat, one number per segment; two only where two blocks stand in a row."""
+    """Return how many blocks clones repeat, by segment; two only where two blocks are in a row."""
     given = tuple(repeats or (1,) * len(segments))
     if len(given) != len(segments) or not set(given) <= {0, 1, 2}:
         raise ValueError(f"repeats is {given} for {len(segments)} segments; give 0, 1 or 2 for each")
@@ -265,21 +265,21 @@ class TokenEmbedding(nn.Module):
         return result
 
 
-class Entered(nn.Sequential):
-    """A segment that begins with a module of its own (a stem, a step down in resolution), then its block."""
+class EntrySegment(nn.Sequential):
+    """A segment that begins with a module of its own (a stem, a downsampling), then its block."""
 
     def __init__(self, entry: nn.Module, block: Block) -> None:
         super().__init__(entry, block)
 
 
 def block_of(segment: nn.Module) -> Block | None:
-    """The residual block that a segment ends with, or None."""
-    last = segment[-1] if isinstance(segment, Entered) else segment
+    """Return the residual block that a segment ends with, or None."""
+    last = segment[-1] if isinstance(segment, EntrySegment) else segment
     return last if isinstance(last, Block) else None
 
 
 def residual_scale(blocks: int) -> float:
-    """What the first weights of each block's second layer are multiplied by: the sum of all stays near 1."""
+    """Return the factor of the initial weights of each block's second layer: the sum of all stays near 1."""
     return float((2 * blocks) ** -0.5)
 
 
@@ -310,9 +310,9 @@ def resnet(
         else:
             entry = convolution(channels, wide, kernel, stride=first_stride, padding=kernel // 2)
         blocks = [
-            convolutions(convolution, wide, (hidden or width) << stage, kernel, scale) for _ in range(depth)
+            conv_block(convolution, wide, (hidden or width) << stage, kernel, scale) for _ in range(depth)
         ]
-        segments += [Entered(entry, blocks[0]), *blocks[1:]]
+        segments += [EntrySegment(entry, blocks[0]), *blocks[1:]]
         widths += [wide] * depth
         channels = wide
     head = nn.Sequential(GlobalMean(), nn.LayerNorm(channels), nn.Linear(channels, num_classes))
@@ -324,10 +324,10 @@ def resmlp(
 ) -> Host:
     """A residual perceptron over flattened inputs: a Linear layer, then `depth` blocks of `hidden` units."""
     features = int(torch.Size(input_shape).numel())
-    blocks = [perceptron(width, hidden, residual_scale(depth)) for _ in range(depth)]
+    blocks = [mlp_block(width, hidden, residual_scale(depth)) for _ in range(depth)]
     entry = nn.Sequential(nn.Flatten(), nn.Linear(features, width))
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_classes))
-    return Host([Entered(entry, blocks[0]), *blocks[1:]], "mlp", head, width)
+    return Host([EntrySegment(entry, blocks[0]), *blocks[1:]], "mlp", head, width)
 
 
 def gpt(
@@ -347,12 +347,13 @@ def gpt(
         raise ValueError(f"input_shape is {list(input_shape)}; a gpt host takes token indices [time]")
     scale = residual_scale(depth)
     layers = [
-        (attention(width, heads, scale), perceptron(width, expansion * width, scale)) for _ in range(depth)
+        (attention_block(width, heads, scale), mlp_block(width, expansion * width, scale))
+        for _ in range(depth)
     ]
     first, *rest = (block for layer in layers for block in layer)
     embedding = TokenEmbedding(num_classes, input_shape[0], width)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, num_classes))
-    return Host([Entered(embedding, first), *rest], "transformer", head, width, repeats=(0, 2) * depth)
+    return Host([EntrySegment(embedding, first), *rest], "transformer", head, width, repeats=(0, 2) * depth)
 
 
 HOST_PRESETS: dict[str, Callable[..., Host]] = {
@@ -365,7 +366,10 @@ HOST_PRESETS: dict[str, Callable[..., Host]] = {
 
 
 def build_host(name: str, input_shape: Sequence[int], num_classes: int, **options: int) -> Host:
-    """A preset host, checked on a blank sample: `build_host("cnn", (1, 8, 8), 10, width=8, depth=3)`."""
+    """Build a preset host, checked on a blank sample: `build_host("cnn", (1, 8, 8), 10, width=8, depth=3)`.
+
+    Raises ValueError for a preset, option or shape that does not exist.
+    """
     if name not in HOST_PRESETS:
         raise ValueError(f"host preset is {name!r}; allowed are {', '.join(HOST_PRESETS)}")
     preset = HOST_PRESETS[name]

@@ -14,7 +14,7 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import NO_FORM, FormCodes, SlotForms
-from esper.population.hosts import Entered, GlobalMean, Host, block_of
+from esper.population.hosts import EntrySegment, GlobalMean, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Plan, Station, widened_span
 from esper.population.plan.rows import Bools, Ints, SlotView
@@ -301,7 +301,7 @@ class RowNetwork:
 def trunk_of(host: Host) -> list[nn.Module | None]:
     """Return the segments of a host without their blocks, None where nothing is left, and the head."""
     left = [
-        segment if block_of(segment) is None else segment[0] if isinstance(segment, Entered) else None
+        segment if block_of(segment) is None else segment[0] if isinstance(segment, EntrySegment) else None
         for segment in host.segments
     ]
     return [*left, host.head]

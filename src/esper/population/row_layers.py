@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.population.blocks import (
     STANDARDIZED,
-    AttendToPast,
+    CausalAttention,
     StandardizedConv1d,
     StandardizedConv2d,
     standardize,
@@ -288,7 +288,7 @@ def _row_layer_norm(norm: nn.LayerNorm, method: str) -> nn.Module:
 # ---- tokens ----
 
 
-class RowAttendToPast(AttendToPast):
+class RowCausalAttention(CausalAttention):
     """The same through torch's fused kernel, which does not write the scores to memory.
 
     The module itself multiplies step by step: vmap would run that kernel row by row, and torch's counter of
@@ -302,7 +302,7 @@ class RowAttendToPast(AttendToPast):
         return mixed.transpose(1, 2).reshape(*qkv.shape[:-1], -1)
 
 
-class FusedAttendToPast(RowAttendToPast):
+class FusedCausalAttention(RowCausalAttention):
     """The same as one Triton kernel where sequences are short."""
 
     def forward(self, qkv: Tensor) -> Tensor:
@@ -348,9 +348,9 @@ _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
     nn.LayerNorm: _row_layer_norm,
     nn.Linear: lambda layer, method: RowLinear(layer),
     nn.Embedding: lambda layer, method: _row_embedding(layer),
-    AttendToPast: lambda layer, method: (FusedAttendToPast if method == "fused" else RowAttendToPast)(
-        layer.heads
-    ),
+    CausalAttention: lambda layer, method: (
+        FusedCausalAttention if method == "fused" else RowCausalAttention
+    )(layer.heads),
     GlobalMean: lambda layer, method: RowGlobalMean(),
     nn.Flatten: lambda layer, method: RowFlatten(layer),
 }

@@ -1,4 +1,4 @@
-"""How the learning rate moves: a share of its peak, by how far a member has come."""
+"""Learning rate schedules: a share of the peak rate, by how far a member has come."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FIRST = 0.04  # one_cycle begins here
 
 
 def rate_share(done: Tensor, config: PopulationConfig) -> Tensor:
-    """The share of the peak learning rate of every member that has come so far.  # done [n] in 0..1 → [n]"""
+    """Return the share of the peak learning rate of members that have come so far.  # done [n] → [n], 0..1"""
     return SCHEDULES[config.schedule](done, config)
 
 
@@ -53,10 +53,7 @@ SCHEDULES: dict[str, Callable[[Tensor, PopulationConfig], Tensor]] = {
 
 
 class Rewarming:
-    """How long ago each member began to hear a new seed, and the share of its rates until it is warm again.
-
-    Everything is written in place, on the device.
-    """
+    """Warms up the rates of a member anew when a new seed starts to blend in. State is written in place."""
 
     def __init__(self, members: int, slots: int, minibatches: int, device: torch.device) -> None:
         self.minibatches = minibatches
@@ -65,22 +62,22 @@ class Rewarming:
         self.begin()
 
     def begin(self) -> None:
-        """An episode begins: nothing was heard yet, and everyone is warm."""
+        """Begin an episode: no seed was heard yet, and every member is warm."""
         self.heard.fill_(False)
         self.since.fill_(self.minibatches)
 
     def plant(self, where: Tensor) -> None:
-        """New seeds, which nobody has heard yet.  # where [N, S] bool"""
+        """Note new seeds, which were not heard yet.  # where [N, S] bool"""
         self.heard.masked_fill_(where, False)
 
     def fold(self, where: Tensor) -> None:
-        """Seeds become part of their hosts, some before an epoch in which they were heard.  # [N, S] bool"""
+        """Note folds: a seed that was never heard in an epoch starts a warm-up now.  # where [N, S] bool"""
         self.since.masked_fill_((where & ~self.heard).any(dim=1), 0.0)
 
     def shares(self, states: SlotStates, active: Tensor, minibatches: int) -> Tensor:
-        """An epoch begins: what to multiply the rates of its minibatches with.
+        """Begin an epoch; return what to multiply the rates of its minibatches with.  # [minibatches, N]
 
-        active [N] bool: who takes part; for the others no time passes.  → [minibatches, N]
+        active [N] bool: members that take part; for the others no time passes
         """
         heard = torch.where(active.unsqueeze(1), in_forward_pass(states) & (states.alpha > 0), self.heard)
         self.since.masked_fill_((heard & ~self.heard).any(dim=1), 0.0)

@@ -311,7 +311,7 @@ def build_lanes(record: EpisodeRecord, parts: Sequence[HostPart], round: int, ti
 def describe_host(population: Population) -> list[HostPart]:
     """Describe the segments of a population's host and its head."""
     network, host = population.network, population.network.host
-    shapes = [*(host.joint_shapes or [()] * host.num_slots), ()]
+    shapes = [*(host.slot_shapes or [()] * host.num_slots), ()]
     names = [*(f"segment {i + 1}" for i in range(host.num_slots)), "head"]
     modules = [*host.segments, host.head]
     units = [0 if slot.branch is None else slot.branch.units for slot in network.slots]
