@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.result import Gain, Grown, accuracy, compute_gain
+from esper.growing.result import Grown, accuracy, describe_gain
 from esper.tasks import load_task
 from esper.tasks.text import CONTEXT, encode
 
@@ -105,7 +105,7 @@ def trained(model: nn.Module, data: list[Windows], epochs: int, **settings: Any)
     return esper.grow(model, train=data[0], val=data[1], slots=["blocks"], epochs=epochs, **chosen)
 
 
-def main(epochs: int = EPOCHS, seeds: int = 3, windows: tuple[int, ...] = (1024, 512, 512)) -> Gain:
+def main(epochs: int = EPOCHS, seeds: int = 3, windows: tuple[int, ...] = (1024, 512, 512)) -> str:
     """Pretrain and freeze, then grow adapters and train the usual ones; compare on test data."""
     code = load_task("text")
     first = 3 * windows[0]
@@ -139,7 +139,7 @@ def main(epochs: int = EPOCHS, seeds: int = 3, windows: tuple[int, ...] = (1024,
         )
     print(grown.report())
     adapted, usual, _ = zip(*scores, strict=True)
-    gain = compute_gain(adapted, usual)
+    gain = describe_gain(adapted, usual)
     print(f"\nGrown against LoRA everywhere: {gain}")
     return gain
 

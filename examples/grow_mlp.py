@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.result import Gain, accuracy, compute_gain
+from esper.growing.result import accuracy, describe_gain
 from esper.tasks import load_task
 
 EPOCHS = 8
@@ -23,7 +23,7 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 26))
 
 
-def main(epochs: int = EPOCHS, seeds: int = 5) -> Gain:
+def main(epochs: int = EPOCHS, seeds: int = 5) -> str:
     """Train with and without growth and compare on test data; small numbers make a quick trial."""
     letters = load_task("letter")
     train, val, test = letters.train, letters.validation, letters.test()
@@ -46,7 +46,7 @@ def main(epochs: int = EPOCHS, seeds: int = 5) -> Gain:
             with torch.no_grad():
                 scores[name].append(float(accuracy(run.model(test.inputs), test.targets)))
     print(grown.report())
-    gain = compute_gain(scores["grown"], scores["ungrown"])
+    gain = describe_gain(scores["grown"], scores["ungrown"])
     print(f"\n{gain}")
     return gain
 

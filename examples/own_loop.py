@@ -16,7 +16,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import esper
-from esper.growing.result import Gain, accuracy, compute_gain
+from esper.growing.result import accuracy, describe_gain
 
 EPOCHS = 30
 BATCH = 50
@@ -90,7 +90,7 @@ class Loop:
         return self.model.eval() if self.grower is None else self.grower.finish()  # 3: a plain model
 
 
-def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> Gain:
+def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> str:
     """Train with and without growth and compare on test data; small numbers make a quick trial."""
     digits = load_digits()
     pictures = torch.tensor(digits.images / 16.0, dtype=torch.float32).unsqueeze(1)  # [1797, 1, 8, 8]
@@ -111,7 +111,7 @@ def main(epochs: int = EPOCHS, seeds: int = 4, samples: int = 1000) -> Gain:
             plain = loop.finish()
             found.append(float(accuracy(plain(inputs), targets)))
         print(f"seed {seed}: {scores[1][-1]:.3f} without growth, {scores[0][-1]:.3f} with")
-    gain = compute_gain(*scores)
+    gain = describe_gain(*scores)
     print(f"\n{gain}")
     return gain
 

@@ -110,6 +110,8 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     settings = {"loss": loss, "epochs": 14}
     stopped = grow(tmp_path / "run", **settings)
     assert 0 < stopped.record.num_steps < 14
+    assert "it ended before its 14 epochs were over" in stopped.report()
+    assert isinstance(stopped.model(models.table()[0]), Tensor)
     assert (tmp_path / "run/network.safetensors").exists()
     assert describe(tmp_path / "run").state.startswith("stopped in epoch")
     last = -1

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -390,22 +388,6 @@ def test_it_ends_early_when_nothing_gets_better_or_the_time_is_up() -> None:
     assert time.monotonic() - start < 30
 
 
-def test_ctrl_c_returns_what_has_grown_so_far() -> None:
-    looks = 0
-
-    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        nonlocal looks
-        looks += 1
-        if looks == 60:
-            os.kill(os.getpid(), signal.SIGINT)
-        return F.cross_entropy(outputs, targets)
-
-    grown = grow(models.small_mlp(), models.table(), loss=loss, epochs=90)
-    assert 0 < len(grown.history) < 90
-    assert "it ended before its 90 epochs were over" in grown.report()
-    assert isinstance(grown.model(models.table()[0]), Tensor)
-
-
 def test_the_weights_of_the_best_epoch_come_back() -> None:
     scores, seen, epoch = [0.1, 0.3, 0.9, 0.2, 0.4], dict[int, Tensor](), 0
 
@@ -573,15 +555,6 @@ def test_a_metric_that_does_not_average_is_measured_over_all_samples() -> None:
     grown = static(models.small_mlp(), (x[:40], y[:40]), (x[40:], y[40:]), **settings)
     assert grown.score_name == "f1"
     assert grown.record.accuracy[-1, 0] == pytest.approx(f1(grown.model(x[40:]), y[40:]), abs=1e-6)
-
-
-def test_outputs_and_targets_of_any_shape_with_functions_of_ones_own() -> None:
-    def first_only(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.mse_loss(outputs[:, 0], targets)
-
-    metric = {"metric": lambda outputs, targets: -first_only(outputs, targets)}
-    grown = static(models.small_mlp(), (ROWS, ROWS[:, 0]), loss=first_only, device="auto", **metric)
-    assert grown.record.loss[-1, 0] < grown.record.loss[0, 0]
 
 
 def test_class_sorted_validation_is_seen_whole_and_a_stated_part_is_drawn_from_all_of_it() -> None:

@@ -115,23 +115,6 @@ def test_the_metrics_of_the_loop_are_what_the_controller_sees_and_bad_ones_are_r
     assert (float(seen.val_loss), float(seen.val_accuracy)) == (0.25, 0.75)
 
 
-def test_the_seed_decides_what_grows_and_the_callers_randomness_is_left() -> None:
-    def weights(before: int) -> tuple[dict[str, Tensor], Tensor]:
-        torch.manual_seed(0)
-        model = models.small_cnn().eval()
-        torch.manual_seed(before)
-        grower, _ = made(model)
-        for _ in range(4):
-            grower.step()
-        return slot_of(grower).state_dict(), torch.get_rng_state()
-
-    (first, state), (second, _) = weights(1), weights(2)
-    assert first
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    torch.manual_seed(1)
-    assert torch.equal(state, torch.get_rng_state())
-
-
 def test_a_step_works_where_gradients_are_switched_off() -> None:
     """As in the hook of a trainer that runs after validation."""
     model = models.small_cnn()

@@ -75,7 +75,7 @@ BATCHES = 2  # of an epoch
 @pytest.mark.parametrize(
     ("loader", "validates", "steps"),
     [
-        ("torch's randomness", True, range(1, 15)),
+        ("torch's randomness", True, (1, 4, 5, 8, 13, 14)),
         ("torch's randomness", False, (5, 6, 14)),
         ("the loader's own", True, (5,)),
         ("resumable", False, (5,)),
@@ -218,7 +218,7 @@ def test_transformers_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(tmp
         return grower
 
     # By steps, a checkpoint of an epoch's last step holds no decision after that epoch; by epochs it does.
-    for strategy, decided in (("steps", range(BATCHES * EPOCHS)), ("epoch", [4])):
+    for strategy, decided in (("steps", (0, 3, 4, 7, 12, 13)), ("epoch", [4])):
         whole = fit(strategy)
         assert len(whole.decisions) == EPOCHS
         assert any("grown" in name for name in whole.grown.state_dict())

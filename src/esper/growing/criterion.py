@@ -114,6 +114,7 @@ class Criterion:
             self.kind = find_target_kind(outputs, targets, self.settings)
             if self.settings.loss is None:
                 self.classes = _count_classes(outputs, targets, self.kind)
+                self._check_range(targets)
         loss = self._loss(outputs, targets)
         if not isinstance(loss, Tensor) or loss.ndim:
             raise UserError("the loss gives no single number for a batch; it must return one: take the mean")
@@ -180,9 +181,19 @@ class Criterion:
         among those of the first batch."""
         data = getattr(loader, "dataset", None)
         pair = split_batch(data.tensors if isinstance(data, TensorDataset) else first)
-        counted = self.classes > 1 and self.kind is TargetKind.CLASSES
-        if counted and pair is not None and isinstance(pair[1], Tensor):
-            _check_range(pair[1][pair[1] != IGNORED], self.classes)
+        if pair is not None and isinstance(pair[1], Tensor):
+            self._check_range(pair[1])
+
+    def _check_range(self, targets: Tensor) -> None:
+        known, classes = targets[targets != IGNORED], self.classes
+        if self.kind is not TargetKind.CLASSES or classes == 1 or not known.numel():
+            return
+        low, high = int(known.min()), int(known.max())
+        if low < 0 or high >= classes:
+            raise UserError(
+                f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each "
+                f"class from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
+            )
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the score of some samples; where it is R², their mean squared error.  # → []"""
@@ -339,24 +350,11 @@ def count_targets(targets: Tensor) -> Tensor:
 
 
 def _count_classes(outputs: Tensor, targets: Tensor, kind: TargetKind) -> int:
-    """Return the number of classes, 1 for numbers; raises a UserError for classes without an output."""
+    """Return the number of classes; 1 for numbers, and where no target counts."""
     if kind is TargetKind.ONE_HOT:
         return outputs.shape[-1]
     axis = _class_axis(outputs, targets) if kind is TargetKind.CLASSES else None
-    known = targets[targets != IGNORED]
-    if axis is None or not known.numel():
-        return 1
-    _check_range(known, outputs.shape[axis])
-    return outputs.shape[axis]
-
-
-def _check_range(targets: Tensor, classes: int) -> None:
-    low, high = (int(targets.min()), int(targets.max())) if targets.numel() else (0, 0)
-    if low < 0 or high >= classes:
-        raise UserError(
-            f"the targets run from {low} to {high}, but the model has {classes} outputs, one for each class "
-            f"from 0 to {classes - 1}; give it {high + 1} outputs, or number the classes from 0"
-        )
+    return 1 if axis is None or not bool((targets != IGNORED).any()) else outputs.shape[axis]
 
 
 # ---- a pass over validation data -------------------------------------------------------------------------

@@ -41,6 +41,7 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics, gradient_health
 from esper.simic.bodies import BlockScores
+from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.simic.costs import ForwardCosts, Work
 from esper.simic.environment import Environment, RuleSpec
 from esper.utils.errors import UserError
@@ -65,8 +66,8 @@ class LiveEnvironment(Environment):
         rules = RuleSpec(
             gamma=_GAMMA,
             seed=settings.seed,
-            episode=settings.episode(epochs),
-            lifecycle=settings.rules(epochs),
+            episode=EpisodeConfig(steps=epochs, clock="steps"),  # one decision before each epoch
+            lifecycle=settings.lifecycle or lifecycle_for(epochs),
             best_epoch=True,
         )
         super().__init__(rules, bodies, math.log(bodies.criterion.classes))

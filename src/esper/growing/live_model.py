@@ -39,7 +39,6 @@ from esper.growing.surgery.widening import (
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import BlendGate, build_blueprint, gate_parameter_count, parameter_count
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
-from esper.population.hosts import Host
 from esper.population.metrics import EXPLODING_NORM, VANISHING_NORM
 from esper.utils.errors import UserError
 
@@ -285,13 +284,6 @@ class LiveModel:
         return [f"after {name}, {reason}" for reason, name in list(reasons.items())[:2]]
 
     # ---- sizes -----------------------------------------------------------------------------------------
-
-    @property
-    def host(self) -> Host:
-        """The slots of the model as those of a host."""
-        specs = self.specs
-        blanks, widths = [nn.Identity() for _ in specs], [spec.width for spec in specs]
-        return Host(blanks, self.topology, nn.Identity(), widths, specs[0].spatial_dims)
 
     def growth_parameters(self, k: int, blueprint: Blueprint) -> int:
         """Count the parameters that a clone or widening in slot k adds, beside the seeds that live now."""

@@ -319,34 +319,14 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) == targets).float().mean()
 
 
-@dataclass(frozen=True)
-class Gain:
-    """Test scores of pairs of runs, with and without growth, and their difference with a 95 % interval."""
-
-    grown: tuple[float, ...]
-    ungrown: tuple[float, ...]
-    mean: float
-    half_width: float
-
-    @property
-    def helped(self) -> bool:
-        """Whether the whole interval lies above 0."""
-        return self.mean - self.half_width > 0
-
-    def __str__(self) -> str:
-        pairs = len(self.grown)
-        without, with_ = sum(self.ungrown) / pairs, sum(self.grown) / pairs
-        difference = (
-            f"test score without growth {without:.3f}, with growth {with_:.3f}: a difference of "
-            f"{100 * self.mean:+.2f} ± {100 * self.half_width:.2f} points over {pairs} pairs"
-        )
-        if self.helped:
-            return f"{difference}. Growth helped."
-        lost = self.mean + self.half_width < 0
-        return f"{difference}. Growth {'hurt' if lost else 'did not help: the interval holds 0'}."
-
-
-def compute_gain(grown: Sequence[float], ungrown: Sequence[float]) -> Gain:
-    """Return the gain of paired test scores, at least two of each."""
+def describe_gain(grown: Sequence[float], ungrown: Sequence[float]) -> str:
+    """Compare paired test scores, at least two of each: the difference with a 95 % interval, a verdict."""
     mean, half = mean_interval([a - b for a, b in zip(grown, ungrown, strict=True)])
-    return Gain(tuple(grown), tuple(ungrown), mean, half)
+    without, with_growth = sum(ungrown) / len(ungrown), sum(grown) / len(grown)
+    verdict = "did not help: the interval holds 0"
+    if abs(mean) > half:
+        verdict = "helped" if mean > 0 else "hurt"
+    return (
+        f"test score without growth {without:.3f}, with growth {with_growth:.3f}: a difference of "
+        f"{100 * mean:+.2f} ± {100 * half:.2f} points over {len(grown)} pairs. Growth {verdict}."
+    )

@@ -18,7 +18,6 @@ from esper.lifecycle.legality import grows_block
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.simic.bodies import Bodies
-from esper.simic.config import EpisodeConfig, lifecycle_for
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
@@ -92,14 +91,6 @@ class GrowSettings(Config):
         default=None, description="called after every epoch with the numbers of it, a dictionary"
     )
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
-
-    def rules(self, epochs: int) -> LifecycleConfig:
-        """Return the rules of growth for a run of that many epochs."""
-        return self.lifecycle or lifecycle_for(epochs)
-
-    def episode(self, epochs: int) -> EpisodeConfig:
-        """Return the run as an episode: one decision before each epoch."""
-        return EpisodeConfig(steps=epochs, clock="steps")
 
 
 OWN_SETTINGS = tuple(name for name in GrowSettings.model_fields if name != "training")

@@ -9,10 +9,6 @@ hold NaN, and whatever these reach is marked. The marks tell where in the input 
 arrive, whatever the model's own code does between (activations, pooling, flattening, concatenation). Code
 that mixes units (a norm over all channels, a softmax) marks others too, and code that takes no more units
 raises: both are refused.
-
-The dependency graph of torch-pruning was considered. It groups layers for removal, where a LayerNorm or an
-attention in between is no obstacle; it tells which units go, not where new ones arrive; it needs a graph of
-gradients, which frozen modules do not have, and it fails on the tuples of GPT-2.
 """
 
 from __future__ import annotations
