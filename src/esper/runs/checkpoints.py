@@ -62,6 +62,7 @@ def _encoded(tensors: Tensors, record: Mapping[str, Any], schema: str) -> bytear
         "digest": _BLANK,
     }
     data = bytearray(save_safetensors(_apart(tensors), metadata=header))
+    # The digest covers every byte of the file, with zeros where it will stand itself.
     start, end = _digest_span(data)
     data[start:end] = hashlib.sha256(data).hexdigest().encode()
     return data
@@ -132,6 +133,7 @@ def _apart(tensors: Tensors) -> dict[str, Tensor]:
     apart: dict[str, Tensor] = {}
     storages: set[int] = set()
     for name, value in tensors.items():
+        # safetensors refuses tensors that share memory, as tied weights and views do.
         tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage().data_ptr()
         apart[name] = tensor.clone() if storage in storages else tensor
@@ -171,6 +173,7 @@ class CheckpointStore:
         """
         kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
         data = _encoded(tensors, kept, schema)
+        # `last` is written last: a kill in between leaves the one before, and the round is done again.
         if math.isfinite(score) and score > self._best_score():
             write_atomically(self.best, data)
         if self.every and round % self.every == 0:

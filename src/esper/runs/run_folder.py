@@ -129,6 +129,7 @@ class RunFolder:
         }
         folder = cls(path, about)
         folder._acquire()
+        # config.yaml comes last: a folder without it was killed before it began, and may be used again.
         write_atomically(path / "versions.json", json.dumps(about, indent=2).encode() + b"\n")
         write_atomically(path / "command.txt", (shlex.join(command or sys.argv) + "\n").encode())
         folder.write_config(config)
@@ -182,7 +183,7 @@ class RunFolder:
     @property
     def kind(self) -> str:
         """What made the run: one of KINDS. A folder that does not say is what its first command line says."""
-        if "kind" in self.about:
+        if "kind" in self.about:  # folders of the first version do not say
             return str(self.about["kind"])
         return next((word for word in self.command_text().split() if word in KINDS), "train")
 
@@ -260,6 +261,7 @@ class RunFolder:
 
     def check_checkpoint(self, path: Path) -> None:
         """Raise UserError if the checkpoint at `path` is missing and finished rounds would be lost."""
+        # A run that was killed in its first round has no checkpoint yet, and nothing to lose.
         rounds = [line["round"] for file in (self.metrics_file, self.events_file) for line in file]
         ended = self.report_path.exists() or (self.path / "results.json").exists()
         if not path.exists() and (max(rounds, default=0) > 1 or ended):

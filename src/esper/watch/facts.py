@@ -114,6 +114,7 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
 
     Nothing is said of a run that is still going on.
     """
+    # What counts is the last thing that the run was for: a growth, a network, a comparison, a training.
     growth, network, results = folder.growth(), folder.network(), folder.results()
     grew = [] if network is None else _grew(network, "accuracy" if growth is None else growth.score_name)
     if growth is not None:

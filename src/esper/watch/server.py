@@ -94,7 +94,7 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
             runs = {name: await run_in_threadpool(library.find, name) for name in names}
         except UserError as error:
             return JSONResponse({"error": str(error)}, 404)
-        begun += [""] * (len(names) - len(begun))
+        begun += [""] * (len(names) - len(begun))  # runs that the page has not asked for before
         at = {name: Position.parse(text) for name, text in zip(names, begun, strict=False)}
         return StreamingResponse(_news(library, runs, at, stopping), media_type="text/event-stream")
 
