@@ -92,7 +92,7 @@ def parse_yaml(text: str, where: str) -> Any:
         ) from None
     try:
         json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError) as error:  # dates, bytes, sets, NaN
+    except (TypeError, ValueError, RecursionError) as error:  # dates, bytes, sets, NaN, nested too deep
         raise UserError(
             f"{where} holds a value that is not allowed ({error}); only finite numbers, texts in quotes, "
             "true, false, null, lists, and keys with values are"
