@@ -45,8 +45,8 @@ from esper.tamiyo.scripted import Static
 from esper.tasks import Task
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Alone, Gather, gather_pieces, held_shards
-from esper.utils.rows import under_prefix, with_prefix
+from esper.utils.gather import Gather, SingleProcess, gather_pieces, held_shards
+from esper.utils.rows import add_prefix, strip_prefix
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
@@ -71,7 +71,7 @@ class Shards:
         if not isinstance(environment, GrowthEnvironment):
             return environment
         members = environment.num_members
-        return cls([environment], [range(members)], members, Alone())
+        return cls([environment], [range(members)], members, SingleProcess())
 
     @classmethod
     def build(cls, config: RunConfig, gather: Gather) -> Self:
@@ -99,14 +99,14 @@ class Shards:
         if record.num_members == self.members:
             return record, test
         pieces = [
-            with_prefix("record", record.tensors())
-            | with_prefix("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
+            add_prefix("record", record.tensors())
+            | add_prefix("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
             for record, test in played
         ]
         everyone = gather_pieces(self.gather, pieces)
-        reached = [under_prefix("test", piece) for piece in everyone]
+        reached = [strip_prefix("test", piece) for piece in everyone]
         whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
-        return record.concatenate([under_prefix("record", piece) for piece in everyone]), TestResult(**whole)
+        return record.concatenate([strip_prefix("record", piece) for piece in everyone]), TestResult(**whole)
 
 
 @dataclass(frozen=True)
@@ -394,7 +394,7 @@ class Experiment:
         if seeds < 1:
             raise UserError(f"seeds is {seeds}; it must be at least 1")
         self.config, self.seeds = config, seeds
-        self.gather = gather or Alone()
+        self.gather = gather or SingleProcess()
         self._first = Shards.build(config, self.gather)
         spec = self._first.first.spec
         for arm in arms.values():

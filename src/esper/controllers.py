@@ -26,7 +26,7 @@ from esper.tamiyo.schedule import BY_BUDGET, Schedule
 from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
-from esper.utils.rows import under_prefix
+from esper.utils.rows import strip_prefix
 from esper.utils.settings import build
 
 PRETRAINED = "tamiyo"
@@ -173,7 +173,7 @@ def load_learned(
     config = checkpoint_config(checkpoint, path, AGENT_SETTINGS)
     agent = make_agent(config, torch.device(device))
     try:
-        agent.load_state_dict(under_prefix(LEARNER, checkpoint.tensors))
+        agent.load_state_dict(strip_prefix(LEARNER, checkpoint.tensors))
         conditions = Conditions.model_validate(checkpoint.record["conditions"])
     except (KeyError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} does not hold the agent that its settings describe: {error}") from None

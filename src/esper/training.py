@@ -27,7 +27,7 @@ from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
-from esper.utils.gather import Alone, Gather, all_or_none, any_process, broadcast
+from esper.utils.gather import Gather, SingleProcess, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
 from esper.utils.settings import dump, parse_yaml
 
@@ -80,7 +80,7 @@ class TrainingRun:
         `gather`: the processes that share it, each of which calls this; settings are those of the first.
         Without a number of shards there is one for each process.
         """
-        gather = gather or Alone()
+        gather = gather or SingleProcess()
         config = with_shards(shared_config(config, gather), gather)
 
         def prepare() -> TrainingRun:
@@ -109,7 +109,7 @@ class TrainingRun:
         are shards or fewer. Raises UserError for a folder of another kind, for any other setting that
         differs, and where rounds would be lost.
         """
-        gather = gather or Alone()
+        gather = gather or SingleProcess()
         with ExitStack() as undo:
 
             def open_folder() -> tuple[RunFolder | None, RunConfig]:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from esper.utils.devices import own_device
 from esper.utils.errors import LostProcessError
-from esper.utils.gather import Alone, Gather, Processes, agree_on_prefix, choose_backend
+from esper.utils.gather import Gather, Processes, SingleProcess, agree_on_prefix, choose_backend
 from esper.utils.launch import Launch
 
 
@@ -67,7 +67,7 @@ def test_an_update_over_nccl_has_the_bits_of_one_without(parts: int, monkeypatch
             agent.update(buffer, gather=gather)
         return agent.state_dict()
 
-    alone = learned(Alone())
+    alone = learned(SingleProcess())
     with closing(Processes(Launch())) as gather:
         shared = learned(gather)
         assert gather.backend == ("nccl" if parts > 1 else "")

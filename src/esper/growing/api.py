@@ -53,7 +53,7 @@ from esper.tamiyo.scripted import Static
 from esper.utils.devices import ANY, choose_device
 from esper.utils.errors import UserError, one_line, raised_at
 from esper.utils.launch import StopRequest
-from esper.utils.rows import under_prefix, with_prefix
+from esper.utils.rows import add_prefix, strip_prefix
 
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -310,21 +310,21 @@ class GrowRun:
         Raises a UserError where the optimizer cannot be saved.
         """
         return {
-            **with_prefix("environment", self.environment.state_dict()),
-            **with_prefix("live", self.bodies.progress_tensors()),
-            **with_prefix("episode", self.episode.state_dict()),
-            **with_prefix("ending", self.ending.state_dict()),
-            **with_prefix("generators", self.growth.generators.state_dict()),
+            **add_prefix("environment", self.environment.state_dict()),
+            **add_prefix("live", self.bodies.progress_tensors()),
+            **add_prefix("episode", self.episode.state_dict()),
+            **add_prefix("ending", self.ending.state_dict()),
+            **add_prefix("generators", self.growth.generators.state_dict()),
             "patience": torch.tensor([self._best, self._since_best], dtype=torch.float64),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on from a saved state to the same bits; raises ValueError for the state of another model."""
-        self.environment.load_state_dict(under_prefix("environment", tensors))
-        self.bodies.load_progress(under_prefix("live", tensors))
-        self.episode.load_state_dict(under_prefix("episode", tensors))
-        self.ending.load_state_dict(under_prefix("ending", tensors))
-        self.growth.generators.load_state_dict(under_prefix("generators", tensors))
+        self.environment.load_state_dict(strip_prefix("environment", tensors))
+        self.bodies.load_progress(strip_prefix("live", tensors))
+        self.episode.load_state_dict(strip_prefix("episode", tensors))
+        self.ending.load_state_dict(strip_prefix("ending", tensors))
+        self.growth.generators.load_state_dict(strip_prefix("generators", tensors))
         self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
 
 

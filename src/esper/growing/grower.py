@@ -34,7 +34,7 @@ from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import FinalSelection
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.utils.errors import UserError
-from esper.utils.rows import refill, tensors_of, under_prefix, with_prefix
+from esper.utils.rows import add_prefix, refill, strip_prefix, tensors_of
 
 METRICS = ("val_loss", "val_accuracy")
 SETTINGS = ("objective", "loss", "metric", "blueprints", "lr", "seed", "topology", "lifecycle")
@@ -170,7 +170,7 @@ class Grower:
             "gradients": {name: p.grad for name, p in self._named_seeds() if p.grad is not None},
             "generators": self._generators.state_dict(),
         }
-        return {name: value for key, own in parts.items() for name, value in with_prefix(key, own).items()}
+        return {name: value for key, own in parts.items() for name, value in add_prefix(key, own).items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from a saved state to the same bits, with the same model, data, controller and settings.
@@ -180,18 +180,18 @@ class Grower:
         if "environment.clock" not in state:
             raise UserError("the state has no environment.clock; give what Grower.state_dict returned")
         environment = self._environment
-        environment.load_state_dict(under_prefix("environment", state))
-        self._bodies.load_progress(under_prefix("live", state))
-        environment.applied = refill(environment.applied, under_prefix("begun", state))
+        environment.load_state_dict(strip_prefix("environment", state))
+        self._bodies.load_progress(strip_prefix("live", state))
+        environment.applied = refill(environment.applied, strip_prefix("begun", state))
         self._bodies.sync_slots(environment.applied.slots)
-        gradients = under_prefix("gradients", state)
+        gradients = strip_prefix("gradients", state)
         for name, parameter in self._named_seeds():
             parameter.grad = gradients[name].to(parameter) if name in gradients else None
         if environment.clock:
-            self._ending.load_state_dict(under_prefix("ending", state))
+            self._ending.load_state_dict(strip_prefix("ending", state))
         self._controller.begin(self._info)
-        self._controller.load_state_dict(under_prefix("controller", state))
-        self._generators.load_state_dict(under_prefix("generators", state))
+        self._controller.load_state_dict(strip_prefix("controller", state))
+        self._generators.load_state_dict(strip_prefix("generators", state))
 
     def _named_seeds(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Yield the parameters of all seeds, in isolation too, by slot and name."""

@@ -21,7 +21,7 @@ from esper.growing.criterion import UserStep
 from esper.growing.data import GeneratorStates
 from esper.growing.grower import Grower
 from esper.utils.errors import UserError
-from esper.utils.rows import under_prefix, with_prefix
+from esper.utils.rows import add_prefix, strip_prefix
 
 try:
     from lightning.pytorch import Callback
@@ -122,8 +122,8 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
             return self._saved
         return {
             **self.grower.state_dict(),
-            **with_prefix("trainer", self._generators.state_dict()),
-            **with_prefix("epoch_start", self._epoch_start),
+            **add_prefix("trainer", self._generators.state_dict()),
+            **add_prefix("epoch_start", self._epoch_start),
             "first_epoch": torch.tensor(self._first),
         }
 
@@ -142,10 +142,10 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         loop, fetcher = trainer.fit_loop.epoch_loop, trainer.fit_loop._data_fetcher
         self.grower.load_state_dict(saved)
         self._first = int(saved.get("first_epoch", 0))
-        now = under_prefix("trainer", saved)
+        now = strip_prefix("trainer", saved)
         done = 0 if trainer.is_last_batch else loop.batch_progress.current.ready  # batches of this epoch
         if done:
-            self._epoch_start, self._begun = under_prefix("epoch_start", saved), trainer.current_epoch
+            self._epoch_start, self._begun = strip_prefix("epoch_start", saved), trainer.current_epoch
             self._generators.load_state_dict(self._epoch_start)
             trainer.fit_loop._combined_loader._load_state_dicts(states)
             iter(fetcher)

@@ -27,7 +27,7 @@ from esper.simic.environment import Environment, StepResult
 from esper.simic.rollout import EpisodeRecord, play
 from esper.simic.state import MemberState
 from esper.tamiyo.controller import Controller
-from esper.utils.rows import choose, refill, tensors_of, under_prefix, with_prefix
+from esper.utils.rows import add_prefix, refill, strip_prefix, tensors_of, where_rows
 
 LEVEL = 0.01  # the chance, for a whole network, that a useless seed stays
 BLOCKS = 20  # into which the validation data are dealt
@@ -116,7 +116,7 @@ class BestStates:
             self.state, self.bodies = state, _without_moments(bodies.snapshot())
             return torch.ones_like(score, dtype=torch.bool)
         better = score >= self.state.history.accuracy.nan_to_num(-torch.inf)
-        self.state = choose(better, state, self.state)
+        self.state = where_rows(better, state, self.state)
         self.bodies = _without_moments(bodies.keep(self.bodies, better))
         return better
 
@@ -130,13 +130,13 @@ class BestStates:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the snapshot as plain tensors."""
         assert self.state is not None, "there was no update yet"
-        return {**with_prefix("state", tensors_of(self.state)), **with_prefix("bodies", self.bodies)}
+        return {**add_prefix("state", tensors_of(self.state)), **add_prefix("bodies", self.bodies)}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned."""
         device = self.environment.bodies.device
-        self.state = refill(self.environment.state, under_prefix("state", tensors))
-        self.bodies = {name: value.to(device) for name, value in under_prefix("bodies", tensors).items()}
+        self.state = refill(self.environment.state, strip_prefix("state", tensors))
+        self.bodies = {name: value.to(device) for name, value in strip_prefix("bodies", tensors).items()}
 
 
 def _without_moments(bodies: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -177,11 +177,11 @@ class FinalSelection:
     def state_dict(self) -> dict[str, Tensor]:
         """Return what it remembers after at least one epoch, as plain tensors."""
         own = {"planted": self.planted, "epoch": self.epoch, "last_epoch": self.last_epoch}
-        return {**with_prefix("best", self.best.state_dict()), **own}
+        return {**add_prefix("best", self.best.state_dict()), **own}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned."""
-        self.best.load_state_dict(under_prefix("best", tensors))
+        self.best.load_state_dict(strip_prefix("best", tensors))
         device = self.environment.device
         self.planted, self.epoch = tensors["planted"].to(device), tensors["epoch"].to(device)
         self.last_epoch = tensors["last_epoch"].to(device)

@@ -56,7 +56,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
 from esper.tasks.task import Task
 from esper.utils.graphs import Graphed, GraphPool
-from esper.utils.rows import check_like, choose, refill, tensors_of, under_prefix, with_prefix
+from esper.utils.rows import add_prefix, check_like, refill, strip_prefix, tensors_of, where_rows
 
 NO_OP = -1  # the last op before the first action
 ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
@@ -356,7 +356,7 @@ class Environment:
             outcomes.append(outcome)
         ticked = tick(slots, rules)
         nothing = torch.zeros_like(ticked.pruned)
-        ticked = choose(active, ticked, TickOutcome(slots, nothing, nothing))
+        ticked = where_rows(active, ticked, TickOutcome(slots, nothing, nothing))
         bodies.prune(ticked.pruned)
         bodies.fold(ticked.folded, slots.style)
         evidence = evidence.forget(ticked.pruned | ticked.folded)
@@ -385,7 +385,7 @@ class Environment:
         flops = totals.flops + self._compute_cost(applied.slots, totals.uses_metrics, work)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
-        state = choose(active, after, before)
+        state = where_rows(active, after, before)
         state, panicked, rolled_back = self._governor.review(state, training.loss, active, keep)
         # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
         out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
@@ -482,9 +482,9 @@ class Environment:
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state of every member in the middle of an episode as plain tensors."""
         return {
-            **with_prefix("population", self.bodies.tensors()),
-            **with_prefix("state", tensors_of(self.state)),
-            **with_prefix("governor", self._governor.state_dict()),
+            **add_prefix("population", self.bodies.tensors()),
+            **add_prefix("state", tensors_of(self.state)),
+            **add_prefix("governor", self._governor.state_dict()),
             **{name: getattr(self, name).clone() for name in ("potential", *_PER_MEMBER)},
             "members": self.members.clone(),
             "episode": torch.tensor(self.episode),
@@ -504,10 +504,10 @@ class Environment:
                 f"the state belongs to members {tensors['members'].tolist()}; this environment has "
                 f"{self.members.tolist()}"
             )
-        state = refill(self.state, under_prefix("state", tensors))
+        state = refill(self.state, strip_prefix("state", tensors))
         state.slots.check()
-        self.bodies.restore(under_prefix("population", tensors))
-        self._governor.load_state_dict(under_prefix("governor", tensors))
+        self.bodies.restore(strip_prefix("population", tensors))
+        self._governor.load_state_dict(strip_prefix("governor", tensors))
         for name in _PER_MEMBER:
             setattr(self, name, tensors[name].to(self.device))
         self.episode, self.clock = int(tensors["episode"]), int(tensors["clock"])

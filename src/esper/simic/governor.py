@@ -21,7 +21,7 @@ from esper.simic.bodies import Bodies
 from esper.simic.config import GovernorConfig
 from esper.simic.state import MemberState
 from esper.utils.graphs import copy_all
-from esper.utils.rows import choose, map_tensors, refill, tensors_of, under_prefix, with_prefix
+from esper.utils.rows import add_prefix, map_tensors, refill, strip_prefix, tensors_of, where_rows
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,8 @@ def roll_back(
     room = torch.where(panicked.unsqueeze(1), saved.slots.room, state.slots.room)
     after = MemberState(
         slots=force_prune(undone.replace(room=room), suspects),
-        evidence=choose(panicked, saved.evidence, state.evidence).forget(suspects),
-        history=choose(panicked, saved.history, state.history),
+        evidence=where_rows(panicked, saved.evidence, state.evidence).forget(suspects),
+        history=where_rows(panicked, saved.history, state.history),
     )
     return after, suspects
 
@@ -180,7 +180,7 @@ class Governor:
         after, suspects = roll_back(known.saved, state, panicked, ticks)
         good = verdict.good & active & keep
         # Whoever was rolled back is at its snapshot again, less the seeds that were just pruned.
-        saved, ticks = choose(panicked | good, after, known.saved), ticks.masked_fill(panicked | good, 0)
+        saved, ticks = where_rows(panicked | good, after, known.saved), ticks.masked_fill(panicked | good, 0)
         self._set(GovernorState(verdict.history, saved, ticks))
         # Births are counted on: the next seed is another draw, not the one that just failed.
         bodies.restore({**self._saved_bodies, "births": bodies.births}, panicked)
@@ -192,15 +192,15 @@ class Governor:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that it remembers as plain tensors."""
         return {
-            **with_prefix("state", tensors_of(self.state)),
-            **with_prefix("bodies", self._saved_bodies),
+            **add_prefix("state", tensors_of(self.state)),
+            **add_prefix("bodies", self._saved_bodies),
             "reviews": torch.tensor(self._reviews),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Load what `state_dict` returned; names and shapes are the caller's to check."""
-        self._set(refill(self.state, under_prefix("state", tensors)))
-        bodies = under_prefix("bodies", tensors)
+        self._set(refill(self.state, strip_prefix("state", tensors)))
+        bodies = strip_prefix("bodies", tensors)
         if self._in_place:
             copy_all(self._saved_bodies.values(), [bodies[name] for name in self._saved_bodies])
         else:

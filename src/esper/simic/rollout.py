@@ -18,12 +18,12 @@ from esper.population.data import MemberData
 from esper.simic.environment import Environment, GrowthEnvironment, StepResult
 from esper.tamiyo.controller import Blocks, Controller, EpisodeInfo
 from esper.utils.rows import (
+    add_prefix,
     refill,
     stack_steps,
+    strip_prefix,
     to_cpu,
-    under_prefix,
     unstack_steps,
-    with_prefix,
 )
 
 Floats = NDArray[np.float32]
@@ -104,7 +104,7 @@ class EpisodeRecord:
     def tensors(self) -> dict[str, Tensor]:
         """All that differs between records of one episode, by name: for `concatenate`."""
         arrays = {**self._by_step(), "members": self.members}
-        slots = with_prefix("final_slots", self.final_slots.tensors())
+        slots = add_prefix("final_slots", self.final_slots.tensors())
         return {name: torch.from_numpy(value) for name, value in arrays.items()} | slots
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
@@ -130,7 +130,7 @@ class EpisodeRecord:
 
     def _of(self, tensors: Mapping[str, Tensor]) -> EpisodeRecord:
         """The same episode of other members."""
-        slots = refill(self.final_slots, under_prefix("final_slots", tensors))
+        slots = refill(self.final_slots, strip_prefix("final_slots", tensors))
         arrays: dict[str, Any] = {name: tensors[name].numpy() for name in (*self._by_step(), "members")}
         return replace(self, final_slots=slots, **arrays)
 
@@ -245,7 +245,7 @@ class Episode:
         held = {f"{part}.{name}": value for part, named in story.items() for name, value in named.items()}
         read = to_cpu(held | {"members": environment.members})
         seen, done = (
-            {name: value.numpy() for name, value in under_prefix(part, read).items()}
+            {name: value.numpy() for name, value in strip_prefix(part, read).items()}
             for part in ("seen", "done")
         )
         steps = _steps_that_counted(seen["spent"])
@@ -257,7 +257,7 @@ class Episode:
             seed_parameters=environment.bodies.seed_parameters().numpy(),
             gate_parameters=environment.bodies.gate_parameters().numpy(),
             members=read["members"].numpy(),
-            final_slots=SlotStates(**under_prefix("slots", read)),
+            final_slots=SlotStates(**strip_prefix("slots", read)),
             **{name: np.concatenate([value[:steps], value[-1:]]) for name, value in seen.items()},
             **{name: value[:steps] for name, value in done.items()},
         )
@@ -268,15 +268,15 @@ class Episode:
         The environment has a state of its own.
         """
         return {
-            **with_prefix("seen", stack_steps(self._seen)),
-            **with_prefix("done", stack_steps(self._done)),
-            **with_prefix("controller", self.controller.state_dict()),
+            **add_prefix("seen", stack_steps(self._seen)),
+            **add_prefix("done", stack_steps(self._done)),
+            **add_prefix("controller", self.controller.state_dict()),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue after the steps of a saved episode; the environment's state was loaded before."""
-        self._seen, self._done = (unstack_steps(under_prefix(n, tensors)) for n in ("seen", "done"))
-        self.controller.load_state_dict(under_prefix("controller", tensors))
+        self._seen, self._done = (unstack_steps(strip_prefix(n, tensors)) for n in ("seen", "done"))
+        self.controller.load_state_dict(strip_prefix("controller", tensors))
         self.observation = self.environment.observe()
 
 

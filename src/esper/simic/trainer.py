@@ -35,8 +35,8 @@ from esper.simic.telemetry import summarize_round
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
-from esper.utils.gather import Alone, Gather, Piece, even_ranges, gather_pieces, held_shards
-from esper.utils.rows import under_prefix, with_prefix
+from esper.utils.gather import Gather, Piece, SingleProcess, even_ranges, gather_pieces, held_shards
+from esper.utils.rows import add_prefix, strip_prefix
 
 CONTROL = "control"
 _ROUNDS_DONE = "rounds_done"
@@ -86,7 +86,7 @@ class Trainer:
         self.has_control = any(learner.reward.control_variate for learner in learners)
         control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
         self.blocks = Blocks(control | self.learners)
-        self.shards, self.gather = shards, gather or Alone()
+        self.shards, self.gather = shards, gather or SingleProcess()
         self.environments = [  # of each world, of each shard that this process holds
             [
                 environment_type(replace(world, members=self.blocks.members(ids)))
@@ -157,16 +157,16 @@ class Trainer:
             # Shards exchange records and rollouts; the digest shows whether all played with the same weights.
             piece = {"state": state}
             for block, record in records.items():
-                piece |= with_prefix(f"record.{block}", record.tensors())
+                piece |= add_prefix(f"record.{block}", record.tensors())
             for name, learner in self.learners.items():
-                piece |= with_prefix(f"rollout.{name}", learner.export_rollout())
+                piece |= add_prefix(f"rollout.{name}", learner.export_rollout())
             pieces.append(piece)
         everyone = gather_pieces(self.gather, pieces)
         self._check_alike([piece["state"] for piece in everyone])
         for name, learner in self.learners.items():
-            learner.load_rollouts([under_prefix(f"rollout.{name}", piece) for piece in everyone])
+            learner.load_rollouts([strip_prefix(f"rollout.{name}", piece) for piece in everyone])
         return {
-            block: record.concatenate([under_prefix(f"record.{block}", piece) for piece in everyone])
+            block: record.concatenate([strip_prefix(f"record.{block}", piece) for piece in everyone])
             for block, record in records.items()
         }
 
@@ -226,7 +226,7 @@ class Trainer:
             _SECONDS: torch.tensor(self.seconds, dtype=torch.float64),
         }
         for name, learner in self.learners.items():
-            state |= with_prefix(name, learner.agent.state_dict())
+            state |= add_prefix(name, learner.agent.state_dict())
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -235,7 +235,7 @@ class Trainer:
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}; give what Trainer.state_dict returned")
         for name, learner in self.learners.items():
-            learner.agent.load_state_dict(under_prefix(name, state))
+            learner.agent.load_state_dict(strip_prefix(name, state))
         self.rounds_done = int(state[_ROUNDS_DONE])
         self.seconds = float(state[_SECONDS])
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from esper.lifecycle.actions import Actions
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
-from esper.utils.rows import under_prefix
+from esper.utils.rows import strip_prefix
 from esper.utils.streams import Stream, random_uniform
 
 EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
@@ -120,7 +120,7 @@ class Blocks(Controller):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for name, controller in self.controllers.items():
-            controller.load_state_dict(under_prefix(name, state))
+            controller.load_state_dict(strip_prefix(name, state))
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """As many actions as the longest list of any block; the others wait after theirs."""

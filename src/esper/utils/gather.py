@@ -5,7 +5,7 @@ itself, in the same tensors whoever computes it, and a process holds a range of 
 depend on the number of shards, which is a setting, and never on the number of processes: whatever is decided
 for all members is decided from all shards, in their order, by every process alike.
 
-How messages travel is an argument: `Alone` for one process, `Processes` for those of torchrun. There messages
+How messages travel is an argument: `SingleProcess`, or `Processes` for those of torchrun. There messages
 travel between CPUs by gloo, and tensors between GPUs by NCCL where every process has a GPU of its own. All
 processes are waited for before each collective, so that one that ended or hangs is an error message and not
 a silence.
@@ -64,7 +64,7 @@ class Gather(Protocol):
 
 
 @dataclass
-class Alone:
+class SingleProcess:
     """The collectives of a single process."""
 
     rank: int = 0
@@ -299,7 +299,7 @@ def _first_line(error: Exception) -> str:
 def processes(launch: Launch) -> Iterator[Gather]:
     """Open the collectives of this launch, and close them at the end."""
     if launch.size == 1:
-        yield Alone()
+        yield SingleProcess()
         return
     with closing(Processes(launch)) as gather:
         yield gather

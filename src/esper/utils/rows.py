@@ -45,14 +45,14 @@ def flags_of_rows(where: Tensor, value: Tensor) -> Tensor:
     return rows.view(-1, *[1] * (value.ndim - 1))
 
 
-def choose(where: Tensor, yes: Record, no: Record) -> Record:
+def where_rows(where: Tensor, yes: Record, no: Record) -> Record:
     """Take the rows of `yes` where True and of `no` elsewhere, in every tensor of a record.  # where [N]"""
     if isinstance(yes, Tensor) and isinstance(no, Tensor):
         return torch.where(flags_of_rows(where, yes), yes, no)  # type: ignore[return-value]
     if not is_dataclass(yes) or isinstance(yes, type):
         raise TypeError(f"a record is a tensor or a dataclass of records, not {type(yes).__name__}")
     return replace(
-        yes, **{f.name: choose(where, getattr(yes, f.name), getattr(no, f.name)) for f in fields(yes)}
+        yes, **{f.name: where_rows(where, getattr(yes, f.name), getattr(no, f.name)) for f in fields(yes)}
     )
 
 
@@ -83,13 +83,13 @@ def put_rows(record: Any, index: Tensor, part: Any) -> None:
         value.index_copy_(0, index, rows)
 
 
-def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy tensors to names with a prefix, as a checkpoint holds them."""
     return {f"{prefix}.{name}": value.detach().clone() for name, value in tensors.items()}
 
 
-def under_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors under a prefix, without it: the inverse of `with_prefix`."""
+def strip_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors under a prefix, without it: the inverse of `add_prefix`."""
     start = f"{prefix}."
     return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
 

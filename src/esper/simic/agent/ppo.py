@@ -22,9 +22,9 @@ from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Tra
 from esper.simic.config import PPOConfig as PPOConfig
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.network import Policy
-from esper.utils.gather import Alone, Gather, even_ranges, gather_rows
+from esper.utils.gather import Gather, SingleProcess, even_ranges, gather_rows
 from esper.utils.graphs import Graphed, GraphPool
-from esper.utils.rows import check_like, map_tensors, under_prefix, with_prefix
+from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
 
 
@@ -218,7 +218,7 @@ class PPOAgent:
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
         learn = self._learned if replayed else self._learn
         if config.virtual_shards > 1:
-            gather = gather or Alone()
+            gather = gather or SingleProcess()
             read = head_weights(self.policy.relevant(batch.steps.actions), batch)
             learn = partial(self._learn_in_parts, read=read, gather=gather)
         for rows in self._minibatches(buffer.num_members):
@@ -264,9 +264,9 @@ class PPOAgent:
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that learning changed, as plain tensors."""
         return {
-            **with_prefix("policy", self.policy.state_dict()),
-            **with_prefix("optimizer", self.optimizer.state_dict()),
-            **with_prefix("value_normalizer", self.value_normalizer.state_dict()),
+            **add_prefix("policy", self.policy.state_dict()),
+            **add_prefix("optimizer", self.optimizer.state_dict()),
+            **add_prefix("value_normalizer", self.value_normalizer.state_dict()),
             "updates": torch.tensor(self.updates),
             "seed": torch.tensor(self.seed),
         }
@@ -275,9 +275,9 @@ class PPOAgent:
         """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
         mend = "build the policy with the config it was trained with"
         check_like(self.state_dict(), tensors, "the agent's state", mend)
-        self.policy.load_state_dict(under_prefix("policy", tensors))
-        self.optimizer.load_state_dict(under_prefix("optimizer", tensors))
-        self.value_normalizer.load_state_dict(under_prefix("value_normalizer", tensors))
+        self.policy.load_state_dict(strip_prefix("policy", tensors))
+        self.optimizer.load_state_dict(strip_prefix("optimizer", tensors))
+        self.value_normalizer.load_state_dict(strip_prefix("value_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
     def _may_read(self) -> bool:
