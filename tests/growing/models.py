@@ -152,11 +152,9 @@ class LanguageModel(nn.Module):
     def __init__(self, vocabulary: int = 7, context: int = 6, width: int = 8, depth: int = 2) -> None:
         super().__init__()
         self.context = context
-        self.tokens = nn.Embedding(vocabulary, width)
-        self.positions = nn.Embedding(context, width)
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
         self.blocks = nn.ModuleList(Block(width) for _ in range(depth))
-        self.norm = nn.LayerNorm(width)
-        self.head = nn.Linear(width, vocabulary)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
     def forward(self, tokens: Tensor) -> Tensor:
         batch, time = tokens.shape

@@ -38,7 +38,7 @@ from esper.growing.settings import (
     check_settings,
     choose_controller,
 )
-from esper.growing.slots import floating_dtype, trainable_parameters
+from esper.growing.slots import SlotNames, floating_dtype, trainable_parameters
 from esper.growing.surgery.insertion import graft_name
 from esper.lifecycle.legality import holds_seed
 from esper.runs.lanes import HostPart
@@ -160,7 +160,7 @@ class Growth:
         settings: GrowSettings,
         device: torch.device,
         epochs: int,
-        slots: Sequence[str | int] | None = None,
+        slots: SlotNames | None = None,
         step: UserStep | None = None,
         controller: str | Controller | None = None,
         force: bool = False,

@@ -17,7 +17,7 @@ give it to `grower.load_state_dict`, last of all.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from esper.growing.criterion import UserStep
 from esper.growing.data import seeded_generators
 from esper.growing.live_optimizer import check_optimizer, hide_seeds
 from esper.growing.settings import check_settings
+from esper.growing.slots import SlotNames
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import FinalSelection
@@ -48,7 +49,7 @@ class Grower:
     """Grows a model that a loop of the user's trains: one `step` after every epoch.
 
     model, optimizer: the user's own. New parameters join the optimizer's group of their kind, with a state
-        of their own, when they begin to be heard. `optimizer.state_dict()` has the same form whatever grows.
+        of their own, when they begin to blend in. `optimizer.state_dict()` has the same form whatever grows.
     train, val, slots, controller, epochs, budget, step, force: as in `esper.grow`; `remarks` says where
         nothing grows, and why.
     settings: some of those of `esper.grow`; one that a loop of one's own decides is refused.
@@ -60,7 +61,7 @@ class Grower:
         optimizer: Optimizer,
         train: Any,
         val: Any = None,
-        slots: Sequence[str | int] | None = None,
+        slots: SlotNames | None = None,
         controller: str | Controller | None = None,
         epochs: int = 30,
         budget: int | None = None,

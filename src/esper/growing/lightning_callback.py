@@ -1,4 +1,4 @@
-"""Growth inside Lightning's Trainer: a callback, and nothing else to change.
+"""A callback that grows the module of a Lightning Trainer.
 
     grower = LightningGrower()
     trainer = Trainer(max_epochs=40, callbacks=[grower])
@@ -32,14 +32,14 @@ except ImportError as error:
 class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
     """Grows the module that a Trainer trains; one decision after each epoch.
 
-    train, val: what seeds learn from and are judged by; the Trainer's own loaders if left out.
+    train, val: data that seeds are trained and measured on; the Trainer's own loaders if left out.
     epochs: how long growth lasts; the Trainer's max_epochs if left out.
     step: (module, batch) → loss, score. Without it a batch is (inputs, targets), and `forward` gives outputs.
     settings: those of `esper.Grower` (slots, controller, budget, blueprints, lr ...).
 
-    The decision is made where validation ends, ahead of what saves checkpoints; without validation in the
+    The decision is made at the end of validation, before checkpoints are saved; without validation in the
     Trainer, at the end of the training epoch. `grown` is the plain module once training has ended, and the
-    Trainer's module then has the weights of its best epoch, less what grew.
+    Trainer's module then has the weights of its best epoch, without what grew.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         self.decisions: list[str] = []  # in words, epoch by epoch, of this process
         self._train, self._val, self._epochs, self._step_function = train, val, epochs, step
         self._settings = settings
-        self._saved: dict[str, Any] = {}  # a state that waits for the optimizer to be there
+        self._saved: dict[str, Any] = {}  # the state of a checkpoint, until the optimizer exists
         self._first = 0  # the epoch that growth began with
         self._begun = -1  # the epoch whose order was drawn when training began
-        self._epoch_start: dict[str, Tensor] = {}  # the random numbers that the order of this epoch came from
+        self._epoch_start: dict[str, Tensor] = {}  # random states that the order of this epoch came from
 
     # ---- what Lightning calls --------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
                 self._begin_epoch(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Keep where the random numbers stand from which the order of the data is drawn next."""
+        """Keep the random states from which the order of the data is drawn next."""
         if trainer.current_epoch != self._begun:
             self._epoch_start = self._generators.state_dict()
 
@@ -112,12 +112,12 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         self._decide(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Decide every seed, and take the hooks off."""
+        """Decide every seed, and remove the hooks."""
         if self.grower is not None:
             self.grown = self.grower.finish()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds; nothing before training has begun."""
+        """Return what a checkpoint holds; nothing before training has begun."""
         if self.grower is None:
             return self._saved
         return {
@@ -167,9 +167,9 @@ class LightningGrower(Callback):  # type: ignore[misc,unused-ignore]
         iter(trainer.fit_loop._data_fetcher)
 
     def _finish_epoch(self, trainer: Any) -> None:
-        """Make up for what Lightning skips after an epoch's last step was saved: validation and decision.
+        """Do what Lightning skips after a checkpoint of an epoch's last step: validate and decide.
 
-        Afterwards Lightning begins the next epoch as it does in a run that was never stopped.
+        Afterwards Lightning begins the next epoch as in a run that was never stopped.
         """
         fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
         fit.on_iteration_done()

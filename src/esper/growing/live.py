@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from itertools import takewhile
 from operator import length_hint
 from typing import Any
@@ -21,7 +21,7 @@ from esper.growing.data import first_batch, no_more_batches, read_once, to_devic
 from esper.growing.live_model import LiveModel, LiveSlot
 from esper.growing.live_optimizer import LiveOptimizer, RateSchedule
 from esper.growing.settings import GrowSettings
-from esper.growing.slots import SlotSpec, find_slots, in_eval_mode
+from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
 from esper.growing.surgery.widening import Widening
 from esper.lifecycle.actions import (
@@ -96,7 +96,7 @@ class LivePopulation:
         loaders: tuple[Iterable[Any], Iterable[Any]],
         settings: GrowSettings,
         device: torch.device,
-        slots: Sequence[str | int] | None = None,
+        slots: SlotNames | None = None,
         step: UserStep | None = None,
         grows: bool = True,
         optimizer: torch.optim.Optimizer | None = None,
@@ -135,7 +135,7 @@ class LivePopulation:
         self._snapshot: dict[str, Tensor] | None = None  # the latest one, until anything changes
         self._seed_flops: dict[tuple[int, SlotSpec], float] = {}  # by blueprint or _GATE
 
-    def _attach_slots(self, names: Sequence[str | int] | None, grows: bool) -> LiveModel:
+    def _attach_slots(self, names: SlotNames | None, grows: bool) -> LiveModel:
         model, criterion, loaders = self.model, self.criterion, (self.train_loader, self.val_loader)
         train = first_batch("train", loaders[0])
         val = to_device(first_batch("val", loaders[1]), self.model_device)

@@ -227,11 +227,13 @@ def _adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:
     return max(1e-8, (2.0**-25 / (1.0 - second_beta)) ** 0.5) if half else 1e-8
 
 
-def check_optimizer(said: str, given: Any) -> Optimizer:
-    """Return an optimizer of the user's; raises a UserError, which begins with `said`, for anything else."""
+def check_optimizer(subject: str, given: Any) -> Optimizer:
+    """Return an optimizer of the user's; raises a UserError, which begins with `subject`, for anything else."""
     if isinstance(given, Optimizer):
         return given
-    raise UserError(f"{said} {given!r}; it must be an optimizer of torch.optim over the model's parameters")
+    raise UserError(
+        f"{subject} {given!r}; it must be an optimizer of torch.optim over the model's parameters"
+    )
 
 
 def _merge_states(

@@ -66,7 +66,7 @@ class Grown:
     score_name: str
     topology: str
     epoch: int  # whose weights the model ended with, from 1 on
-    asked: int = 0  # epochs that were asked for; 0 where nobody said
+    asked: int = 0  # epochs that were asked for; 0 where it is not known
     folded: tuple[str, ...] = ()  # seeds that became part of the model on the way, in words
     # By slot, how its clone or widening changes the model, and how many parameters that adds.
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Grown:
 
     @property
     def added(self) -> tuple[Addition, ...]:
-        """The seeds that the model ended with, in the order of its slots; each is at full strength."""
+        """The seeds that the model ended with, in the order of its slots; each is at alpha 1."""
         kept = self.record.final_slots.stage[0] == Stage.FOSSILIZED
         return tuple(self._addition(k) for k in kept.nonzero().flatten().tolist())
 

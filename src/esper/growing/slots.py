@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from esper.utils.errors import UserError
 
+SlotNames = Sequence[str | int]  # of submodules
 MOST_SLOTS = 8  # as many as are chosen without being named
 TOPOLOGY_ORDER = ("cnn", "transformer", "mlp")  # which kind of slot wins a tie
 NORMS = (nn.LayerNorm, nn.GroupNorm, _BatchNorm, nn.RMSNorm)
@@ -103,7 +104,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
 def find_slots(
     model: nn.Module,
     run: Callable[[], Any],
-    names: Sequence[str | int] | None = None,
+    names: SlotNames | None = None,
     topology: str | None = None,
 ) -> list[SlotSpec]:
     """Return the slots after the named submodules, or at the ends of the model's blocks, in execution order.
@@ -223,7 +224,7 @@ def _sequence_topology(model: nn.Module) -> str:
     return "cnn" if signals and not sequences else "transformer"
 
 
-def _expand_lists(model: nn.Module, names: Sequence[str | int]) -> list[str]:
+def _expand_lists(model: nn.Module, names: SlotNames) -> list[str]:
     """Return the names of slots, with the name of a list replaced by those of its blocks."""
     if isinstance(names, str):
         raise UserError(f"slots is the name {names!r}; give a list of names: [{names!r}]")

@@ -1,4 +1,4 @@
-"""Growth inside the Trainer of Hugging Face's transformers: a callback, and nothing else to change.
+"""A callback that grows the model of a Trainer of Hugging Face's transformers.
 
     grower = TransformersGrower(val=eval_dataset)
     trainer = Trainer(model, args, train_dataset=train_dataset, eval_dataset=eval_dataset, callbacks=[grower])
@@ -37,14 +37,14 @@ FILE = "esper_growth.pt"
 class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
     """Grows the model that a Trainer trains; one decision after each epoch.
 
-    val, train: what seeds are judged by and learn from: a data set, read in the Trainer's own batches, or a
-        loader. `train` is the Trainer's own data set if left out.
+    val, train: data that seeds are measured and trained on: a data set, read in the Trainer's own batches, or
+        a loader. `train` is the Trainer's own data set if left out.
     epochs: how long growth lasts; the Trainer's own epochs if left out.
     step: (model, batch) → loss, score. Without it a model gives its own loss, and the score is e^−loss.
     settings: those of `esper.Grower` (slots, controller, budget, blueprints, lr ...).
 
     `grown` is the plain model once training has ended; the Trainer's model then has the weights of its best
-    epoch, less what grew.
+    epoch, without what grew.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
                 self._decide()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
-        """The Trainer forgets the gradients of the model alone; those of seeds are forgotten here."""
+        """Clear the gradients of seeds: the Trainer clears those of the model alone."""
         for parameter in self.grower.seed_parameters if self.grower is not None else ():
             parameter.grad = None
 
@@ -97,7 +97,7 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
         self._decide()
 
     def on_save(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
-        """Put the growth beside what the Trainer saved."""
+        """Write the growth to the checkpoint that the Trainer saved."""
         assert self.grower is not None, "the Trainer begins before it saves"
         if state.is_world_process_zero:
             file = io.BytesIO()
@@ -105,7 +105,7 @@ class TransformersGrower(TrainerCallback):  # type: ignore[misc,unused-ignore]
             write_atomically(_folder(args, state.global_step) / FILE, file.getvalue())
 
     def on_train_end(self, args: Any, state: Any, control: Any, **trainer: Any) -> None:
-        """Decide every seed, and take the hooks off."""
+        """Decide every seed, and remove the hooks."""
         if self.grower is not None:
             self.grown = self.grower.finish()
 
@@ -120,10 +120,10 @@ def _folder(args: Any, step: int) -> Path:
 
 
 def _read(args: Any, step: int) -> dict[str, Any]:
-    """The growth of the checkpoint that the Trainer was told of, or of the one of this step."""
+    """Read the growth from the checkpoint that the Trainer was given, or from that of this step."""
     given = args.resume_from_checkpoint
-    places = [Path(given)] if isinstance(given, str) else []
-    files = [folder / FILE for folder in (*places, _folder(args, step))]
+    folders = [Path(given)] if isinstance(given, str) else []
+    files = [folder / FILE for folder in (*folders, _folder(args, step))]
     found = next((file for file in files if file.is_file()), None)
     if found is None:
         raise UserError(
@@ -135,7 +135,7 @@ def _read(args: Any, step: int) -> dict[str, Any]:
 
 
 def _in_batches(data: Any, size: int, collate: Any, seed: int | None = None) -> Any:
-    """A data set in batches as the Trainer makes them, shuffled where a seed is given; a loader as it is."""
+    """Return a data set in the Trainer's batches, shuffled where a seed is given; a loader as it is."""
     if not isinstance(data, Dataset) and not hasattr(data, "__getitem__"):
         return data
     if seed is None or isinstance(data, IterableDataset):

@@ -293,8 +293,8 @@ def trace_graft(grafted: Grafted, spatial_dims: int) -> fx.GraphModule:
 def graft_name(model: nn.Module, slot: SlotSpec) -> str:
     """Return the name that a graft behind a submodule gets in the model."""
     owner, _, own = slot.name.rpartition(".")
-    beside = is_sequence(model.get_submodule(owner)) and not is_sequence(model.get_submodule(slot.name))
-    if beside and not slot.in_tuple:
+    parent, module = model.get_submodule(owner), model.get_submodule(slot.name)
+    if is_sequence(parent) and not is_sequence(module) and not slot.in_tuple:
         return f"{owner}.{own}_grown" if owner else f"{own}_grown"
     return f"{slot.name}.grown"
 

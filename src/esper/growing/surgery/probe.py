@@ -44,10 +44,11 @@ from esper.growing.surgery.widening import (
     UnitGroup,
     WidenedLayer,
     Widening,
-    channelwise_kind,
+    channel_sizes,
     count_cross_weights,
     dense_kind,
     find_heads,
+    has_units,
     merge_units,
     other_positions,
     unit_axis,
@@ -444,7 +445,7 @@ def trace_units(
             each.add_counts(1)
             stack.callback(each.add_counts, -1)
         for layer in model.modules():
-            if dense_kind(layer) is not None or channelwise_kind(layer) is not None:
+            if has_units(layer):
                 stack.enter_context(layer.register_forward_pre_hook(before))
                 stack.enter_context(layer.register_forward_hook(after))
             elif layer._parameters:
@@ -494,7 +495,7 @@ def _find_arrivals(model: nn.Module, run: Callable[[], Tensor]) -> dict[nn.Modul
                 if dense_kind(layer) is not None:
                     hooks.enter_context(layer.register_forward_pre_hook(keep_input))
                     hooks.enter_context(layer.register_forward_hook(replace_output))
-                elif channelwise_kind(layer) is not None and not isinstance(layer, CONVOLUTIONS):
+                elif channel_sizes(layer) and not isinstance(layer, CONVOLUTIONS):
                     hooks.enter_context(layer.register_forward_hook(skip))
             run()
     except Exception as error:  # a model whose control flow depends on values

@@ -47,14 +47,6 @@ class DenseKind:
     weight_out: int
 
 
-@dataclass(frozen=True)
-class ChannelwiseKind:
-    """A layer that treats channels one by one, or group by group: norms and depthwise convolutions."""
-
-    sizes: tuple[str, ...]  # attributes that count channels
-    axis: int = 1
-
-
 _LINEAR = DenseKind(-1, "in_features", "out_features", 1, 0)
 _TRANSPOSED_LINEAR = DenseKind(-1, "nx", "nf", 0, 1)  # the `Conv1D` of transformers
 _CONVOLUTION = DenseKind(1, "in_channels", "out_channels", 1, 0)
@@ -76,19 +68,27 @@ def dense_kind(layer: nn.Module) -> DenseKind | None:
     return None
 
 
-def channelwise_kind(layer: nn.Module) -> ChannelwiseKind | None:
-    """Return the kind of a layer that treats channels one by one or in a fixed number of groups."""
+def channel_sizes(layer: nn.Module) -> tuple[str, ...]:
+    """Return the attributes that count channels of a layer that treats them one by one or group by group.
+
+    Such layers are norms and depthwise convolutions; there are none of any other layer.
+    """
     if any(True for child in layer.children() for _ in child.parameters()):
-        return None
+        return ()
     if isinstance(layer, _BatchNorm | _InstanceNorm):
-        return ChannelwiseKind(("num_features",))
+        return ("num_features",)
     if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
-        return ChannelwiseKind(("num_channels", "num_groups"))
+        return ("num_channels", "num_groups")
     if _has_forward_of(layer, CONVOLUTIONS):
         convolution = cast(nn.Conv2d, layer)
         if convolution.groups == convolution.in_channels == convolution.out_channels > 1:
-            return ChannelwiseKind(("in_channels", "out_channels", "groups"))
-    return None
+            return ("in_channels", "out_channels", "groups")
+    return ()
+
+
+def has_units(layer: nn.Module) -> bool:
+    """Tell whether a layer is dense or channelwise."""
+    return dense_kind(layer) is not None or bool(channel_sizes(layer))
 
 
 def _has_forward_of(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> bool:
@@ -97,16 +97,14 @@ def _has_forward_of(layer: nn.Module, kinds: tuple[type[nn.Module], ...]) -> boo
 
 def unit_axis(layer: nn.Module) -> int:
     """Return the axis of activations along which the units of a dense or channelwise layer lie."""
-    kind = dense_kind(layer) or channelwise_kind(layer)
-    assert kind is not None, f"{type(layer).__name__} has no units"
-    return kind.axis
+    kind = dense_kind(layer)
+    return 1 if kind is None else kind.axis
 
 
 def units_in(layer: nn.Module) -> int:
     """Count the inputs of a dense or channelwise layer along its axis."""
-    channelwise = channelwise_kind(layer)
-    name = cast(DenseKind, dense_kind(layer)).inputs if channelwise is None else channelwise.sizes[0]
-    return int(getattr(layer, name))
+    sizes = channel_sizes(layer) or (cast(DenseKind, dense_kind(layer)).inputs,)
+    return int(getattr(layer, sizes[0]))
 
 
 def units_out(layer: nn.Module) -> int:
@@ -252,10 +250,9 @@ def _grown_tensors(layer: nn.Module, role: Role) -> tuple[dict[str, int], tuple[
     """
     kind = dense_kind(layer)
     if role is Role.CHANNELWISE or kind is None:
-        old, sizes = units_in(layer), cast(ChannelwiseKind, channelwise_kind(layer)).sizes
-        held = [*layer._parameters.items(), *layer._buffers.items()]
+        old, held = units_in(layer), [*layer._parameters.items(), *layer._buffers.items()]
         named = [name for name, value in held if value is not None and value.ndim and value.shape[0] == old]
-        return dict.fromkeys(named, 0), sizes
+        return dict.fromkeys(named, 0), channel_sizes(layer)
     if role is Role.CONSUMER:
         return {"weight": kind.weight_in}, (kind.inputs,)
     return {"weight": kind.weight_out, "bias": 0}, (kind.outputs,)
