@@ -121,13 +121,16 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
 
 def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine"
-    grown = grow(out)
+    grown = grow(out, baseline=True)
     folder = RunFolder.read(out)
     assert (folder.kind, folder.about["seed"]) == ("grow", 0)
     growth, network = folder.growth(), folder.network()
     assert growth is not None
     assert growth.finished
     assert growth.curves[0].score == pytest.approx(grown.record.accuracy[:, 0].tolist())
+    assert [curve.name for curve in growth.curves] == ["grown", "static"]
+    assert growth.verdicts == grown.verdicts()
+    assert grow(out, baseline=True, resume=True).verdicts() == grown.verdicts()
     assert network is not None
     assert network.parameters == sum(p.numel() for p in grown.model.parameters())
     archive = torch.export.load(out / "network.pt2").module()
@@ -137,7 +140,8 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.Captu
     assert "The grown model reached a validation accuracy of" in page
     line = describe(out)
     assert (line.task, line.state) == ("Sequential", "finished")
-    assert line.figures == {"grown accuracy": pytest.approx(growth.curves[0].score[-1])}
+    ends = {f"{curve.name} accuracy": pytest.approx(curve.score[-1]) for curve in growth.curves}
+    assert line.figures == ends
     assert {event.slot for event in folder.events()} <= set(grown.slot_names)
     assert cli.run(["resume", str(out)]) == 2
     assert "call esper.grow there again" in capsys.readouterr().err

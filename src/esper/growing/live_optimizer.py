@@ -228,7 +228,7 @@ def _adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:
 
 
 def check_optimizer(subject: str, given: Any) -> Optimizer:
-    """Return an optimizer of the user's; raises a UserError, which begins with `subject`, for anything else."""
+    """Return an optimizer of the user's; raises a UserError, whose message begins with `subject`, else."""
     if isinstance(given, Optimizer):
         return given
     raise UserError(
