@@ -106,6 +106,16 @@ class AppliedActions:
 
 
 @dataclass(frozen=True)
+class EpochResult:
+    """What an epoch was trained under, and what it and its validation measured."""
+
+    active: Tensor  # [N] bool: who trained
+    state: MemberState  # after the actions and the tick; the history is that of before
+    training: TrainMetrics
+    validation: ValidationMetrics
+
+
+@dataclass(frozen=True)
 class EpisodeTotals:
     """Sums and potentials of the episode so far."""
 
@@ -315,8 +325,10 @@ class Environment:
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.start_potential, self.potential)
+        trained = MemberState(applied.slots, applied.evidence, self.state.history)
+        epoch = EpochResult(applied.active, trained, training, validation)
         keep = self._governor.keeps_next()
-        finished = self._finish(self.state, applied, training, validation, totals, self._work(measure), keep)
+        finished = self._finish(self.state, epoch, totals, self._work(measure), keep)
         self.state, self.flops, self.derived = finished.state, finished.flops, finished.derived
         self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
@@ -365,9 +377,7 @@ class Environment:
     def _compute_finished(
         self,
         before: MemberState,
-        applied: AppliedActions,
-        training: TrainMetrics,
-        validation: ValidationMetrics,
+        epoch: EpochResult,
         totals: EpisodeTotals,
         work: Work,
         keep: bool,
@@ -376,17 +386,17 @@ class Environment:
 
         before: at the decision; the state of a finished member stays that. keep: see `Governor.review`.
         """
-        active, spec = applied.active, self.spec
+        active, slots, measured, spec = epoch.active, epoch.state.slots, epoch.validation, self.spec
         after = MemberState(
-            slots=applied.slots,
-            evidence=update_evidence(applied.evidence, applied.slots, training, validation),
-            history=before.history.append(validation.loss, validation.accuracy),
+            slots=slots,
+            evidence=update_evidence(epoch.state.evidence, slots, epoch.training, measured),
+            history=before.history.append(measured.loss, measured.accuracy),
         )
-        flops = totals.flops + self._compute_cost(applied.slots, totals.uses_metrics, work)
+        flops = totals.flops + self._compute_cost(slots, totals.uses_metrics, work)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
         state = where_rows(active, after, before)
-        state, panicked, rolled_back = self._governor.review(state, training.loss, active, keep)
+        state, panicked, rolled_back = self._governor.review(state, epoch.training.loss, active, keep)
         # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
         out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
         terminated = active & (out_of_budget | (totals.clock >= self.steps))
