@@ -257,7 +257,7 @@ def step_seconds(trainer: Trainer) -> Iterator[float]:
     """The processor time of each step of a process's first episode."""
     environment = trainer.environment
     spans = trainer.blocks.spans(environment.num_members)
-    seen = environment.reset(0, None, trainer.blocks.looking(environment.num_members))
+    seen = environment.reset(0, None, trainer.blocks.metric_users(environment.num_members))
     trainer.blocks.begin(
         EpisodeInfo(environment.members, environment.num_slots, environment.spec.seed, environment.device, 0)
     )

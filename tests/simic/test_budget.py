@@ -123,9 +123,9 @@ def test_flops_may_be_given_and_a_bare_host_gets_the_steps_that_they_pay_for() -
 
 
 def test_only_those_who_look_pay_for_measurements() -> None:
-    blind, looking = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
+    blind, metric_users = (make_environment(members=(0, 1), episode=COMPUTE) for _ in range(2))
     assert len(live(blind, grows=False)) == 8
-    assert len(live(looking, grows=False, uses_metrics=True)) < 8
+    assert len(live(metric_users, grows=False, uses_metrics=True)) < 8
     mixed = make_environment(members=(0, 1), episode=COMPUTE)
     mixed.reset(0, uses_metrics=torch.tensor([True, False]))
     mixed.step(Actions.wait(2))

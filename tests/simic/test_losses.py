@@ -13,7 +13,7 @@ from esper.simic.agent.losses import (
     approximate_kl,
     explained_variance,
     ppo_loss,
-    standardise,
+    standardize,
 )
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import Sequences
@@ -195,11 +195,11 @@ def test_the_clip_removes_the_gradient_of_a_ratio_that_has_gone_far_enough() -> 
 def test_standardised_advantages_and_explained_variance() -> None:
     values = torch.randn(20, 30) * 7 + 3
     weight = torch.rand(20, 30) < 0.5
-    normal = standardise(values, weight)
+    normal = standardize(values, weight)
     assert normal[weight].mean().item() == pytest.approx(0, abs=1e-5)
     assert normal[weight].std(correction=0).item() == pytest.approx(1, abs=1e-4)
     assert not normal[~weight].any()
     assert explained_variance(values, values, weight).item() == pytest.approx(1, abs=1e-6)
     assert explained_variance(torch.zeros_like(values), values, weight).item() == pytest.approx(0, abs=1e-5)
-    constant = standardise(torch.full((2, 3), 4.0), torch.ones(2, 3, dtype=torch.bool))
+    constant = standardize(torch.full((2, 3), 4.0), torch.ones(2, 3, dtype=torch.bool))
     assert not constant.any()

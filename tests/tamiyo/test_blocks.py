@@ -45,7 +45,7 @@ def test_a_block_that_decides_several_actions_at_once_does_not_disturb_the_other
     }
     ids = torch.arange(2)
     blocks = Blocks({name: make() for name, make in controllers.items()})
-    assert blocks.looking(6).tolist() == [False, False, False, False, True, True]
+    assert blocks.metric_users(6).tolist() == [False, False, False, False, True, True]
     assert blocks.uses_metrics
     environment = make_environment(members=blocks.members(ids).tolist())
     together = play(environment, blocks, episode=3)

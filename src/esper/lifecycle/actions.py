@@ -158,7 +158,7 @@ GROWTH_BLUEPRINTS = frozenset({Blueprint.CLONE, Blueprint.WIDEN_HALF, Blueprint.
 
 
 def selectable_blueprints(topology: str) -> frozenset[Blueprint]:
-    """The blueprints that may be germinated in a host of this topology."""
+    """Return the blueprints that may be germinated in a host of this topology."""
     if topology not in TOPOLOGY_BLUEPRINTS:
         allowed = ", ".join(TOPOLOGY_BLUEPRINTS)
         raise ValueError(f"topology is {topology!r}; allowed are {allowed}")
@@ -166,7 +166,7 @@ def selectable_blueprints(topology: str) -> frozenset[Blueprint]:
 
 
 def head_sizes(num_slots: int) -> tuple[int, ...]:
-    """The number of choices of each head, in head order."""
+    """Return the number of choices of each head, in head order."""
     return tuple(num_slots if head is Head.SLOT else len(HEAD_CHOICES[head]) for head in Head)
 
 
@@ -196,7 +196,7 @@ class Actions:
             )
 
     def __getitem__(self, head: Head) -> Tensor:
-        """The choice of one head for every member.  # [N]"""
+        """Return the choice of one head for every member.  # [N]"""
         return self.choices[:, head]
 
     def __len__(self) -> int:
@@ -204,11 +204,11 @@ class Actions:
 
     @staticmethod
     def wait(num_members: int, device: torch.device | str = "cpu") -> Actions:
-        """WAIT for everyone; every head at its canonical choice 0."""
+        """Return WAIT for every member, with every head at its canonical choice 0."""
         return Actions(torch.zeros(num_members, NUM_HEADS, dtype=torch.long, device=device))
 
     @staticmethod
     def of(rows: Sequence[dict[Head, int]], device: torch.device | str = "cpu") -> Actions:
-        """One action per row, heads that are not named at 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
+        """Build actions from rows; heads that are not named are 0: `Actions.of([{Head.OP: Op.WAIT}])`."""
         choices = [[int(row.get(head, 0)) for head in Head] for row in rows]
         return Actions(torch.tensor(choices, dtype=torch.long, device=device).reshape(len(rows), NUM_HEADS))

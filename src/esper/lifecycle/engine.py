@@ -54,7 +54,7 @@ _steepness = lookup([SIGMOID_STEEPNESS.get(curve, 1.0) for curve in AlphaCurve])
 
 
 def ease(curve: Tensor, t: Tensor) -> Tensor:
-    """How far along a ramp is at the share t of its time, 0 at 0 and 1 at 1.
+    """Ease a ramp: map the share t of its time to the share of its way, 0 to 0 and 1 to 1.
 
     curve int64 and t float32 of one shape. LINEAR: t; COSINE: ½(1 − cos πt); sigmoids of steepness k:
     (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)), here as ½ + ½·tanh(k(t − ½)/2) / tanh(k/4), which is the
@@ -92,7 +92,7 @@ def retarget(states: SlotStates, where: Tensor, target: Tensor, ticks: Tensor, c
 
 
 def advance_alpha(states: SlotStates) -> SlotStates:
-    """One tick of every ramp; a ramp that is through rests exactly on its target."""
+    """Advance every ramp by one tick; a ramp that is through rests exactly on its target."""
     moving = states.alpha_mode != AlphaMode.HOLD
     done = states.alpha_steps_done + moving
     arrived = moving & (done >= states.alpha_steps_total)
@@ -133,13 +133,13 @@ class TickOutcome:
 
 @device_table
 def _last_choices(num_slots: int) -> Tensor:
-    """The highest choice of each head.  # [heads]"""
+    """Return the highest choice of each head.  # [heads]"""
     return torch.tensor(head_sizes(num_slots)) - 1
 
 
 @device_table
 def _cooldown_ticks(embargo_ticks: int, resetting_ticks: int) -> Tensor:
-    """How many ticks a slot stays in each stage before it moves by itself.  # [stages]"""
+    """Return how many ticks a slot stays in each stage before it moves by itself.  # [stages]"""
     table = torch.full((STAGE_TABLE_SIZE,), torch.iinfo(torch.long).max)
     table[Stage.PRUNED] = 0
     table[Stage.EMBARGOED] = embargo_ticks
@@ -209,7 +209,7 @@ def apply(
 
 
 def merge_outcomes(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
-    """What several actions of a step, one after the other, led to: the first op, all births and ends."""
+    """Merge the outcomes of consecutive actions of a step: the first op, all births and ends."""
     return replace(
         outcomes[0],
         states=outcomes[-1].states,
@@ -219,7 +219,7 @@ def merge_outcomes(outcomes: Sequence[ActionOutcome]) -> ActionOutcome:
 
 
 def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
-    """One decision step passes: ramps move, scheduled prunes end, pruned slots cool down, clocks count.
+    """Let one decision step pass: ramps move, scheduled prunes end, pruned slots cool down, clocks count.
 
     A fossil whose slot has room becomes part of the host, and its slot is empty again. New units first train
     for a step beside their block: their moments need a count of their own until they stand for something.
@@ -245,7 +245,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
 
 
 def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
-    """The states with every seed in the given slots ended at once.  # where [N, S] bool
+    """End every seed in the given slots at once.  # where [N, S] bool
 
     It asks neither age nor rest, and takes fossilised seeds too: a rollback undoes what grew since.
     """
@@ -259,7 +259,7 @@ def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
 
 
 def _check_rows(states: SlotStates, actions: Actions, evidence: SlotEvidence) -> None:
-    """Shapes only: nothing here reads a value."""
+    """Raise ValueError for wrong shapes; nothing here reads a value."""
     members, slots = states.stage.shape
     if len(actions) != members:
         raise ValueError(f"{len(actions)} actions for {members} members; give one action per member")
@@ -271,7 +271,7 @@ def _check_rows(states: SlotStates, actions: Actions, evidence: SlotEvidence) ->
 
 
 def _at(values: Tensor, slot: Tensor) -> Tensor:
-    """The value at each member's chosen slot.  # [N, S], [N] -> [N]"""
+    """Return the value at each member's chosen slot.  # [N, S], [N] -> [N]"""
     return values.gather(1, slot.unsqueeze(1)).squeeze(1)
 
 
@@ -314,7 +314,7 @@ class _Orders:
 
 
 def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, Tensor]:
-    """The states afterwards, where seeds began and where they ended."""
+    """Execute the orders; return the states, where seeds began and where they ended."""
     at = orders.at
     # INSTANT, or an alpha of 0, prunes in this step; otherwise a ramp to 0 comes first.
     at_once = (orders.pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
@@ -341,7 +341,7 @@ def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, T
 
 
 def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
-    """A new seed with the member's choices; a new target brings its style along too.
+    """Write the choices of new seeds; SET_ALPHA_TARGET writes the style too.
 
     A seed keeps its target until its first ramp.
     """
@@ -356,7 +356,7 @@ def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
 
 
 def _begin_ramps(states: SlotStates, orders: _Orders, immediate: Tensor, prune_later: Tensor) -> SlotStates:
-    """The first ramp of a seed that enters BLENDING, a new target, or the way down to a prune.
+    """Begin the first ramp of a seed that enters BLENDING, a ramp to a new target, or one down to a prune.
 
     immediate [N, S] bool: seeds that are active from the step of their birth on.
     """
@@ -381,6 +381,6 @@ _OF_THE_SLOT = ("stage", "epochs_in_stage", "room", "enabled")  # what is not it
 
 
 def _without_seed(states: SlotStates, where: Tensor) -> SlotStates:
-    """Everything that a seed leaves behind is wiped where True; the stage and its clock are not."""
+    """Reset every field of a seed where True; the stage and its clock stay."""
     seed = {name: value for name, value in states.tensors().items() if name not in _OF_THE_SLOT}
     return states.replace(**{n: value.masked_fill(where, getattr(_BLANK, n)) for n, value in seed.items()})

@@ -61,7 +61,7 @@ GATE_INTO: dict[Stage, Gate] = {
 
 @device_table
 def gate_table() -> Tensor:
-    """The gate before an op on a slot in a stage, NONE where there is none.  # [ops, stages] int64"""
+    """Return the gate before an op on a slot in a stage, NONE where there is none.  # [ops, stages] int64"""
     table = torch.full((NUM_OPS, STAGE_TABLE_SIZE), int(Gate.NONE))
     table[Op.GERMINATE, Stage.DORMANT] = GATE_INTO[Stage.GERMINATED]
     for stage, after in NEXT_STAGE.items():
@@ -73,7 +73,7 @@ def gate_table() -> Tensor:
 
 @device_table
 def blueprint_table(topology: str) -> Tensor:
-    """True for the blueprints that may be germinated in a host of this topology.  # [blueprints]"""
+    """Return True for the blueprints that may be germinated in a host of this topology.  # [blueprints]"""
     table = torch.zeros(NUM_BLUEPRINTS, dtype=torch.bool)
     table[[int(b) for b in selectable_blueprints(topology)]] = True
     return table
@@ -85,18 +85,18 @@ grows_block = lookup([*(blueprint in GROWTH_BLUEPRINTS for blueprint in Blueprin
 
 
 def g0_valid_blueprint(blueprint: Tensor, topology: str) -> Tensor:
-    """Into GERMINATED: the blueprint exists and fits the topology. Any shape, any integer."""
+    """Check G0, into GERMINATED: the blueprint exists and fits the topology. Any shape, any integer."""
     known = blueprint_table(blueprint.device, topology)[blueprint.clamp(0, NUM_BLUEPRINTS - 1)]
     return known & (blueprint >= 0) & (blueprint < NUM_BLUEPRINTS)
 
 
 def g1_ready_to_train(states: SlotStates) -> Tensor:
-    """Into TRAINING: the seed has germinated.  # [N, S]"""
+    """Check G1, into TRAINING: the seed has germinated.  # [N, S]"""
     return states.stage == Stage.GERMINATED
 
 
 def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
-    """Into BLENDING: long enough in TRAINING, and healthy (permissive) or useful (strict).  # [N, S]
+    """Check G2, into BLENDING: long enough in TRAINING, healthy (permissive) or useful (strict).  # [N, S]
 
     A seed that repeats or widens a block needs no training alone: it moves on at once.
     """
@@ -113,7 +113,7 @@ def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateCo
 
 
 def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
-    """Into HOLDING: a target of 1, reached and at rest; strict asks for time in BLENDING too.  # [N, S]"""
+    """Check G3, into HOLDING: a target of 1, reached and at rest; strict asks for time too.  # [N, S]"""
     full = (states.alpha_target == 1.0) & (states.alpha == 1.0) & (states.alpha_mode == AlphaMode.HOLD)
     ready = (states.stage == Stage.BLENDING) & full
     if config.mode == "strict":
@@ -122,7 +122,7 @@ def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
 
 
 def g5_ready_to_fossilize(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
-    """Into FOSSILIZED: a measured contribution, above 0 or (strict) at least the minimum.  # [N, S]"""
+    """Check G5, into FOSSILIZED: a contribution above 0 or (strict) at least the minimum.  # [N, S]"""
     contribution = evidence.contribution
     if config.mode == "open":
         return states.stage == Stage.HOLDING
@@ -139,7 +139,7 @@ OPEN = GateConfig(mode="open")
 def open_gates(
     states: SlotStates, evidence: SlotEvidence, config: GateConfig, uses_metrics: Tensor | None = None
 ) -> dict[Op, Tensor]:
-    """Where the gate before an op would let it through now, by what is already measured.  # each [N, S] bool
+    """Return where the gate before each op lets it through, by what is measured.  # each [N, S] bool
 
     An op that is not named meets no gate on a slot: G0, before GERMINATE, asks about the blueprint alone.
     uses_metrics [N] bool: whose seeds are judged by what was measured, by default everyone's; the gates of
@@ -157,7 +157,7 @@ def open_gates(
 
 
 def _at_least(value: Tensor, minimum: float) -> Tensor:
-    """A finite value that reaches the minimum: NaN is unmeasured, infinity is no measurement."""
+    """Find finite values that reach the minimum: NaN is unmeasured, infinity is no measurement."""
     # NaN compares as False, infinity has to be excluded.
     return (value >= minimum) & value.isfinite()
 
@@ -174,7 +174,7 @@ LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
 
 @device_table
 def _legal_stage_table(allow_advance: bool) -> Tensor:
-    """True where a stage admits an op.  # [stages, ops]"""
+    """Return True where a stage admits an op.  # [stages, ops]"""
     table = torch.zeros(STAGE_TABLE_SIZE, NUM_OPS, dtype=torch.bool)
     for op, stages in LEGAL_STAGES.items():
         if op is not Op.ADVANCE or allow_advance:
@@ -188,12 +188,12 @@ _blocks_germination = lookup(stage_table(GERMINATION_BLOCKERS).tolist())
 
 
 def holds_seed(states: SlotStates) -> Tensor:
-    """Where a seed exists.  # [N, S] bool"""
+    """Return where a seed exists.  # [N, S] bool"""
     return _in_seed_stage(states.stage)
 
 
 def in_forward_pass(states: SlotStates) -> Tensor:
-    """Where the host's output depends on a seed: in BLENDING, HOLDING or FOSSILIZED, and alpha above 0.
+    """Find seeds that the host's output depends on: in BLENDING, HOLDING or FOSSILIZED, alpha above 0.
 
     # [N, S] bool
     """
@@ -208,7 +208,7 @@ def legal_slots_by_op(
     uses_metrics: Tensor | None = None,
     fits: Tensor | None = None,
 ) -> Tensor:
-    """True where an op is legal on a slot.  # [N, ops, S] bool
+    """Return True where an op is legal on a slot.  # [N, ops, S] bool
 
     With `evidence`, an op that its gate would refuse is not legal either. `steps_left` counts the decisions
     until the episode ends, the next one included, one number or one for each member [N]: with it, what
@@ -248,13 +248,14 @@ def legal_slots_by_op(
 def fitting_in_time(
     fits: Tensor, config: LifecycleConfig, steps_left: int | Tensor | None, uses_metrics: Tensor | None = None
 ) -> Tensor:
-    """The blueprints that fit a slot and whose seeds can be HOLDING before the episode ends.
+    """Return the blueprints that fit a slot and whose seeds can be HOLDING before the episode ends.
 
     fits [N, S, blueprints] bool; the others as in `legal_slots_by_op` → [N, S, blueprints] bool
     """
     if steps_left is None or config.allow_unfinished:
         return fits
-    return fits & _in_time(_raising_table(fits.device, *_dwells(config.gates)), steps_left, uses_metrics)
+    needed = _steps_by_blueprint(fits.device, *_least_dwell_times(config.gates))  # [blueprints]
+    return fits & _in_time(needed, steps_left, uses_metrics)
 
 
 def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | None) -> Tensor:
@@ -264,25 +265,25 @@ def _in_time(needed: Tensor, steps_left: int | Tensor, uses_metrics: Tensor | No
 
 
 def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
-    """The fewest decisions, this one included, that an op needs on a slot to come to something.
+    """Return the fewest decisions, this one included, that an op needs on a slot to come to something.
 
     For GERMINATE, of a seed that trains alone first, and ADVANCE: until the seed can be HOLDING, if every
     gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
     Else 0.  # [N, S, ops] int64
     """
-    table = _finish_table(states.device, *_dwells(gates))
+    table = _finish_table(states.device, *_least_dwell_times(gates))
     return table[states.stage, states.tempo, grows_block(states.blueprint).long()]
 
 
-def _dwells(gates: GateConfig) -> tuple[int, int]:
-    """The fewest steps of a fresh seed in TRAINING and in BLENDING."""
+def _least_dwell_times(gates: GateConfig) -> tuple[int, int]:
+    """Return the fewest steps of a fresh seed in TRAINING and in BLENDING."""
     alone = 0 if gates.mode == "open" else gates.training_epochs
     return max(1, alone), gates.blending_epochs if gates.mode == "strict" else 0
 
 
 @device_table
-def _raising_table(alone: int, dwell: int) -> Tensor:
-    """The fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
+def _steps_by_blueprint(alone: int, dwell: int) -> Tensor:
+    """Return the fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
 
     A block is repeated or widened within the decision that plants its seed.
     """
@@ -292,7 +293,7 @@ def _raising_table(alone: int, dwell: int) -> Tensor:
 
 @device_table
 def _finish_table(alone: int, dwell: int) -> Tensor:
-    """`steps_to_finish` by stage, tempo and kind: other seeds, and those that repeat or widen a block.
+    """Tabulate `steps_to_finish` by stage, tempo and kind: other seeds, and those that grow a block.
 
     `alone` steps pass in TRAINING, at least `dwell` in BLENDING; the second kind dwells nowhere, and FAST is
     at once.  # [stages, tempos, kinds, ops]

@@ -36,14 +36,14 @@ class SlotConfig:
 
     @classmethod
     def grid(cls, rows: int, cols: int) -> SlotConfig:
-        """A full grid, row by row."""
+        """Return a full grid, row by row."""
         if rows < 1 or cols < 1:
             raise ValueError(f"a grid of {rows} x {cols} has no slots; rows and cols must be at least 1")
         return cls(tuple(f"r{r}c{c}" for r in range(rows) for c in range(cols)))
 
     @property
     def num_slots(self) -> int:
-        """How many slots the host has."""
+        """Return how many slots the host has."""
         return len(self.slot_ids)
 
 
@@ -151,7 +151,7 @@ class SlotStates(RowRecord):
 
     @staticmethod
     def empty(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotStates:
-        """N members whose slots are all DORMANT and enabled."""
+        """Return N members whose slots are all DORMANT and enabled."""
         if num_members < 1 or num_slots < 1:
             raise ValueError(f"{num_members} members with {num_slots} slots; both must be at least 1")
         blank = SlotRecord()
@@ -164,7 +164,7 @@ class SlotStates(RowRecord):
 
     @staticmethod
     def from_records(rows: Sequence[Sequence[SlotRecord | None]]) -> SlotStates:
-        """One row of records per member; None is an empty slot."""
+        """Build states from a row of records for each member; None is an empty slot."""
         check_widths(rows)
         blank = SlotRecord()
         filled = [[record or blank for record in row] for row in rows]
@@ -175,17 +175,17 @@ class SlotStates(RowRecord):
 
     @property
     def num_members(self) -> int:
-        """N."""
+        """Return N."""
         return self.stage.shape[0]
 
     @property
     def num_slots(self) -> int:
-        """S."""
+        """Return S."""
         return self.stage.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Where all of its tensors live."""
+        """Return where all of its tensors live."""
         return self.stage.device
 
     def check(self) -> None:
@@ -210,7 +210,7 @@ class SlotStates(RowRecord):
 
 
 def check_widths(rows: Sequence[Sequence[object]]) -> tuple[int, int]:
-    """How many members and slots there are; raises ValueError unless every member has as many slots."""
+    """Return the numbers of members and slots; raise ValueError unless every member has as many slots."""
     widths = {len(row) for row in rows}
     if len(widths) != 1 or 0 in widths:
         raise ValueError(
@@ -246,7 +246,7 @@ class SlotEvidence(RowRecord):
 
     @staticmethod
     def unmeasured(num_members: int, num_slots: int, device: torch.device | str = "cpu") -> SlotEvidence:
-        """Nothing is known of any slot."""
+        """Return evidence without any measurement."""
         return SlotEvidence(
             **{
                 f.name: torch.full((num_members, num_slots), float("nan"), device=device)
@@ -255,5 +255,5 @@ class SlotEvidence(RowRecord):
         )
 
     def forget(self, where: Tensor) -> SlotEvidence:
-        """Unmeasured again where True: a new seed inherits nothing.  # where [N, S]"""
+        """Forget the measurements where True: a new seed inherits nothing.  # where [N, S]"""
         return map_tensors(lambda value: value.masked_fill(where, float("nan")), self)

@@ -61,7 +61,7 @@ STAGE_TABLE_SIZE = max(Stage) + 1
 
 
 def stage_table(stages: frozenset[Stage]) -> Tensor:
-    """A boolean table indexed by stage value: True for the given stages.  # [11]"""
+    """Return a boolean table indexed by stage value: True for the given stages.  # [11]"""
     table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool)
     table[[int(s) for s in stages]] = True
     return table
@@ -76,5 +76,5 @@ def check_stage(value: int, where: str = "stage") -> Stage:
 
 
 def stage_names() -> str:
-    """Every stage with its value, for error messages."""
+    """Return every stage with its value, for error messages."""
     return ", ".join(f"{s.name} {s.value}" for s in Stage)

@@ -206,7 +206,7 @@ class TaskPopulation(Population):
         return self.validate(states, self.validation_data, ablate, unfinished)
 
     def score_blocks(self, states: SlotStates, blocks: int) -> BlockScores:
-        """The samples are dealt to the blocks like cards; there are at most as many blocks as samples."""
+        """Score every k-th sample in block k; there are at most as many blocks as samples."""
         data = self.validation_data
         count = min(blocks, data.num_samples)
         parts = [(data.inputs[:, k::count], data.targets[:, k::count]) for k in range(count)]

@@ -100,7 +100,7 @@ class GovernorConfig(Config):
 
 
 def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
-    """The rules with dwell times that fit an episode of `steps`: a tenth of it for each, at most 10 epochs.
+    """Fit dwell times to an episode of `steps`: a tenth of it for each, at most 10 epochs.
 
     In an episode of 30 steps a seed trains alone for 3 epochs, so that three of them can grow one after
     another.

@@ -54,7 +54,7 @@ class SlotForms(Protocol):
     def folding(self) -> Tensor: ...  # [N, S] bool: a fossil waits to become part of its host
 
     def gated(self, states: SlotStates) -> Tensor:
-        """Where a part blends through a gate.  # [N, S, positions] bool"""
+        """Return where a part blends through a gate.  # [N, S, positions] bool"""
 
 
 @dataclass(frozen=True)
@@ -89,14 +89,14 @@ class ForwardCosts:
         return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
     def relative(self, slots: SlotStates, population: SlotForms) -> Tensor:
-        """What a training sample costs a member, its shadows included, over a bare host's cost.  # [N]"""
+        """Return the cost of a training sample, its shadows included, over a bare host's.  # [N]"""
         sample = Work(training=1, validation=0, ablate=False)
         return self.epoch(slots, population, sample) / (TRAINING_PASSES * self.host)
 
     def epoch(
         self, slots: SlotStates, population: SlotForms, work: Work, uses_metrics: Tensor | None = None
     ) -> Tensor:
-        """Operations of one epoch of training and one validation.  # [N] float64
+        """Return the FLOPs of one epoch of training and one validation.  # [N] float64
 
         A row that differs from its member's own from slot s on is charged from there.
         uses_metrics [N] bool: who is charged for the validation and for what it measures of seeds, everyone
@@ -110,7 +110,7 @@ class ForwardCosts:
         own = self.trunk.sum() + (folded + grown).sum(1)  # [N] one forward pass as the member is
         # What follows slot s: the trunk behind it, parts folded in behind it, and active seeds behind it.
         ahead = self.trunk[1:] + torch.cat([folded[:, 1:], torch.zeros_like(folded[:, :1])], dim=1)
-        rest = _behind(ahead, here=True) + _behind(grown)  # [N, S]
+        rest = _suffix_sums(ahead, here=True) + _suffix_sums(grown)  # [N, S]
         # A shadow row forks at its slot: it pays for its seed and for what follows it.
         shadows = (isolated * (rest + seed)).sum(1)
         # A backward pass costs two forward passes: one for activations, one for weights.
@@ -125,7 +125,7 @@ class ForwardCosts:
         return trained + torch.where(uses_metrics, validated, plain)
 
     def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
-        """What hosts that keep the seeds of these slots cost; nothing is measured of single seeds."""
+        """Price hosts that keep the seeds of these slots; nothing is measured of single seeds."""
         where = torch.arange(slots.num_slots, device=slots.device)
         seeds = self.parts[where, slots.blueprint.clamp(min=0)] + has_gate(slots.style) * self.gates
         forward = self.host + (seeds * holds_seed(slots)).sum(1)  # [N]
@@ -133,7 +133,7 @@ class ForwardCosts:
         return Prices(trained.cpu().numpy(), measured.cpu().numpy())
 
     def _by_slot(self, slots: SlotStates, population: SlotForms) -> tuple[Tensor, Tensor]:
-        """One forward pass of what was folded in at each slot, and of its seed, with their gates.  # [N, S]
+        """Return the FLOPs of what was folded in at each slot, and of its seed, with their gates.  # [N, S]
 
         A fossil that waits to become part of its host counts as folded in.
         """
@@ -145,15 +145,15 @@ class ForwardCosts:
         return bodies.sum(2) - seeds, seeds
 
 
-def _behind(costs: Tensor, here: bool = False) -> Tensor:
-    """What lies behind each slot, the slot itself included where asked.  # [N, S] → [N, S]"""
+def _suffix_sums(costs: Tensor, here: bool = False) -> Tensor:
+    """Sum what lies behind each slot, the slot itself included where asked.  # [N, S] → [N, S]"""
     suffix = costs.flip(1).cumsum(1).flip(1)
     return suffix if here else suffix - costs
 
 
 @torch.no_grad()
 def _count(module: nn.Module, x: Tensor) -> tuple[Tensor, float]:
-    """A module's output and the operations of getting it; its running statistics stay as they are."""
+    """Run a module and count its FLOPs; its running statistics stay as they are."""
     # A copy in eval mode: counting must not move running statistics.
     body = copy.deepcopy(module).eval()
     with FlopCounterMode(display=False) as counter:

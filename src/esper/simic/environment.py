@@ -179,7 +179,7 @@ class Environment:
     spec: RuleSpec
 
     def __init__(self, spec: RuleSpec, bodies: Bodies, chance_loss: float):
-        """chance_loss: that of a network which has learned nothing, for the governor."""
+        """Set up budgets and graphs; chance_loss: of a network that has learned nothing, for the governor."""
         self.spec, self.bodies, self._chance_loss = spec, bodies, chance_loss
         self.device, self.members = bodies.device, bodies.members  # [N]
         self.topology, self.host_parameters = bodies.topology, bodies.host_parameters

@@ -136,7 +136,7 @@ class Governor:
         chance_loss: float,
         in_place: bool = False,
     ) -> None:
-        """in_place: saved bodies are overwritten and never replaced, as a CUDA graph needs it."""
+        """Save the first state; in_place: overwrite saved bodies and never replace them, for CUDA graphs."""
         self.config, self.bodies = config, bodies
         self.chance_loss, self._in_place = chance_loss, in_place
         self._saved_bodies: dict[str, Tensor] = {}

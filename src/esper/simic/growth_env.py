@@ -82,7 +82,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """Fresh members: those of a run with this seed, or of the next episode of the present run."""
+        """Start members of a run with this seed, or the next episode of the present run."""
         super().reset(seed=seed)
         if seed is not None:
             if seed != self._growth.spec.seed:
@@ -94,7 +94,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         return as_array(observation), self._infos()
 
     def step(self, actions: Any) -> tuple[Floats, NDArray[np.float64], Bools, Bools, dict[str, Any]]:
-        """One decision for every member and the epoch that follows it."""
+        """Apply one decision of every member and train the epoch that follows."""
         if self._episode < 0:
             raise gymnasium.error.ResetNeeded("step came before reset; call reset first")
         nobody = np.zeros(self.num_envs, dtype=np.bool_)
@@ -115,7 +115,7 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         return as_array(result.observation), rewards, terminated, truncated, infos
 
     def action_masks(self) -> Bools:
-        """What is legal now, all heads side by side.  # [N, choices of all heads]"""
+        """Return what is legal now, all heads side by side.  # [N, choices of all heads]"""
         return flat_masks(self._growth.masks())
 
     def _infos(self) -> dict[str, Any]:
@@ -142,18 +142,18 @@ class GrowthEnv(gymnasium.Env[Floats, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Floats, dict[str, Any]]:
-        """As `GrowthVectorEnv.reset`, for one member."""
+        """Reset as `GrowthVectorEnv.reset`, for one member."""
         super().reset(seed=seed)
         observations, infos = self._members.reset(seed=seed, options=options)
         return observations[0], _first(infos)
 
     def step(self, action: Any) -> tuple[Floats, float, bool, bool, dict[str, Any]]:
-        """As `GrowthVectorEnv.step`, for one member."""
+        """Step as `GrowthVectorEnv.step`, for one member."""
         observations, rewards, terminated, truncated, infos = self._members.step(np.asarray(action)[None])
         return observations[0], float(rewards[0]), bool(terminated[0]), bool(truncated[0]), _first(infos)
 
     def action_masks(self) -> Bools:
-        """What is legal now, all heads side by side.  # [choices of all heads]"""
+        """Return what is legal now, all heads side by side.  # [choices of all heads]"""
         mask: Bools = self._members.action_masks()[0]
         return mask
 
@@ -163,7 +163,7 @@ def _first(infos: dict[str, Any]) -> dict[str, Any]:
 
 
 def observation_space(num_slots: int) -> Box:
-    """Tamiyo's features in their declared ranges, then the blueprint of every slot, one-hot."""
+    """Return the space of Tamiyo's features in their ranges, then the blueprint of every slot, one-hot."""
     ranges = [c.range for c in (*BASE_COLUMNS, *SLOT_COLUMNS * num_slots) for _ in range(c.width)]
     low, high = np.array(ranges, dtype=np.float32).T
     blueprints = np.zeros(num_slots * _BLUEPRINT_COLUMNS, dtype=np.float32)
@@ -171,7 +171,7 @@ def observation_space(num_slots: int) -> Box:
 
 
 def as_array(observation: Observation) -> Floats:
-    """What a learner sees.  # [N, features + slots · (blueprints + 1)]"""
+    """Flatten an observation.  # [N, features + slots · (blueprints + 1)]"""
     features, blueprints = batch_obs_to_features(observation)
     one_hot = torch.nn.functional.one_hot(blueprints + 1, _BLUEPRINT_COLUMNS).flatten(1)
     joined: Floats = torch.cat([features, one_hot.to(features.dtype)], dim=1).cpu().numpy()
@@ -179,6 +179,6 @@ def as_array(observation: Observation) -> Floats:
 
 
 def flat_masks(masks: ActionMasks) -> Bools:
-    """The masks of all heads side by side, in head order.  # [N, choices of all heads]"""
+    """Concatenate the masks of all heads, in head order.  # [N, choices of all heads]"""
     flat: Bools = torch.cat([masks.head(head) for head in Head], dim=1).cpu().numpy()
     return flat

@@ -28,7 +28,7 @@ PATIENCE = {Op.ADVANCE: 2.0, Op.FOSSILIZE: 1.0, Op.SET_ALPHA_TARGET: -1.0, Op.PR
 
 
 def make_policy(shape: TamiyoNetConfig, config: LearnerConfig) -> TamiyoNet:
-    """A fresh network as a learner begins with it; its weights are drawn from torch's global generator.
+    """Make a learner's first network; its weights are drawn from torch's global generator.
 
     Under a policy that takes all legal ops alike most seeds are pruned before they are blended in, so that
     planting only costs: such a learner stops planting before it can learn to raise anything. Patience lets
@@ -47,7 +47,7 @@ class LearnedController(Controller):
     uses_metrics = True
 
     def __init__(self, agent: PPOAgent, deterministic: bool = False, conditions: Conditions | None = None):
-        """conditions: those that the agent was trained under, where they are known."""
+        """Wrap an agent; conditions: those that it was trained under, where they are known."""
         self.agent, self.conditions = agent, conditions
         self.deterministic = deterministic
         self._decision = Graphed(self._decide, GraphPool() if agent.device.type == "cuda" else None)
@@ -65,7 +65,7 @@ class LearnedController(Controller):
         self._memory = state["memory"].to(self._memory.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """One legal action per member."""
+        """Return one legal action per member."""
         # The memory is cleared at the first decision of an episode, inside the recurrent cell.
         reset = torch.full_like(self._info.members, step == 0, dtype=torch.bool)
         info = self._info
@@ -85,7 +85,7 @@ class LearnedController(Controller):
         count: Tensor,
         seed: int,
     ) -> tuple[Transition, Tensor]:
-        """The step and the memory after it, as a function that a GPU can replay."""
+        """Compute the step and the memory after it; captured as a CUDA graph."""
         heads = len(Head)
         uniforms = None if self.deterministic else random_uniform(seed, members, Stream.ACTION, count, heads)
         inputs = TamiyoInputs(*batch_obs_to_features(observation))
@@ -109,7 +109,7 @@ class Learner(LearnedController):
         config: LearnerConfig | None = None,
         reward: RewardConfig | None = None,
     ):
-        """steps: the most decisions of an episode."""
+        """Make a learner; steps: the most decisions of an episode."""
         super().__init__(agent)
         self.config = config or LearnerConfig()
         self.name = name
@@ -122,7 +122,7 @@ class Learner(LearnedController):
 
     @property
     def buffer(self) -> TamiyoRolloutBuffer:
-        """The transitions of the latest episode, of all shards once these are joined.
+        """Return the transitions of the latest episode, of all shards once these are joined.
 
         Raises RuntimeError before the first.
         """
@@ -152,7 +152,7 @@ class Learner(LearnedController):
             self._buffer, self._shape = None, shape
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """One legal action per member: its own, or the teacher's."""
+        """Return one legal action per member: its own, or the teacher's."""
         actions = super().decide(observation, masks, step)
         if self.imitates and self._decided is not None:
             actions = self._teacher.decide(observation, masks, step)

@@ -84,14 +84,14 @@ class EpisodeRecord:
     final_slots: SlotStates  # on the host
 
     def select_members(self, span: slice) -> EpisodeRecord:
-        """The same episode of some of its members."""
+        """Return the same episode of some of its members."""
         arrays: dict[str, Any] = {name: value[:, span] for name, value in self._by_step().items()}
         slots = self.final_slots[span]
         return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
     @staticmethod
     def pick(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
-        """Each member's column of the record that `which` [N] names; all are of the same members."""
+        """Return each member's column of the record that `which` [N] names; all are of the same members."""
         rows = np.arange(len(which))
         arrays: dict[str, Any] = {
             name: np.stack([vars(record)[name] for record in records])[which, :, rows].swapaxes(0, 1)
@@ -102,20 +102,20 @@ class EpisodeRecord:
         return replace(records[0], final_slots=SlotStates(**ended), **arrays)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that differs between records of one episode, by name: for `concatenate`."""
+        """Return all that differs between records of one episode, by name: for `concatenate`."""
         arrays = {**self._by_step(), "members": self.members}
         slots = add_prefix("final_slots", self.final_slots.tensors())
         return {name: torch.from_numpy(value) for name, value in arrays.items()} | slots
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> EpisodeRecord:
-        """One record of the members of several that were played apart, from what `tensors` gave for each.
+        """Join records of members that were played apart, from what `tensors` returned for each.
 
         Where a part ended before the longest one, its members are at rest until the end.
         """
         records = [self._of(part) for part in parts]
         steps = max(record.num_steps for record in records)
         # A shard whose members ended early is padded with resting steps.
-        longest = [vars(record._lengthened(steps)) for record in records]
+        longest = [vars(record._pad(steps)) for record in records]
         arrays: dict[str, Any] = {
             name: np.concatenate([each[name] for each in longest], axis=1) for name in self._by_step()
         }
@@ -125,17 +125,17 @@ class EpisodeRecord:
         return replace(self, members=members, final_slots=SlotStates(**slots), **arrays)
 
     def _by_step(self) -> dict[str, NDArray[Any]]:
-        """The arrays that have an axis of steps, and behind it one of members."""
+        """Return the arrays that have an axis of steps, and behind it one of members."""
         return {n: v for n, v in vars(self).items() if isinstance(v, np.ndarray) and n not in _ONCE}
 
     def _of(self, tensors: Mapping[str, Tensor]) -> EpisodeRecord:
-        """The same episode of other members."""
+        """Return the same episode of other members."""
         slots = refill(self.final_slots, strip_prefix("final_slots", tensors))
         arrays: dict[str, Any] = {name: tensors[name].numpy() for name in (*self._by_step(), "members")}
         return replace(self, final_slots=slots, **arrays)
 
-    def _lengthened(self, steps: int) -> EpisodeRecord:
-        """The same record with members that stay as they ended until there were that many steps."""
+    def _pad(self, steps: int) -> EpisodeRecord:
+        """Return the same record with members that stay as they ended until there were that many steps."""
         more = steps - self.num_steps
         if not more:
             return self
@@ -155,22 +155,22 @@ class EpisodeRecord:
 
     @property
     def num_steps(self) -> int:
-        """Decisions of the episode."""
+        """Return decisions of the episode."""
         return len(self.reward)
 
     @property
     def num_members(self) -> int:
-        """Networks in the record."""
+        """Return networks in the record."""
         return len(self.members)
 
     @property
     def returns(self) -> Doubles:
-        """Σ γ^t r_t of each member: what the learner maximises.  # [N]"""
+        """Return Σ γ^t r_t of each member, which the learner maximizes.  # [N]"""
         discount = np.power(self.gamma, np.arange(self.num_steps, dtype=np.float64))
         return np.asarray(discount @ self.reward, dtype=np.float64)
 
     def refusal_rates(self) -> dict[str, float]:
-        """The share of each op's requests that failed, by op name.
+        """Return the share of each op's requests that failed, by op name.
 
         WAIT cannot fail and is left out, like any op that nobody asked for.
         """
@@ -180,17 +180,17 @@ class EpisodeRecord:
 
     @property
     def flops(self) -> Doubles:
-        """Training FLOPs of the whole episode.  # [N]"""
+        """Return training FLOPs of the whole episode.  # [N]"""
         return np.asarray(self.spent[-1], dtype=np.float64)
 
     @property
     def member_epochs(self) -> int:
-        """Epochs of all members together."""
+        """Return epochs of all members together."""
         return self.num_steps * self.num_members
 
     @property
     def parameter_ratio(self) -> Doubles:
-        """Parameters over the host's own.  # [T + 1, N]"""
+        """Return parameters over the host's own.  # [T + 1, N]"""
         return np.asarray(self.parameters / self.host_parameters, dtype=np.float64)
 
 
@@ -209,7 +209,7 @@ class Episode:
     ):
         self.environment, self.controller = environment, controller
         uses_metrics = (
-            controller.looking(environment.num_members)
+            controller.metric_users(environment.num_members)
             if isinstance(controller, Blocks)
             else controller.uses_metrics
         )
@@ -221,7 +221,7 @@ class Episode:
         self._seen, self._done = [_seen(environment)], list[dict[str, Tensor]]()
 
     def step(self) -> StepResult:
-        """Let the controller decide once, and live through what follows."""
+        """Let the controller decide once, and run the step."""
         environment, masks = self.environment, self.environment.masks()
         actions = self.controller.decide(self.observation, masks, environment.clock)
         result = environment.step(actions)
@@ -231,11 +231,11 @@ class Episode:
         return result
 
     def refresh_last(self) -> None:
-        """The environment was changed after the last step: what is seen last is what it is now."""
+        """Replace the last observation by the present one, after a change of the environment."""
         self._seen[-1] = _seen(self.environment)
 
     def record(self) -> EpisodeRecord:
-        """The episode so far, of at least one step."""
+        """Return the record of the episode so far, of at least one step."""
         environment = self.environment
         story = {
             "seen": stack_steps(self._seen),
@@ -248,7 +248,7 @@ class Episode:
             {name: value.numpy() for name, value in strip_prefix(part, read).items()}
             for part in ("seen", "done")
         )
-        steps = _steps_that_counted(seen["spent"])
+        steps = _count_steps(seen["spent"])
         return EpisodeRecord(
             episode=environment.episode,
             gamma=environment.spec.gamma,
@@ -288,7 +288,7 @@ def play(
     on_step: Callable[[StepResult], None] | None = None,
     finish: Callable[[], None] | None = None,
 ) -> EpisodeRecord:
-    """Let a controller live through one episode; the record of it.
+    """Play one episode and return its record.
 
     `on_step` sees every result as it comes. `finish` may change the environment after the last step; what is
     seen last is what it left.
@@ -344,8 +344,8 @@ def _done(actions: Actions, result: StepResult) -> dict[str, Tensor]:
     }
 
 
-def _steps_that_counted(spent: NDArray[Any]) -> int:
-    """How many steps there were but for those at the end before which all had finished; at least one.
+def _count_steps(spent: NDArray[Any]) -> int:
+    """Count the steps up to the last in which a member trained; at least one.
 
     spent [T + 1, N]: nobody spends anything in an empty step.
     """
@@ -365,7 +365,7 @@ class TestResult:
 
 
 def evaluate_test(environment: GrowthEnvironment) -> TestResult:
-    """The networks as they stand now, on the whole test split: the only place that opens it."""
+    """Evaluate the present networks on the whole test split: the only place that opens it."""
     data = environment.population.member_data([task.test() for task in environment.population.tasks])
     size = environment.spec.population.validation_samples
     loss = torch.zeros(environment.num_members, dtype=torch.float64, device=environment.device)

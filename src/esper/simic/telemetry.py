@@ -44,7 +44,7 @@ class _Found:
 
 
 def episode_events(record: EpisodeRecord, round: int) -> list[Event]:
-    """Every event of an episode, in the order of steps, then members."""
+    """Return every event of an episode, in the order of steps, then members."""
     seen, applied = record.seen_stage[:-1], record.stage
     fossilised = (applied == Stage.FOSSILIZED) & (seen != Stage.FOSSILIZED)
     advanced = (applied != seen) & _SEED[applied] & ~record.germinated & ~fossilised
@@ -83,7 +83,7 @@ def _slot_events(record: EpisodeRecord, round: int, found: _Found) -> list[Event
 
 
 def _seed_sizes(record: EpisodeRecord, before: bool) -> Ints:
-    """Parameters of the seed in each slot, its gate included.  # [T, N, S]"""
+    """Return parameters of the seed in each slot, its gate included.  # [T, N, S]"""
     blueprint = record.seen_blueprint[:-1] if before else record.blueprint
     style = record.seen_style[:-1] if before else record.style
     slots = np.arange(len(record.slot_ids))
@@ -92,7 +92,7 @@ def _seed_sizes(record: EpisodeRecord, before: bool) -> Ints:
 
 
 def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
-    """Actions that a gate refused."""
+    """Return actions that a gate refused."""
     events = []
     for t, n in np.argwhere(record.refused_by != int(Gate.NONE)).tolist():
         s = int(record.choices[t, n, Head.SLOT])
@@ -114,7 +114,7 @@ def _refusals(record: EpisodeRecord, round: int) -> list[Event]:
 
 
 def _rollbacks(record: EpisodeRecord, round: int) -> list[Event]:
-    """Members that the governor took back; each seed that this ended has an event of its own."""
+    """Return members that the governor took back; each seed that this ended has an event of its own."""
     return [
         Event(
             round=round,
@@ -190,7 +190,7 @@ def summarize_round(
 
 
 def op_shares(record: EpisodeRecord) -> Doubles:
-    """The share of members whose executed op was each, step by step.  # [T, ops]"""
+    """Return the share of members whose executed op was each, step by step.  # [T, ops]"""
     shares: Doubles = (record.executed_op[:, :, None] == np.arange(len(Op))).mean(axis=1)
     return shares
 
@@ -210,7 +210,7 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
 
 
 def planted(record: EpisodeRecord) -> dict[str, float]:
-    """Seeds per member by blueprint, as `planted/NAME`; a blueprint that nobody planted is left out."""
+    """Return seeds per member as `planted/NAME`; a blueprint that nobody planted is left out."""
     counts = np.bincount(record.blueprint[record.germinated], minlength=len(Blueprint)) / record.num_members
     return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
@@ -228,7 +228,7 @@ def _compare_with_control(
 
 
 def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
-    """Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
+    """Return Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
     togo = np.zeros_like(rewards, dtype=np.float64)
     after = np.zeros(rewards.shape[1])
     for t in range(len(rewards) - 1, -1, -1):
@@ -255,7 +255,7 @@ def explained_by_baseline(
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:
-    """One sentence for each thing that should not happen."""
+    """Return one sentence for each thing that should not happen."""
     found = []
     rollbacks = int(record.panicked.sum())
     if rollbacks:
@@ -278,7 +278,7 @@ _SHOWN = 24  # layers of a part that are named; a deep segment says how many mor
 
 
 def build_lanes(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
-    """The whole episode of every member, in few bytes, with the names of its numbers.
+    """Build the lanes of an episode: all members in few bytes, with the names of the numbers.
 
     parts: what the network is drawn from, one behind each slot and the rest, as from `describe_host`.
     """
@@ -324,7 +324,7 @@ def describe_host(population: Population) -> list[HostPart]:
 
 
 def describe_layers(module: nn.Module) -> list[str]:
-    """The layers of a module, a short line each; of a deep one the first and how many more."""
+    """Return the layers of a module, a short line each; of a deep one the first and how many more."""
     leaves = [str(leaf).splitlines()[0] for leaf in module.modules() if not list(leaf.children())]
     rest = len(leaves) - _SHOWN
     return leaves[:_SHOWN] + ([f"and {rest} more"] if rest > 0 else [])

@@ -68,7 +68,7 @@ class Trainer:
         shards: int = 1,
         gather: Gather | None = None,
     ):
-        """worlds: what the rounds are played in, in turn, each with the members of one block.
+        """Make the environments; worlds: their specs, played in turn, each with the members of one block.
 
         shards: how many parts the members are computed in, whoever computes them; gather: the processes that
         share them, this one alone by default. Raises ValueError where a world and an agent discount
@@ -90,7 +90,7 @@ class Trainer:
         self.environments = [  # of each world, of each shard that this process holds
             [
                 environment_type(replace(world, members=self.blocks.members(ids)))
-                for ids in self._held(world.members)
+                for ids in self._held_ids(world.members)
             ]
             for world in worlds
         ]
@@ -109,30 +109,30 @@ class Trainer:
                 f"episode.steps to {most:,}, or give fewer FLOPs"
             )
 
-    def _held(self, members: Tensor) -> list[Tensor]:
-        """The ids of each shard that this process holds.  # [n] → [n / shards] each"""
+    def _held_ids(self, members: Tensor) -> list[Tensor]:
+        """Return the ids of each shard that this process holds.  # [n] → [n / shards] each"""
         return [members[s.start : s.stop] for s in held_shards(len(members), self.shards, self.gather)]
 
     @property
     def environment(self) -> GrowthEnvironment:
-        """Where the latest round was played, the first shard of this process; the first one before any."""
+        """Return the environment of the latest round, of this process's first shard; the first before any."""
         return self.environments[max(self.rounds_done - 1, 0) % len(self.environments)][0]
 
     @property
     def steps_in_round(self) -> int:
-        """The most steps that this process plays in the next round, in all of its shards."""
+        """Return the most steps that this process plays in the next round, in all of its shards."""
         shards = self.environments[self.rounds_done % len(self.environments)]
         return sum(environment.steps for environment in shards)
 
     def run(self) -> Iterator[dict[str, Round]]:
-        """The rounds that are left, one at a time."""
+        """Return the rounds that are left, one at a time."""
         while self.rounds_done < self.rounds:
             yield self.play_round()
 
     def play_round(self, on_step: OnStep | None = None) -> dict[str, Round]:
-        """One episode of all blocks, then one update of every learner; `on_step` sees every step."""
+        """Play one episode of all blocks, then update every learner; `on_step` gets every step."""
         begun = time.perf_counter()
-        records = self._played(self.environments[self.rounds_done % len(self.environments)], on_step)
+        records = self._play_shards(self.environments[self.rounds_done % len(self.environments)], on_step)
         # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
             name: learner.agent.update(learner.buffer, gather=self.gather, imitate=learner.imitates)
@@ -143,8 +143,8 @@ class Trainer:
         control = records.get(CONTROL)
         return {name: self._round(name, records[name], update, control) for name, update in updates.items()}
 
-    def _played(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
-        """One episode of every shard, those of other processes too: the record of each block.
+    def _play_shards(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
+        """Play one episode of every shard, those of other processes too; return the record of each block.
 
         Afterwards the buffers of the learners hold the transitions of all shards.
         """
@@ -191,7 +191,7 @@ class Trainer:
         return {name: record.select_members(span) for name, span in spans.items()}
 
     def _fingerprint(self) -> Tensor:
-        """A digest of all that was learned so far, where there are others to compare it with.  # [32]"""
+        """Return a digest of the weights, 0 where there is no other process to compare with.  # [32]"""
         if self.gather.size == 1:
             return torch.zeros(32, dtype=torch.uint8)
         digest = hashlib.sha256()
@@ -220,7 +220,7 @@ class Trainer:
             learner.record_step(result.reward[mine], result.terminated[mine], result.active[mine], control)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint between two rounds holds."""
+        """Return what a checkpoint between two rounds holds."""
         state = {
             _ROUNDS_DONE: torch.tensor(self.rounds_done),
             _SECONDS: torch.tensor(self.seconds, dtype=torch.float64),
@@ -230,7 +230,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`; raises ValueError where the state lacks something or does not fit."""
+        """Load what `state_dict` returned; raise ValueError where something is missing or does not fit."""
         missing = sorted({_ROUNDS_DONE, _SECONDS} - set(state))
         if missing:
             raise ValueError(f"the state lacks {', '.join(missing)}; give what Trainer.state_dict returned")

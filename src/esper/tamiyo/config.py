@@ -62,7 +62,7 @@ STUDY = Conditions(
 
 
 def differences(trained: Conditions, asked: Conditions) -> list[str]:
-    """Say in what a run lies outside of the conditions that a controller was trained under.
+    """List in what a run lies outside of the conditions that a controller was trained under.
 
     Returns one phrase for each difference, none where the run lies within.
     """

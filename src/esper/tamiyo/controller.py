@@ -31,15 +31,15 @@ class EpisodeInfo:
 
     @property
     def num_members(self) -> int:
-        """N."""
+        """Return N."""
         return self.members.shape[0]
 
     def draw(self, stream: Stream, step: int, count: int) -> Tensor:
-        """Numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
+        """Draw numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
         return random_uniform(self.seed, self.members, stream, self.counter(step), count)
 
     def counter(self, step: int) -> int:
-        """Which draw of a member's streams this step takes."""
+        """Return which draw of a member's streams this step takes."""
         return (self.episode << EPISODE_SHIFT) + step
 
 
@@ -82,11 +82,11 @@ class Blocks(Controller):
         self.controllers = dict(controllers)
 
     def members(self, ids: Tensor) -> Tensor:
-        """The ids of all blocks, the same in each.  # [n] → [blocks · n]"""
+        """Return the ids of all blocks, the same in each.  # [n] → [blocks · n]"""
         return ids.repeat(len(self.controllers))
 
     def spans(self, num_members: int) -> dict[str, slice]:
-        """Which members each controller decides for."""
+        """Return which members each controller decides for."""
         size, rest = divmod(num_members, len(self.controllers))
         if rest:
             raise ValueError(
@@ -97,11 +97,11 @@ class Blocks(Controller):
 
     @property
     def uses_metrics(self) -> bool:
-        """Whether any of them reads what is measured; `looking` says who."""
+        """Whether any of them reads what is measured; `metric_users` says who."""
         return any(controller.uses_metrics for controller in self.controllers.values())
 
-    def looking(self, num_members: int) -> Tensor:
-        """Whose controller reads what is measured.  # [N] bool"""
+    def metric_users(self, num_members: int) -> Tensor:
+        """Return whose controller reads what is measured.  # [N] bool"""
         each = torch.tensor([controller.uses_metrics for controller in self.controllers.values()])
         return each.repeat_interleave(num_members // len(self.controllers))
 
@@ -123,7 +123,7 @@ class Blocks(Controller):
             controller.load_state_dict(strip_prefix(name, state))
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
-        """As many actions as the longest list of any block; the others wait after theirs."""
+        """Return as many actions as the longest list of any block; the others wait after theirs."""
         if len(self.controllers) == 1:  # it is shown all that there is
             (controller,) = self.controllers.values()
             one = controller.decide(observation, masks, step)

@@ -45,7 +45,7 @@ class ScheduleLine:
 
     @staticmethod
     def of(line: ScheduleLine | Sequence[object]) -> ScheduleLine:
-        """From (0.3, "clone"), (0.3, "clone", [0, 2]) or (0.3, "clone", "all", 2); raises UserError."""
+        """Read (0.3, "clone"), (0.3, "clone", [0, 2]) or (0.3, "clone", "all", 2), or raise UserError."""
         if isinstance(line, ScheduleLine):
             return line
         try:
@@ -86,7 +86,7 @@ class Schedule(Controller):
     def __init__(
         self, events: Iterable[ScheduleLine | Sequence[object]], conditions: Conditions | None = None
     ) -> None:
-        """events: lines as `ScheduleLine.of` takes them, their shares rising; raises UserError otherwise.
+        """Read lines as `ScheduleLine.of` takes them, their shares rising; raise UserError otherwise.
 
         conditions: under which it is known to do no harm, if it is meant for those only.
         """
@@ -100,7 +100,7 @@ class Schedule(Controller):
 
     @staticmethod
     def parse(text: str) -> Schedule:
-        """From 'clone@0.1+widen_full@0.3x2', or from a YAML file with a list of lines; raises UserError."""
+        """Parse 'clone@0.1+widen_full@0.3x2', or a YAML file with a list of lines, or raise UserError."""
         if text.endswith((".yaml", ".yml")):
             if not Path(text).is_file():
                 raise UserError(
@@ -121,10 +121,10 @@ class Schedule(Controller):
         return Schedule(found)
 
     def begin(self, info: EpisodeInfo) -> None:
-        """An episode begins: nothing has been planted yet."""
-        self._batches, self._begins = info.batches, True
+        """Start an episode in which nothing has been planted yet."""
+        self._batches, self._first = info.batches, True
         shape = (len(self.events), info.num_members, info.num_slots)
-        self._owed = torch.zeros(shape, dtype=torch.long, device=info.device)  # seeds still to plant
+        self._remaining = torch.zeros(shape, dtype=torch.long, device=info.device)  # seeds still to plant
         for k, event in enumerate(self.events):
             unknown = (
                 [] if event.slots == ALL else [s for s in event.slots if not 0 <= int(s) < info.num_slots]
@@ -133,49 +133,50 @@ class Schedule(Controller):
                 raise UserError(
                     f"the schedule names slot {unknown[0]}; this host has slots 0..{info.num_slots - 1}"
                 )
-            self._owed[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
+            self._remaining[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"owed": self._owed, "begins": torch.tensor(self._begins)}
+        return {"remaining": self._remaining, "first": torch.tensor(self._first)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._owed, self._begins = state["owed"].to(self._owed.device, copy=True), bool(state["begins"])
+        self._remaining = state["remaining"].to(self._remaining.device, copy=True)
+        self._first = bool(state["first"])
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
-        """The actions of this step, one after the other: every slot that is due is planted and raised."""
+        """Return the actions of this step in their order: every slot that is due is planted and advanced."""
         lines, blueprint = self._due(observation)
-        self._owed -= lines.long()
+        self._remaining -= lines.long()
         slots, due, grows, found = observation.slots, lines.any(dim=0), grows_block(blueprint), []
         # The order of a step's actions is part of the result: slot by slot, germinate before fossilise.
         for s in range(slots.num_slots):  # a step's actions are a list, whatever the members do
-            found += self._raise(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
+            found += self._plant_and_advance(s, due[:, s], blueprint[:, s], grows[:, s], slots.stage[:, s])
         return found
 
     def _due(self, observation: Observation) -> tuple[Tensor, Tensor]:
-        """Which line is due on which free slot, at most one, and its blueprint.  # [lines, N, S], [N, S]"""
-        if self._begins:
-            self._keep_what_is_paid_for(observation.steps_left * self._batches)
+        """Find the line that is due on each free slot, and its blueprint.  # [lines, N, S], [N, S]"""
+        if self._first:
+            self._drop_other_budgets(observation.steps_left * self._batches)
         stage = observation.slots.stage
         # At most one line a slot in a step: the earliest that is due takes it.
         free, blueprint = stage == Stage.DORMANT, torch.zeros_like(stage)
-        lines = torch.zeros_like(self._owed, dtype=torch.bool)
+        lines = torch.zeros_like(self._remaining, dtype=torch.bool)
         for k, event in enumerate(self.events):
-            lines[k] = (observation.progress >= event.at).unsqueeze(1) & (self._owed[k] > 0) & free
+            lines[k] = (observation.progress >= event.at).unsqueeze(1) & (self._remaining[k] > 0) & free
             blueprint = torch.where(lines[k], int(event.blueprint), blueprint)
             free = free & ~lines[k]
         return lines, blueprint
 
-    def _keep_what_is_paid_for(self, updates: Tensor) -> None:
-        """Strike the lines that are meant for other budgets.  # [N] minibatches that a budget pays for"""
-        self._begins = False
+    def _drop_other_budgets(self, updates: Tensor) -> None:
+        """Drop the lines that are meant for other budgets.  # updates [N]: that a budget pays for"""
+        self._first = False
         for k, event in enumerate(self.events):
             least, limit = event.updates
-            self._owed[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
+            self._remaining[k] *= ((updates >= least) & (updates < limit)).unsqueeze(1)
 
-    def _raise(
+    def _plant_and_advance(
         self, slot: int, due: Tensor, blueprint: Tensor, grows: Tensor, stage: Tensor
     ) -> list[Actions]:
-        """Plant and raise in one slot; a seed whose ramp is over is made permanent.  # each [N]"""
+        """Plant and advance in one slot; fossilise a seed whose ramp is over.  # each [N]"""
         details = _details(blueprint)
         at = torch.full_like(blueprint, slot)
         blending = stage == Stage.BLENDING
@@ -198,7 +199,7 @@ class PacedSchedule(Schedule):
     uses_metrics = True
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:  # type: ignore[override]
-        """One legal action of each member."""
+        """Return one legal action of each member."""
         lines, wanted = self._due(observation)
         legal = lines.any(dim=0) & masks.blueprint.gather(1, wanted)  # [N, S]
         slot = (legal & masks.slot_by_op[:, Op.GERMINATE]).int().argmax(dim=1, keepdim=True)  # the first
@@ -209,12 +210,12 @@ class PacedSchedule(Schedule):
         planted = torch.zeros_like(legal).scatter(
             1, slot, (actions.choices[:, Head.OP] == Op.GERMINATE).unsqueeze(1)
         )
-        self._owed -= (lines & planted).long()
+        self._remaining -= (lines & planted).long()
         return actions
 
 
 def _details(blueprint: Tensor) -> Tensor:
-    """How a seed of this blueprint is planted: added at once, in full.  # [N] → [N, heads]"""
+    """Return how a seed of this blueprint is planted: added at once, in full.  # [N] → [N, heads]"""
     details = torch.zeros(len(blueprint), len(Head), dtype=torch.long, device=blueprint.device)
     details[:, Head.BLUEPRINT] = blueprint
     details[:, Head.STYLE], details[:, Head.TEMPO] = int(Style.LINEAR_ADD), int(Tempo.FAST)

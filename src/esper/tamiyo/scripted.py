@@ -38,21 +38,21 @@ def first_legal(candidates: Mapping[Op, Tensor], masks: ActionMasks, details: Te
 
 
 def build_actions(op: Tensor, slot: Tensor, details: Tensor) -> Actions:
-    """Op and slot with the other heads' choices, 0 where the op does not read them.  # [N], [N], [N, H]"""
+    """Join op and slot with the other heads' choices, 0 where the op reads none.  # [N], [N], [N, H]"""
     details = torch.where(_head_columns(op.device) == Head.SLOT, slot.unsqueeze(1), details)
     choices = torch.where(_head_columns(op.device) == Head.OP, op.unsqueeze(1), details)
     return Actions(choices * relevance(op))
 
 
 def kth_legal(mask: Tensor, k: Tensor) -> Tensor:
-    """The k-th legal choice of each row, counted round and round.  # mask [N, C] bool, k [N] → [N]"""
+    """Return the k-th legal choice of each row, counted round and round.  # mask [N, C] bool, k [N] → [N]"""
     rank = mask.cumsum(dim=1)  # 1, 2, ... at the legal ones
     wanted = k.remainder(rank[:, -1].clamp(min=1)) + 1
     return (mask & (rank == wanted.unsqueeze(1))).int().argmax(dim=1)
 
 
 def any_legal(mask: Tensor, uniform: Tensor) -> Tensor:
-    """A legal choice of each row, all alike.  # mask [N, C] bool, uniform [N] in [0, 1) → [N]"""
+    """Return a legal choice of each row, all alike.  # mask [N, C] bool, uniform [N] in [0, 1) → [N]"""
     count = mask.sum(dim=1)
     return kth_legal(mask, (uniform * count).long().minimum(count - 1))
 
@@ -76,11 +76,11 @@ class Static(Controller):
     uses_metrics = False
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Nothing to remember."""
+        """Start an episode; there is nothing to remember."""
         self._waits = Actions.wait(info.num_members, info.device)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """WAIT for everyone."""
+        """Return WAIT for every member."""
         return self._waits
 
 
@@ -95,7 +95,7 @@ class RandomLegal(Controller):
         self.germination_rate = germination_rate
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Every draw of the episode derives from its members, seed and number."""
+        """Start an episode; every draw derives from its members, seed and number."""
         self._info = info
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
@@ -125,7 +125,7 @@ class ScriptedController(Controller):
     tempo = Tempo.STANDARD
 
     def begin(self, info: EpisodeInfo) -> None:
-        """No member has planted anything yet."""
+        """Start an episode in which no member has planted anything yet."""
         self._planted = torch.zeros_like(info.members)  # [N] seeds so far
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -135,7 +135,7 @@ class ScriptedController(Controller):
         self._planted = state["planted"].to(self._planted.device)
 
     def next_blueprint(self, masks: ActionMasks) -> Tensor:
-        """What is planted next: the legal blueprints in turn.  # [N]"""
+        """Return what is planted next: the legal blueprints in turn.  # [N]"""
         return kth_legal(masks.blueprint, self._planted)
 
     def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
@@ -149,7 +149,7 @@ class ScriptedController(Controller):
 
 @device_table
 def _planting(tempo: Tempo) -> Tensor:
-    """How a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
+    """Return how a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
     row = torch.zeros(len(Head), dtype=torch.long)
     row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(tempo)
     row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
@@ -166,7 +166,7 @@ class Habit(ScriptedController):
     tempo = Tempo.FAST
 
     def next_blueprint(self, masks: ActionMasks) -> Tensor:
-        """The strongest legal one.  # [N]"""
+        """Return the strongest legal one.  # [N]"""
         return (masks.blueprint * _strength(masks.blueprint.device)).argmax(dim=1)
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
@@ -177,7 +177,7 @@ class Habit(ScriptedController):
 
 @device_table
 def _strength() -> Tensor:
-    """Which blueprint a habit prefers, the larger number first: a legal one is above 0.  # [blueprints]"""
+    """Rank the blueprints for a habit, the preferred ones highest; all above 0.  # [blueprints]"""
     strongest = torch.tensor([blueprint in STRONGEST for blueprint in Blueprint])
     return 1 + len(Blueprint) * strongest
 
@@ -212,7 +212,7 @@ class Heuristic(ScriptedController):
         self.config = config or HeuristicConfig()
 
     def begin(self, info: EpisodeInfo) -> None:
-        """No member has pruned anything, so that all may plant."""
+        """Start an episode in which no member has pruned anything, so that all may plant."""
         super().begin(info)
         self._rested = torch.zeros_like(info.members)  # [N] the step from which a seed may be planted
 

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation over ragged rows, with terminals and truncations anywhere.
+"""Generalized advantage estimation over ragged rows, with terminals and truncations anywhere.
 
     δ_t = r_t + γ·v'_t·(1 − terminated_t) − v_t
     A_t = δ_t + γλ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1}        R_t = A_t + v_t
@@ -37,7 +37,7 @@ Kernel = Callable[[GaeInputs, float, float], Advantages]  # (rows, γ, λ)
 
 
 def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Advantages and returns, both [N, T] float32; raises ValueError for wrong shapes or types."""
+    """Compute advantages and returns, both [N, T] float32; raise ValueError for wrong shapes or types."""
     _check(rows)
     return fastest_kernel(rows.rewards.device.type)(rows, gamma, lam)
 
@@ -58,7 +58,7 @@ def fastest_kernel(device_type: str) -> Kernel:
 
 
 def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Backwards in time with everything hoisted: one in-place operation per step."""
+    """Compute GAE backwards in time, with one in-place operation per step."""
     delta, decay = _delta_and_decay(rows, gamma, lam)
     advantages, decay = delta.T.contiguous(), decay.T.contiguous()  # [T, N]: a step is one block of memory
     # unbind once: indexing [t] in the loop would create a view per step.
@@ -70,7 +70,7 @@ def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 
 
 def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """A doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
+    """Compute GAE by a doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
     advantages, decay = _delta_and_decay(rows, gamma, lam)
     # After a round of stride s, advantages[t] holds Σ_{k < 2s} (Π decay)·δ_{t+k}: the rest is ahead of it.
     stride = 1
@@ -84,7 +84,7 @@ def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 
 
 def _delta_and_decay(rows: GaeInputs, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
+    """Compute δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
     valid = valid_steps(rows.step_counts, rows.rewards.shape[1])
     # δ_t = r_t + γ·v'_t·(1 − terminated_t) − v_t
     delta = rows.rewards - rows.values + gamma * rows.next_values.masked_fill(rows.terminated, 0.0)
@@ -99,12 +99,12 @@ def _returns(advantages: Tensor, rows: GaeInputs) -> Tensor:
 
 
 def valid_steps(step_counts: Tensor, horizon: int) -> Tensor:
-    """True where a step was recorded.  # step_counts [N] → [N, T]"""
+    """Return True where a step was recorded.  # step_counts [N] → [N, T]"""
     return torch.arange(horizon, device=step_counts.device) < step_counts.unsqueeze(1)
 
 
 def _check(rows: GaeInputs) -> None:
-    """Shapes and types; no value is read."""
+    """Raise ValueError for wrong shapes and types; no value is read."""
     shape = rows.rewards.shape
     for name, tensor in rows._asdict().items():
         kind = {"terminated": torch.bool, "truncated": torch.bool, "step_counts": torch.long}.get(

@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 
 def numba_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """`compute_gae` row after row, each row while it is in the cache."""
+    """Compute GAE row after row, each row while it is in the cache."""
     # One array for both results, so that the compiled function has one output.
     out = torch.empty(2, *rows.rewards.shape)
     arrays = [tensor.detach().contiguous().numpy() for tensor in (*rows, out)]
@@ -62,7 +62,7 @@ if importlib.util.find_spec("numba"):
 
 
 def triton_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """`compute_gae` in one launch."""
+    """Compute GAE in one launch."""
     members, horizon = rows.rewards.shape
     if horizon > LONGEST_ROW:
         return scan_kernel(rows, gamma, lam)
@@ -79,7 +79,7 @@ if importlib.util.find_spec("triton"):
 
     @triton.jit
     def _compose(later_decay, later_delta, decay, delta):  # type: ignore[no-untyped-def]
-        """What is scanned so far, then the step before it: x → δ + d·(δ' + d'·x)."""
+        """Compose two affine maps of the scan: x → δ + d·(δ' + d'·x)."""
         return decay * later_decay, delta + decay * later_delta
 
     @triton.jit  # type: ignore[untyped-decorator]

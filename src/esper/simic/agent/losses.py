@@ -32,7 +32,7 @@ class Counts:
 
     @staticmethod
     def of(weight: Tensor, valid: Tensor) -> Counts:
-        """Of a minibatch by itself.  # weight [N, T, H], valid [N, T], both bool"""
+        """Count a minibatch by itself.  # weight [N, T, H], valid [N, T], both bool"""
         return Counts(valid.sum(), weight.any(-1).sum(), weight.sum((0, 1)))
 
 
@@ -54,17 +54,17 @@ class LossTerms:
 
 
 def masked_mean(values: Tensor, weight: Tensor) -> Tensor:
-    """The mean where weight is True; 0 where it never is. Nothing flows back from elsewhere.  # []"""
+    """Return the mean where weight is True, 0 where it never is; no gradient from elsewhere.  # []"""
     return _share(values, weight, weight.sum())
 
 
 def _share(values: Tensor, weight: Tensor, count: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
-    """The sum where weight is True, over the count of a whole."""
+    """Return the sum where weight is True, over the count of a whole."""
     return torch.where(weight, values, 0.0).sum(dim) / count.clamp(min=1)
 
 
 def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
-    """Where a head earns credit: a real step, a choice, and a sampled op that reads it.  # [N, T, H] bool
+    """Find where a head earns credit: a real step, a choice, and a sampled op that reads it.  # [N, T, H]
 
     What became of the action does not matter. A gate may refuse it on one slot and not on another: whoever
     credited only what was executed would condition on the outcome, and the gradient would be biased.
@@ -75,7 +75,7 @@ def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
 
 
 def head_means(values: Tensor, weight: Tensor, counts: Counts, per_reader: bool) -> Tensor:
-    """Of each head, where weight is True; 0 for a head that no step reads.  # [N, T, H], [N, T, H] → [H]
+    """Return the mean of each head where weight is True, 0 for an unread head.  # [N, T, H] twice → [H]
 
     Per reader, all heads weigh alike, and the noise of a head that is hardly ever read weighs as much as the
     choice of the op. Over all steps that read any, the sum over heads has the gradient of the whole action's
@@ -86,7 +86,7 @@ def head_means(values: Tensor, weight: Tensor, counts: Counts, per_reader: bool)
 
 @torch.no_grad()
 def approximate_kl(log_ratio: Tensor, weight: Tensor, counts: Counts | None = None) -> tuple[Tensor, Tensor]:
-    """e^d − 1 − d: the KL of the whole action per acting step, and that of each head per step that reads it.
+    """Estimate the KL of the whole action per acting step, and of each head per step that reads it.
 
     The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
     weight. Of a part of a minibatch, by the counts of the whole.  # log_ratio, weight [N, T, H] → [], [H]
@@ -102,7 +102,7 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor, counts: Counts | None = No
 def ppo_loss(
     output: PolicyOutput, batch: Sequences, weights: LossWeights, counts: Counts | None = None
 ) -> LossTerms:
-    """Clipped surrogate per head, value error, entropy; a part of a minibatch is given the whole's counts."""
+    """Compute clipped surrogate per head, value error and entropy; a part is given the whole's counts."""
     weight = head_weights(output.relevant, batch)
     counts = counts or Counts.of(weight, batch.valid)
     # An imitator has no old policy: the teacher acted. The ratio is then 1 and KL and clipping are idle.
@@ -133,17 +133,17 @@ def ppo_loss(
     )
 
 
-def standardise(advantages: Tensor, weight: Tensor) -> Tensor:
-    """Zero mean and unit scale over the steps that count.  # [N, T]"""
+def standardize(advantages: Tensor, weight: Tensor) -> Tensor:
+    """Shift and scale to zero mean and unit variance over the steps that count.  # [N, T]"""
     # Â = (A − mean) / std over the steps that carry an actor loss.
-    centred = advantages - masked_mean(advantages, weight)
-    scale = masked_mean(centred.square(), weight).sqrt()
-    return torch.where(weight, centred / scale.clamp(min=1e-8), 0.0)
+    centered = advantages - masked_mean(advantages, weight)
+    scale = masked_mean(centered.square(), weight).sqrt()
+    return torch.where(weight, centered / scale.clamp(min=1e-8), 0.0)
 
 
 def explained_variance(values: Tensor, returns: Tensor, weight: Tensor) -> Tensor:
-    """1 is a perfect V, 0 is as good as a constant.  # []"""
-    residual, centred = returns - values, returns - masked_mean(returns, weight)
+    """Return the explained variance: 1 is a perfect V, 0 is as good as a constant.  # []"""
+    residual, centered = returns - values, returns - masked_mean(returns, weight)
     # 1 − Var(R − V) / Var(R)
     unexplained = masked_mean((residual - masked_mean(residual, weight)).square(), weight)
-    return 1 - unexplained / masked_mean(centred.square(), weight).clamp(min=1e-8)
+    return 1 - unexplained / masked_mean(centered.square(), weight).clamp(min=1e-8)

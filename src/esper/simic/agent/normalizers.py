@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from esper.simic.agent.losses import explained_variance, standardise
+from esper.simic.agent.losses import explained_variance, standardize
 from esper.simic.agent.optimizer import VetoAdam
 
 
@@ -98,7 +98,7 @@ def scale_rollout(
     optimizer: VetoAdam,
     units: ValueNormalizer | None,
 ) -> ScaledRollout:
-    """The network's units, if it has its own, change with these returns; the rollout in the new ones.
+    """Update the units of V with these returns, if it has its own, and return the rollout in the new ones.
 
     valid, forced: which steps are real, and which left no choice. Everything [N, T]
     """
@@ -107,7 +107,7 @@ def scale_rollout(
     returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
     variance = explained_variance(value, returns, learned)
     # Forced steps have no actor loss, so they are left out of the scale too.
-    advantages = standardise(advantages, learned & ~forced)
+    advantages = standardize(advantages, learned & ~forced)
     if units is not None:
         # Adam's moments of the value head are in its old units, so they change with it.
         optimizer.rescale(head, units.update_returns(returns, learned, head))

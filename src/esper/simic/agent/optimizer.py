@@ -39,14 +39,14 @@ class VetoAdam:
         self._adam.zero_grad(set_to_none=True)
 
     def step(self, vetoed: Tensor) -> None:
-        """One step of Adam, or none at all where vetoed [] is True."""
+        """Take one step of Adam, or none at all where vetoed [] is True."""
         # found_inf = 1 makes the fused kernel skip weights, moments and step count.
         self._adam.found_inf = vetoed.float()  # type: ignore[attr-defined]
         self._adam.step()
 
     @torch.no_grad()
     def rescale(self, module: nn.Module, factor: Tensor) -> None:
-        """Moments of a module as if its gradients so far had been `factor` times as large.  # factor [1]"""
+        """Rescale a module's moments as if its gradients had been `factor` times as large.  # factor [1]"""
         for parameter in module.parameters():
             moments = self._adam.state[parameter]
             # The first moment is linear in the gradient, the second quadratic.
@@ -54,7 +54,7 @@ class VetoAdam:
             moments["exp_avg_sq"].mul_(factor.square())
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Moments and step counts by `parameter.moment`; the tensors themselves, not copies."""
+        """Return moments and step counts by `parameter.moment`; the tensors themselves, not copies."""
         return {
             f"{name}.{moment}": self._adam.state[parameter][moment]
             for name, parameter in self._parameters.items()
@@ -72,20 +72,20 @@ SCALAR_TERMS = tuple(f.name for f in fields(LossTerms) if f.name not in (*HEAD_T
 
 
 def part_length(policy: Policy) -> int:
-    """How many numbers `pack_part` gives."""
+    """Return how many numbers `pack_part` gives."""
     terms = len(SCALAR_TERMS) + len(HEAD_TERMS) * len(policy.head_names)
     return sum(parameter.numel() for parameter in policy.parameters()) + terms + 1
 
 
 def pack_part(policy: Policy, terms: LossTerms, faulty: Tensor) -> Tensor:
-    """The gradients that the parameters have, the terms, and whether a head had no choice.  # [K]"""
+    """Pack the parameters' gradients, the terms, and whether a head had no choice into one row.  # [K]"""
     gradients = [_gradient(parameter).flatten() for parameter in policy.parameters()]
     values = [getattr(terms, name).flatten() for name in (*SCALAR_TERMS, *HEAD_TERMS)]
     return torch.cat([*gradients, *values, faulty.float().view(1)])
 
 
 def unpack_parts(policy: Policy, total: Tensor, counts: Counts) -> tuple[LossTerms, Tensor]:
-    """The inverse of `pack_part` for the sum over all parts of a minibatch: gradients go to the parameters.
+    """Invert `pack_part` for the sum over all parts of a minibatch: gradients go to the parameters.
 
     Returns the terms of the minibatch, and whether any part had a head without a choice.  # total [K]
     """

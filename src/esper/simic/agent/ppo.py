@@ -49,7 +49,7 @@ class UpdateMetrics:
 
     @property
     def entropy(self) -> float:
-        """The mean over the heads that were read, 0..1."""
+        """Return the mean over the heads that were read, 0..1."""
         read = [value for value in self.head_entropy.values() if value == value]
         return sum(read) / len(read) if read else float("nan")
 
@@ -74,7 +74,7 @@ class UpdateTally:
         torch._foreach_zero_([self._means, self._counts, self._heads])
 
     def add(self, terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor) -> None:
-        """live []: not stopped before this minibatch; vetoed []: its step was not taken."""
+        """Add a minibatch; live []: not stopped before it; vetoed []: its step was not taken."""
         finite = grad_norm.isfinite()
         values = {"grad_norm": torch.where(finite, grad_norm, 0.0)}
         means = [values[name] if name in values else getattr(terms, name) for name in self.MEANS]
@@ -86,7 +86,7 @@ class UpdateTally:
         self._counts += torch.stack((~vetoed, live & ~finite))
 
     def means(self) -> dict[str, Tensor]:
-        """Each quantity by its name: a mean over the minibatches, NaN for a head that none read, or a count.
+        """Return each quantity by name: a mean over minibatches, NaN for a head that none read, or a count.
 
         # [] float64, or [heads]
         """
@@ -99,7 +99,7 @@ class UpdateTally:
 
 
 def read_back(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
-    """The numbers of some tensors, by name, in one transfer.
+    """Read the numbers of some tensors, by name, in one transfer.
 
     The one place where the learner waits for its device: a copy into pinned memory, then its event.
     """
@@ -147,7 +147,7 @@ class PPOAgent:
         self._learned_part, self._taken = Graphed(self._learn_part, pool), Graphed(self._take, pool)
 
     def initial_state(self, num_members: int) -> Tensor:
-        """The memory of fresh episodes.  # [N, state]"""
+        """Return the memory of fresh episodes.  # [N, state]"""
         return self.policy.initial_state(num_members, self.device)
 
     @torch.no_grad()
@@ -159,7 +159,7 @@ class PPOAgent:
         resets: Tensor,
         uniforms: Tensor | None = None,
     ) -> tuple[Transition, Tensor]:
-        """One step: sample by uniforms [N, H] in [0, 1), or take the likeliest choices if there are none.
+        """Act once: sample by uniforms [N, H] in [0, 1), or take the likeliest choices without them.
 
         observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
         Returns the step, which `with_outcome` completes, and the memory after it.  # [N, state]
@@ -196,7 +196,7 @@ class PPOAgent:
         gather: Gather | None = None,
         imitate: bool = False,
     ) -> UpdateMetrics:
-        """K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
+        """Run K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
 
         imitate: the actions are a teacher's; the policy learns to take them, and V what they earned.
 
@@ -239,7 +239,7 @@ class PPOAgent:
 
     @property
     def entropy_coefficient(self) -> float:
-        """Where the entropy coefficient stands after the updates made so far."""
+        """Return the entropy coefficient after the updates made so far."""
         config = self.config
         progress = min(self.updates / config.entropy_updates, 1.0)
         return config.entropy_start + (config.entropy_end - config.entropy_start) * progress
@@ -255,14 +255,14 @@ class PPOAgent:
         return fault
 
     def merge_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
-        """Know what was taken where rows were acted for in parts; each part's first row counts as given."""
+        """Merge the faults of parts of the rows; the rows of a part begin at its entry of `first_rows`."""
         codes = 2 * len(self.policy.head_names)  # of one row
         for fault, first in zip(faults, first_rows, strict=True):
             moved = torch.where(fault > 0, fault + codes * first, 0).to(self.device)
             self._fault.copy_(torch.maximum(self._fault, moved))
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that learning changed, as plain tensors."""
+        """Return everything that learning changed, as plain tensors."""
         return {
             **add_prefix("policy", self.policy.state_dict()),
             **add_prefix("optimizer", self.optimizer.state_dict()),
@@ -272,7 +272,7 @@ class PPOAgent:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """The inverse of `state_dict`, checked: a file from elsewhere comes in here."""
+        """Load what `state_dict` returned; raise ValueError where it does not fit."""
         mend = "build the policy with the config it was trained with"
         check_like(self.state_dict(), tensors, "the agent's state", mend)
         self.policy.load_state_dict(strip_prefix("policy", tensors))
@@ -285,7 +285,7 @@ class PPOAgent:
         return self.device.type == "cpu"
 
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
-        """The rollout in the network's units, and what there is to tell of it, by name.  # each []"""
+        """Return the rollout in the network's units, and figures about it by name.  # each []"""
         steps = rollout.steps
         earned = rollout.returns, rollout.advantages, steps.value
         scaled = self._scaled(rollout.valid, *earned, steps.forced)
@@ -300,7 +300,7 @@ class PPOAgent:
         return batch, {name: getattr(scaled, name) for name in reported}
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
-        """Row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
+        """Return row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
         parts = self._parts(num_members)
         nobody = torch.full((1,), -1, device=self.device)  # the learner's own stream: no member has this id
         for epoch in range(self.config.epochs):
@@ -318,7 +318,7 @@ class PPOAgent:
     def _learn(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
     ) -> Tensor:
-        """One minibatch, which is added to the tally; whether the update has stopped.  # [] bool
+        """Learn from one minibatch; return whether the update has stopped.  # [] bool
 
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
@@ -350,7 +350,7 @@ class PPOAgent:
         read: Tensor,
         gather: Gather,
     ) -> Tensor:
-        """As `_learn`, from the gradients of parts of the minibatch, of which this process takes its share.
+        """Learn from the gradients of parts of a minibatch, of which this process computes its share.
 
         A part is computed by itself, and one sum over all parts adds them up: who computed which changes no
         bit.  # read [N, T, H] bool: where a head earns credit
@@ -370,7 +370,7 @@ class PPOAgent:
         return self._taken(gather_rows(gather, held, len(parts)), counts, stopped, broken)
 
     def _learn_part(self, part: Sequences, rows: Tensor, entropy: Tensor, counts: Counts) -> Tensor:
-        """Gradients and terms of a part of a minibatch with these counts.  # part, rows [n] → [K]"""
+        """Return gradients and terms of a part of a minibatch with these counts.  # part, rows [n] → [K]"""
         terms = self._differentiate(part, rows, entropy, counts)
         return pack_part(self.policy, terms, self._fault > 0)
 
@@ -382,7 +382,7 @@ class PPOAgent:
     def _differentiate(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, counts: Counts | None = None
     ) -> LossTerms:
-        """The terms of some rows under the present weights; their gradients lie with the parameters."""
+        """Compute the loss terms of some rows; their gradients are left in the parameters."""
         config = self.config
         per_reader = config.head_average == "readers"
         weights = LossWeights(config.clip, config.value_coefficient, entropy, per_reader, self._imitates)
@@ -395,7 +395,7 @@ class PPOAgent:
     def _evaluate(
         self, batch: Sequences, rows: Tensor | None, weights: LossWeights, counts: Counts | None
     ) -> LossTerms:
-        """The loss of some rows under the present weights."""
+        """Evaluate the loss of some rows under the present weights."""
         steps = batch.steps
         output = self.policy.sequence(
             steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
@@ -423,7 +423,7 @@ class PPOAgent:
         return self.value_normalizer.denormalize(values) if self.config.normalize_values else values
 
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
-        """Remember the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
+        """Record the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
         worst = fault.amax(1).long()  # [n, H]
         members = torch.arange(len(worst), device=self.device) if rows is None else rows
         heads = torch.arange(worst.shape[1], device=self.device)
@@ -440,10 +440,10 @@ class PPOAgent:
 
 
 def _as_sequence(step: Tensor) -> Tensor:
-    """[N, ...] → [N, 1, ...]: a step is a sequence of length 1."""
+    """Make a step a sequence of length 1.  # [N, ...] → [N, 1, ...]"""
     return step.unsqueeze(1)
 
 
 def _choose_rows(batch: Sequences, rows: Tensor | None) -> Sequences:
-    """Some rows of a batch, or all of it.  # rows [n]"""
+    """Return some rows of a batch, or all of it.  # rows [n]"""
     return batch if rows is None else map_tensors(partial(torch.index_select, dim=0, index=rows), batch)

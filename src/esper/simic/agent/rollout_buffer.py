@@ -38,7 +38,7 @@ class Transition:
         truncated: Tensor | None = None,
         bootstrap_value: Tensor | None = None,
     ) -> Transition:
-        """The same step with its outcome; by default nothing was cut short."""
+        """Return the same step with its outcome; by default nothing was truncated."""
         return replace(
             self,
             reward=reward,
@@ -82,7 +82,7 @@ class TamiyoRolloutBuffer:
         device: torch.device | str = "cpu",
         pool: GraphPool | None = None,
     ) -> None:
-        """`example` and `initial_state` fix names, shapes and types; their first axis is the members.
+        """Allocate the tensors; `example` and `initial_state` fix names, shapes and types, members first.
 
         pool: where the writing of a step is captured, so that it is replayed
         """
@@ -114,7 +114,7 @@ class TamiyoRolloutBuffer:
 
     @property
     def valid_mask(self) -> Tensor:
-        """True where a transition is stored.  # [N, T]"""
+        """Return True where a transition is stored.  # [N, T]"""
         return valid_steps(self.step_counts, self.horizon)
 
     def reset(self, initial_state: Tensor | None = None) -> None:
@@ -159,7 +159,7 @@ class TamiyoRolloutBuffer:
         return ()
 
     def _check(self, fields: dict[str, Tensor]) -> None:
-        """Shapes and types; no value is read."""
+        """Raise ValueError for wrong shapes and types; no value is read."""
         for name, stored in self._storage.items():
             given, shape = fields[name], (self.num_members, *stored.shape[2:])
             if given.shape != shape or given.dtype != stored.dtype:
@@ -179,7 +179,7 @@ class TamiyoRolloutBuffer:
     def compute_advantages_and_returns(
         self, gamma: float, lam: float, bootstrap_values: Tensor | None = None
     ) -> None:
-        """GAE over every row.
+        """Compute GAE over every row.
 
         bootstrap_values [N]: V after the last stored step, for rows that end in neither a terminal nor a
         truncation. Without it such a row is a fault, which `check` reports.
@@ -200,13 +200,13 @@ class TamiyoRolloutBuffer:
         self.advantages, self.returns = compute_gae(rows, gamma, lam)
 
     def _unfinished(self) -> Tensor:
-        """Rows whose last step ends nothing.  # [N]"""
+        """Find rows whose last step ends nothing.  # [N]"""
         last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
         ended = (self._steps.terminated | self._steps.truncated).gather(1, last).squeeze(1)
         return ~ended & (self.step_counts > 0)
 
     def get_batched_sequences(self) -> Sequences:
-        """The rollout as views: no copy, and no column that no row has reached."""
+        """Return the rollout as views: no copy, and no column that no row has reached."""
         columns = max(self._columns, 1)
         return Sequences(
             steps=map_tensors(lambda tensor: tensor[:, :columns], self._steps),
@@ -217,13 +217,13 @@ class TamiyoRolloutBuffer:
         )
 
     def tensors(self) -> dict[str, Tensor]:
-        """The rollout by name, without the columns that no row has reached: views, for `concatenate`."""
+        """Return the rollout by name, for `concatenate`: views, without columns that no row has reached."""
         steps = tensors_of(self.get_batched_sequences().steps)
         rows = {"step_counts": self.step_counts, "initial_state": self.initial_state, "fault": self._fault}
         return {f"steps.{name}": value for name, value in steps.items()} | rows
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
-        """A buffer like this one that holds the rows of several, one below the other.
+        """Build a buffer like this one with the rows of several, one below the other.
 
         parts: what `tensors` gave, for any numbers of rows, on any device.
         """
@@ -245,7 +245,7 @@ class TamiyoRolloutBuffer:
         return whole
 
     def fault(self) -> Tensor:
-        """One number on the device: 0, or 2·member + kind for the last member at fault.  # []"""
+        """Return one number on the device: 0, or 2·member + kind for the last member at fault.  # []"""
         code = 2 * self._rows + self._fault
         return torch.where(self._fault > 0, code, 0).amax()
 

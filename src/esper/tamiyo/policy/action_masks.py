@@ -48,7 +48,7 @@ class ActionMasks(RowRecord):
     slot_by_op: Tensor  # [N, 6, S]: the slots on which each op is legal
 
     def head(self, head: Head) -> Tensor:
-        """The mask of one head.  # [N, choices]"""
+        """Return the mask of one head.  # [N, choices]"""
         mask: Tensor = getattr(self, head.name.lower())
         return mask
 
@@ -75,7 +75,7 @@ EMPTY_SLOT = SlotMaskState()
 
 
 def states_from_mask_states(batch_slot_states: Sequence[Sequence[SlotMaskState | None]]) -> SlotStates:
-    """Per-slot Python objects, a list per member, as one struct of arrays."""
+    """Convert per-slot Python objects, a list per member, to one struct of arrays."""
     shape = check_widths(batch_slot_states)
     flat = [slot or EMPTY_SLOT for slots in batch_slot_states for slot in slots]
 
@@ -97,7 +97,7 @@ def states_from_mask_states(batch_slot_states: Sequence[Sequence[SlotMaskState |
 
 @cache
 def _constant_heads(device: torch.device, topology: str, num_members: int) -> dict[str, Tensor]:
-    """The masks that do not depend on the state, as views of one row.  # each [N, choices]"""
+    """Return the masks that do not depend on the state, as views of one row.  # each [N, choices]"""
     rows = {name: _all_open(device, len(choices)) for name, choices in OPEN_HEADS.items()}
     rows["blueprint"] = blueprint_table(device, topology)
     return {name: row.expand(num_members, -1) for name, row in rows.items()}
@@ -110,7 +110,7 @@ def _all_open(choices: int) -> Tensor:
 
 @device_table
 def _only(choice: Style | AlphaTarget) -> Tensor:
-    """The mask that leaves one choice.  # [choices]"""
+    """Return the mask that leaves one choice.  # [choices]"""
     return torch.tensor([other is choice for other in type(choice)])
 
 

@@ -45,7 +45,7 @@ class MaskedHeads:
     """
 
     def __init__(self, logits: Tensor, legal: Tensor, floor: float = 0.0) -> None:
-        """logits, legal [..., H, C]; legal is boolean."""
+        """Compute probabilities; logits, legal [..., H, C], legal boolean."""
         if logits.shape != legal.shape or legal.dtype != torch.bool:
             raise ValueError(
                 f"logits have shape {tuple(logits.shape)}, legal {tuple(legal.shape)} of {legal.dtype}; "
@@ -68,7 +68,7 @@ class MaskedHeads:
             self.probs, self.log_probs = mixed * self.legal, mixed.log()
 
     def sample(self, uniforms: Tensor) -> Tensor:
-        """Inverse-CDF sampling from uniforms [..., H] in [0, 1); a legal choice whatever the rounding.
+        """Sample by inverse CDF from uniforms [..., H] in [0, 1); a legal choice whatever the rounding.
 
         The first legal choice whose cumulated probability exceeds u; the last legal one if rounding leaves
         none; 0 if nothing is legal.  # [..., H] int64
@@ -80,11 +80,11 @@ class MaskedHeads:
         return (torch.where(beyond, first, last) * self.legal).argmax(-1)
 
     def mode(self) -> Tensor:
-        """The likeliest legal choice; 0 if nothing is legal.  # [..., H] int64"""
+        """Return the likeliest legal choice; 0 if nothing is legal.  # [..., H] int64"""
         return self.probs.argmax(-1)
 
     def evaluate(self, actions: Tensor, relevant: Tensor) -> ActionEvaluation:
-        """Log-prob and entropy of the heads that are read.  # actions, relevant [..., H]"""
+        """Return log-prob and entropy of the heads that are read.  # actions, relevant [..., H]"""
         index = actions.unsqueeze(-1)
         log_prob = self.log_probs.gather(-1, index).squeeze(-1)
         allowed = self.legal.gather(-1, index).squeeze(-1) > 0
@@ -95,14 +95,14 @@ class MaskedHeads:
         )
 
     def entropy(self) -> Tensor:
-        """Shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
+        """Return shannon entropy over ln(legal choices): 1 is uniform, 0 is a single choice.  # [..., H]"""
         # H / ln n; a single legal choice has H = 0, so ln 2 is as good a divisor as any.
         return -(self.probs * self.log_probs).sum(-1) / self.num_legal.clamp(min=2).log()
 
 
 @device_table
 def _search_keys(choices: int) -> Tensor:
-    """Keys whose largest legal one marks the sample.
+    """Return keys whose largest legal one marks the sample.
 
     A choice beyond u has key 2C − i, so that the first of them wins; one before u has i + 1, so that the
     last of them wins, and only when none is beyond.  # [2, C]
@@ -121,7 +121,7 @@ def check_floor(floor: float, choices: int) -> None:
 
 
 def describe_fault(fault: int, member: int, head: int, head_names: Sequence[str]) -> str:
-    """The sentence that a fault deserves."""
+    """Describe a fault in a sentence."""
     what = {
         Fault.ILLEGAL_ACTION: "was given an action that its mask forbids; pass the mask it was sampled under",
         Fault.NOTHING_LEGAL: "has no legal choice; an op is only legal if each head that it reads has one",

@@ -60,12 +60,12 @@ class Observation(RowRecord):
 
     @property
     def num_members(self) -> int:
-        """N."""
+        """Return N."""
         return self.slots.num_members
 
     @property
     def num_slots(self) -> int:
-        """S."""
+        """Return S."""
         return self.slots.num_slots
 
 
@@ -103,7 +103,7 @@ class FeatureInputs:
         return FeatureInputs(observation, slots, observation.evidence, holds_seed(slots), ticks_left)
 
     def of_seed(self, value: Tensor) -> Tensor:
-        """Unknown where there is no seed."""
+        """Return NaN, which is unknown, where there is no seed."""
         return torch.where(self.occupied, value, NAN)
 
 
@@ -133,11 +133,11 @@ class Column:
 
     @property
     def range(self) -> tuple[float, float]:
-        """Where every value lies, the sentinel included."""
+        """Return where every value lies, the sentinel included."""
         return (self.low if self.unknown is None else self.unknown, self.high)
 
     def contract(self) -> dict[str, str | int | float | None]:
-        """Everything that a trained policy relies on, as plain values."""
+        """Return everything that a trained policy relies on, as plain values."""
         return {
             "name": self.name,
             "block": self.block,
@@ -150,12 +150,12 @@ class Column:
 
 
 def _symlog(x: Tensor) -> Tensor:
-    """sign(x) · ln(1 + |x|)"""
+    """Compute sign(x) · ln(1 + |x|)."""
     return x.sign() * x.abs().log1p()
 
 
 def _one_hot(choices: Sequence[int], size: int) -> Callable[[Tensor], Tensor]:
-    """Of each number below `size`: 1 at its place among the choices, nothing if it is none of them."""
+    """Make a one-hot lookup of numbers below `size`; all 0 for one that is none of the choices."""
     return lookup([[float(number == choice) for choice in choices] for number in range(size)])
 
 
@@ -173,7 +173,7 @@ _sign_of_mode = lookup([{AlphaMode.UP: 1.0, AlphaMode.DOWN: -1.0}.get(mode, 0.0)
 
 
 def _stage_shares(seen: FeatureInputs) -> Tensor:
-    """# [N, 4]"""
+    """Return the shares of enabled slots in `SHARED_STAGES`.  # [N, 4]"""
     slots = seen.slots
     # Disabled slots count as UNKNOWN, which is none of the shared stages.
     stage = torch.where(slots.enabled, slots.stage, int(Stage.UNKNOWN))
@@ -182,35 +182,35 @@ def _stage_shares(seen: FeatureInputs) -> Tensor:
 
 
 def _alpha_velocity(seen: FeatureInputs) -> Tensor:
-    """The mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
+    """Return the mean step over what is left of the ramp, 0 at rest.  # [N, S]"""
     # (target − alpha) / ticks left
     step = (seen.slots.alpha_target - seen.slots.alpha) / seen.ticks_left.clamp(min=1)
     return step * (seen.ticks_left > 0)
 
 
 def _algorithm(seen: FeatureInputs) -> Tensor:
-    """# [N, S, 4]"""
+    """Return the style of each seed, one-hot.  # [N, S, 4]"""
     return _style_one_hot(torch.where(seen.occupied, seen.slots.style, len(Style)))
 
 
 def _last_op(seen: FeatureInputs) -> Tensor:
-    """# [N, 6]"""
+    """Return the last op, one-hot.  # [N, 6]"""
     return seen.observation.last_op.unsqueeze(1) == _ops(seen.slots.device)
 
 
 def _signed(
     name: str, block: Block, formula: str, extract: Extract, divisor: float = 1.0, width: int = 1
 ) -> Column:
-    """A column from -1 to 1: its sentinel is -2, since -1 may have been measured."""
+    """Make a column from -1 to 1; its sentinel is -2, since -1 may have been measured."""
     return Column(name, block, formula, extract, -1.0, 1.0, -2.0, divisor, width)
 
 
-def _laid_out(*columns: Column) -> tuple[Column, ...]:
-    """The columns of a block in the order of the layout: single ones first, so that one stack takes them."""
+def _in_layout_order(*columns: Column) -> tuple[Column, ...]:
+    """Order the columns of a block: single ones first, so that one stack takes them."""
     return tuple(sorted(columns, key=lambda column: column.width > 1))
 
 
-BASE_COLUMNS = _laid_out(
+BASE_COLUMNS = _in_layout_order(
     Column("progress", "base", "share of the budget that is spent", lambda s: s.observation.progress),
     Column(
         "step_cost",
@@ -243,7 +243,7 @@ BASE_COLUMNS = _laid_out(
            _last_op, unknown=None, width=len(Op)),
 )  # fmt: skip
 
-SLOT_COLUMNS = _laid_out(
+SLOT_COLUMNS = _in_layout_order(
     Column("occupied", "slot", "1 if a seed exists", lambda s: s.occupied, unknown=None),
     Column("stage", "slot", "one-hot of the stage: " + ", ".join(s.name for s in Stage),
            lambda s: _stage_one_hot(s.slots.stage), unknown=None, width=len(Stage)),
@@ -296,7 +296,7 @@ BELOW_ALL = min(c.range[0] for c in COLUMNS)
 
 
 def column_slice(name: str) -> slice:
-    """Where a column lies inside its block."""
+    """Return where a column lies inside its block."""
     for block in BLOCKS.values():
         start = 0
         for column in block:
@@ -307,18 +307,18 @@ def column_slice(name: str) -> slice:
 
 
 def schema_rows() -> list[dict[str, str | int | float | None]]:
-    """The schema as plain rows, in the order of the layout; `offset` counts inside the column's block."""
+    """Return the schema as plain rows, in layout order; `offset` counts inside the column's block."""
     return [{"offset": column_slice(c.name).start, **c.contract()} for c in COLUMNS]
 
 
 def schema_hash() -> str:
-    """A fingerprint of the layout and meaning of the features: part of every checkpoint."""
+    """Return a fingerprint of the layout and meaning of the features: part of every checkpoint."""
     text = json.dumps([c.contract() for c in COLUMNS], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def batch_obs_to_features(observation: Observation) -> tuple[Tensor, Tensor]:
-    """Features float32 [N, base + slot·S] and blueprint indices int64 [N, S], -1 where there is no seed.
+    """Compute features float32 [N, base + slot·S] and blueprints int64 [N, S], -1 where there is no seed.
 
     The base block comes first, then the blocks of the slots one after another.
     """
@@ -329,7 +329,7 @@ def batch_obs_to_features(observation: Observation) -> tuple[Tensor, Tensor]:
 
 
 def _extract(block: Block, seen: FeatureInputs) -> Tensor:
-    """All columns of a block side by side, as they come.  # [..., width]"""
+    """Extract all columns of a block side by side.  # [..., width]"""
     columns = BLOCKS[block]
     values = [column.extract(seen).float() for column in columns]
     # One stack for all columns of width 1, instead of a cat of many narrow tensors.
@@ -339,14 +339,14 @@ def _extract(block: Block, seen: FeatureInputs) -> Tensor:
 
 @device_table
 def _limits(num_slots: int) -> Tensor:
-    """Divisor, low, high and lower end of the range of every feature.  # [4, features]"""
+    """Return divisor, low, high and lower end of the range of every feature.  # [4, features]"""
     columns = BASE_COLUMNS + SLOT_COLUMNS * num_slots
     rows = [(c.divisor, c.low, c.high, c.range[0]) for c in columns for _ in range(c.width)]
     return torch.tensor(rows).T.contiguous()
 
 
 def _finish(raw: Tensor, num_slots: int) -> Tensor:
-    """Scaled, clamped, and with the sentinel for what is unknown; works in place.  # [N, features]
+    """Scale, clamp, and write the sentinel for what is unknown, in place.  # [N, features]
 
     A NaN survives the clamp, drops below every range and is lifted to the lower end of its column's own,
     which is the sentinel.

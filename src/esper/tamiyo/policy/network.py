@@ -47,11 +47,11 @@ class RecurrentCore(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Numbers of memory per row: what is put out, and the cell."""
+        """Return numbers of memory per row: what is put out, and the cell."""
         return 2 * self.width
 
     def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
-        """inputs [N, T, I], state [N, 2W], resets [N, T] bool → outputs [N, T, W], state [N, 2W]"""
+        """Run inputs [N, T, I], state [N, 2W], resets [N, T] bool → outputs [N, T, W], state [N, 2W]."""
         projected = self.from_input(inputs).transpose(0, 1)  # [T, N, 4W]
         weight = self.from_hidden.weight.to(projected.dtype)
         resets = resets.T.unsqueeze(-1)  # [T, N, 1]
@@ -164,7 +164,7 @@ class Policy(nn.Module, ABC):
     core: RecurrentCore | None  # the memory, if there is one
 
     def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
-        """The memory of a fresh episode: zeros, of width 0 where there is no memory.  # [N, state]"""
+        """Return the memory of a fresh episode: zeros, of width 0 where there is no memory.  # [N, state]"""
         return torch.zeros(num_rows, self.core.state_size if self.core is not None else 0, device=on)
 
     @abstractmethod
@@ -188,7 +188,7 @@ class Policy(nn.Module, ABC):
 
 
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
-    """A linear layer with orthogonal weights and no bias to begin with."""
+    """Make a linear layer with orthogonal weights and zero bias."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)
@@ -249,12 +249,12 @@ class TamiyoNet(Policy):
         actions: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
-        """As `Policy.sequence` says: the op first, then the slot under it, then what else the op reads."""
+        """Choose or judge the op first, then the slot under it, then what else the op reads."""
         seen = self._encode(observation, state, resets)
         legal_details = pad_masks(masks)  # [N, T, 6, 13]
 
         def choose(heads: slice, logits: Tensor, legal: Tensor) -> Tensor:
-            """The given choices of these heads, or new ones.  # [N, T, heads]"""
+            """Return the given choices of these heads, or new ones.  # [N, T, heads]"""
             if actions is not None:
                 return actions[..., heads]
             distribution = MaskedHeads(logits, legal, self.config.floor)
@@ -293,11 +293,11 @@ class TamiyoNet(Policy):
         )
 
     def reads(self, op: Tensor) -> Tensor:
-        """The heads that are chosen, and judged, under each op.  # [N, T] → [N, T, H] bool"""
+        """Return the heads that are chosen, and judged, under each op.  # [N, T] → [N, T, H] bool"""
         return relevance(op)
 
     def relevant(self, actions: Tensor) -> Tensor:
-        """As `Policy.relevant` says: the op decides.  # [N, T, H] → [N, T, H] bool"""
+        """Return the heads that each action's op reads.  # [N, T, H] → [N, T, H] bool"""
         return self.reads(actions[..., Head.OP])
 
     def _encode(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Encoding:
@@ -315,7 +315,7 @@ class TamiyoNet(Policy):
         return _Encoding(memory.float(), encoded.float(), state)
 
     def _slot_logits(self, seen: _Encoding, op_embedded: Tensor) -> Tensor:
-        """A pointer: how well each slot answers what memory and op ask for.  # [N, T, 1, S]"""
+        """Compute pointer logits over the slots, given memory and op.  # [N, T, 1, S]"""
         query = self.slot_query(torch.cat((seen.memory, op_embedded), dim=-1)).unsqueeze(-2)
         # q·k / sqrt(width), as in attention.
         logits: Tensor = query @ self.slot_key(seen.slots).transpose(-1, -2) / math.sqrt(self.config.width)
@@ -324,7 +324,7 @@ class TamiyoNet(Policy):
     def _detail_logits(
         self, seen: _Encoding, op_embedded: Tensor, slot: Tensor, reads_slot: Tensor
     ) -> Tensor:
-        """The heads between slot and op, given both.  # slot, reads_slot [N, T, 1] → [N, T, 6, 13]"""
+        """Compute the logits of the detail heads, given op and slot.  # [N, T, 1] twice → [N, T, 6, 13]"""
         index = slot.unsqueeze(-1).expand(*slot.shape, seen.slots.shape[-1])
         chosen_slot = seen.slots.gather(-2, index).squeeze(-2) * reads_slot  # [N, T, W]
         context = self.detail_encoder(torch.cat((seen.memory, op_embedded, chosen_slot), dim=-1))
@@ -337,20 +337,20 @@ class TamiyoNet(Policy):
 
 
 def pad_masks(masks: ActionMasks) -> Tensor:
-    """The masks of the detail heads, padded with False.  # [..., 6, 13]"""
+    """Return the masks of the detail heads, padded with False.  # [..., 6, 13]"""
     flat = torch.cat([masks.head(head) for head in DETAIL_HEADS], dim=-1)
     return pad(flat, (0, 1))[..., _padding_index(flat.device)]
 
 
 def stack_heads(slot: Tensor, details: Tensor, op: Tensor) -> Tensor:
-    """The three groups of heads in head order, padded with 0 to the widest.  # [..., H, C]"""
+    """Return the three groups of heads in head order, padded with 0 to the widest.  # [..., H, C]"""
     choices = max(slot.shape[-1], DETAIL_CHOICES)
     return torch.cat([pad(group, (0, choices - group.shape[-1])) for group in (slot, details, op)], dim=-2)
 
 
 @device_table
 def _padding_index() -> Tensor:
-    """Where each padded choice lies in the row of all masks; one past the end is False.  # [6, 13]"""
+    """Return where each padded choice lies in the row of all masks; one past the end is False.  # [6, 13]"""
     sizes = [len(HEAD_CHOICES[head]) for head in DETAIL_HEADS]
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     rows = [
