@@ -33,7 +33,7 @@ def draw(path: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "demo"
         config = (WATCHED / "config.yaml").read_text(encoding="utf-8")
-        with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"], kind="demo"):
+        with RunFolder.create(folder, config=config, seed=7, command=["esper", "demo"]):
             shutil.copytree(WATCHED, folder, dirs_exist_ok=True)
         with serving(folder) as served, opened_tab(scale=1.5) as tab:
             visit = Visit(tab, served.address, f"{SHOWN[path.name]}&theme=dark")

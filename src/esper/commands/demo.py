@@ -60,7 +60,7 @@ def complete(run: TrainingRun, members: int) -> None:
         page = write_report(run.folder)
     print_comparison(comparison, potential=False)
     common.print_line(verdict(comparison))
-    common.print_line(f"\nThe report with all pictures: {page}")
+    common.print_line(f"\nThe report: {page}")
 
 
 def verdict(comparison: Comparison) -> str:
