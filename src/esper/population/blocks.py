@@ -36,6 +36,7 @@ class CausalAttention(nn.Module):
     def forward(self, qkv: Tensor) -> Tensor:
         split = qkv.unflatten(-1, (QKV, self.heads, -1)).movedim(-3, 0)  # [3, ..., T, heads, D / heads]
         query, key, value = split.transpose(-3, -2)  # each [..., heads, T, D / heads]
+        # softmax(q kᵀ / sqrt(d)) v
         scores = (query * query.shape[-1] ** -0.5) @ key.mT
         weights = torch.softmax(scores + causal_mask(qkv.shape[-2], qkv), dim=-1)
         mixed: Tensor = weights @ value  # [..., heads, T, D / heads]
@@ -59,6 +60,7 @@ def standardize(weight: Tensor, kernel_axes: int) -> Tensor:
     """
     fan_in = tuple(range(-1 - kernel_axes, 0))
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    # filter = √2 · (w - mean(w)) / |w - mean(w)|
     centred = exact - exact.mean(fan_in, keepdim=True)
     scale = RELU_GAIN * torch.rsqrt(centred.square().sum(fan_in, keepdim=True) + 1e-12)
     return (centred * scale).to(weight.dtype)
@@ -209,6 +211,7 @@ def copy_units(
     units; copies: `Branch.copies`
     """
     origin = torch.arange(new) // 2 % units
+    # +1, -1, +1, ...: the two copies of a unit cancel.
     sign = 1.0 - 2.0 * (torch.arange(new) % 2)
     if new % 2:
         sign[-1] = 0.0

@@ -91,6 +91,7 @@ class Clock:
         """Return how far every member has come before each minibatch, 0..1.  # [N] → [batches, N]"""
         batch = torch.arange(batches, dtype=torch.float64, device=members.device).unsqueeze(1) / batches
         if self.spent is not None and self.share is not None:
+            # With a compute budget, the schedule follows the FLOPs spent instead of the epochs.
             done = (self.spent + self.share * batch).clamp(max=1.0)
         else:
             done = ((self.epoch + batch) / self.epochs).expand(batches, len(members))
@@ -119,6 +120,7 @@ class DataOrder:
         per_pass = self.num_samples // self.batch_size
         which = (episode, index // per_pass)
         if which != self._pass:
+            # A counter of its own for every pass of every episode, up to 2^20 passes.
             counter = (episode << 20) + which[1]
             self._order = self._drawn(torch.full((), counter, device=self.members.device))
             self._pass = which

@@ -123,6 +123,7 @@ class _SlotParts:
         if seed >= self.codes.pair:
             lead, block = self.codes.blocks_of_pair(seed)
             first, second = self._branch(lead, 0), self._branch(block, 0, self.forms.pair_start)
+            # Partly blended in, a pair adds alpha times what both blocks add, which no two blocks compute.
             pair = [Block(first), Block(second)] if alpha == 1.0 else [AddGraft(_Pair(first, second), alpha)]
             return [*found, *pair]
         return [*found, self._module(0, alpha)]

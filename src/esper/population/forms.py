@@ -175,6 +175,7 @@ class SlotForms:
         form: a block of any class but the widest
         """
         assert self.branch is not None
+        # Folding column numbers instead of weights gives the index of a gather.
         host, seed = self._columns(form), self._columns(int(blueprint), start=self.width)
         folded = fold_units(host, seed, self.branch.copies)
         wider = self.body(form + HALVES[blueprint]).modules[0].layout
@@ -216,6 +217,7 @@ def lead_classes(forms: Tensor, codes: FormCodes) -> Tensor:
     NO_FORM where there is none.  # forms [N, S, positions] → [N, S]
     """
     inside, ahead = last_forms(forms, back=1), last_forms(forms).roll(1, dims=1)
+    # A block that was folded in as the first of a pair has a lead's form, the host's own has a block's.
     number = torch.where(inside != NO_FORM, inside - codes.lead, ahead - codes.block)
     return number.masked_fill((number < 0) | (number >= codes.classes), NO_FORM)
 

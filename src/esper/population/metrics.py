@@ -119,6 +119,7 @@ def _statistics(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Te
         rows, first = gradient[first : first + group.live], first + group.live
         membership, numbers = network.membership(group.slot, group.form)
         if group.position == 0:
+            # The norm of every tensor of a seed at once: squares times the one-hot membership.
             rows = rows.square().nan_to_num(nan=_HUGE, posinf=_HUGE).clamp(max=_HUGE)
             sums.append(rows @ membership)
         else:
@@ -127,8 +128,10 @@ def _statistics(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Te
     padding = gradient.shape[0] - first
     norms = F.pad(torch.cat(sums).sqrt(), (0, 0, 0, padding))  # [L, most tensors], 0 where a seed has fewer
     tensors, parameters = F.pad(torch.cat(facts), (0, 0, 0, padding), value=1.0).unbind(1)
+    # Columns that a seed does not have are 0 and would count as vanishing: they are subtracted.
     vanishing = ((norms < VANISHING_NORM).sum(1) - (norms.shape[1] - tensors)) / tensors
     exploding = (norms > EXPLODING_NORM).sum(1) / tensors
     total = norms.square().sum(1).sqrt()
+    # Norms grow with the square root of the number of parameters, so both are brought to one size.
     ratio = total / (host_norm + 1e-12) * (network.host_parameters / parameters).sqrt()
     return torch.stack([total, vanishing, exploding, ratio])

@@ -120,6 +120,7 @@ class RowNetwork:
         """
         slot = np.arange(len(self.slots))
         forms, blueprints = self._allowed
+        # A seed that neither germinates, trains nor is heard runs nowhere, so its form does not matter.
         used = (born != NO_FORM) | view.training | (view.alpha > 0)
         strange = ~blueprints[slot, born]
         unknown = strange | (used & ~forms[slot, view.form[:, :, 0]])
@@ -227,6 +228,7 @@ class RowNetwork:
         if station.whole:
             (group,) = station.groups
             return x + forms.body(group.form)(rows, x)
+        # h is what each entry reads; a widening reads what the block that it widens was given.
         x, h = self._take_entries(x, station)
         wider = widened_span(station.groups)
         if station.position == 0 and beside is not None and wider.stop > wider.start:
@@ -246,6 +248,7 @@ class RowNetwork:
             entry = station.entry[: station.before]
             kept, h = TakeRows.apply(self._to_channels_last(x), station.source, entry)  # type: ignore[no-untyped-call]
             return self._to_channels_first(kept), self._to_channels_first(h)
+        # Rows that fork here: detached, so that no gradient reaches the host through them.
         if station.after > station.before:
             x = torch.cat([x, x.detach().index_select(0, station.base[station.before :])])
         kept, h = TakeWholeRows.apply(x, station.rows)  # type: ignore[no-untyped-call]

@@ -93,6 +93,7 @@ def clip_rows(gradient: Tensor, norms: Tensor, limit: float) -> Tensor:
 
     The norm given for a row may be that of several rows that are clipped together.
     """
+    # As torch.nn.utils.clip_grad_norm_, which adds the same 1e-6.
     return gradient * (limit / (norms + 1e-6)).clamp(max=1.0).unsqueeze(1)
 
 
@@ -107,9 +108,11 @@ def _adamw(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, confi
     beta1, beta2 = config.momentum, config.second_beta
     column = active.unsqueeze(1)
     rows.steps.add_(active)
+    # m = beta1 · m + (1 - beta1) · g;  v = beta2 · v + (1 - beta2) · g²
     first = torch.lerp(gradient, rows.first, beta1)
     second = torch.lerp(gradient.square(), rows.second, beta2)
     count = rows.steps.clamp(min=1.0).unsqueeze(1)
+    # w -= lr · (m / (1 - beta1^n) / (sqrt(v / (1 - beta2^n)) + eps) + decay · w)
     root = (second / (1.0 - beta2**count)).sqrt().add_(1e-8)
     move = first / (1.0 - beta1**count) / root + config.weight_decay * rows.weights
     rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))
@@ -120,6 +123,7 @@ def _adamw(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, confi
 def _sgd(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
     column = active.unsqueeze(1)
     rows.steps.add_(active)
+    # m = momentum · m + g;  w -= lr · (m + decay · w): decoupled decay, unlike torch.optim.SGD
     first = config.momentum * rows.first + gradient
     move = first + config.weight_decay * rows.weights
     rows.weights.copy_(torch.where(column, rows.weights - lr.unsqueeze(1) * move, rows.weights))

@@ -156,6 +156,7 @@ class Population:
         codes, last = self.network.codes, last_forms(self.forms)
         fits = self._fits.expand(self.num_members, -1, -1).clone()
         for b in GROWTH_BLUEPRINTS:
+            # A block can be widened while its class stays below the number of classes.
             room = codes.lead - HALVES.get(b, 0)
             fits[:, :, b] &= (last >= codes.block) & (last < room)
         fits[:, :, Blueprint.CLONE] &= ~self._repeats_two | (lead_classes(self.forms, codes) != NO_FORM)
@@ -166,6 +167,7 @@ class Population:
 
         Nothing is read where nothing has changed. Raises ValueError for a seed that cannot stand at its slot.
         """
+        # Several validations or extractions of the same slots read them once.
         if self._latest is not None and self._latest[0] == self._versions(states):
             return self._latest[1]
         words = self._captured_words(

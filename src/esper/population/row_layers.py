@@ -243,6 +243,7 @@ def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
             if type(folded[neighbour]) in FUSED_ACTIVATIONS:
                 setattr(norm, side, FUSED_ACTIVATIONS[type(folded[neighbour])])
                 folded[neighbour] = nn.Identity()
+    # Norms come first: an activation between a convolution and a norm belongs to the norm.
     for name, neighbour in pairwise(names):
         conv = folded[name]
         if isinstance(conv, FusedConv) and not conv.depthwise and type(folded[neighbour]) is nn.ReLU:
@@ -327,6 +328,7 @@ class RowEmbedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         rows, vocabulary, _ = self.weight.shape
+        # One lookup in the tables of all rows, laid one behind the other.
         first = vocabulary * torch.arange(rows, device=tokens.device)  # of each row, in a table of all rows
         index = tokens + first.view(-1, *[1] * (tokens.ndim - 1))
         unknown = (tokens < 0) | (tokens >= vocabulary)

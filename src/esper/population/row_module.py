@@ -237,6 +237,7 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     fused = _fused_branch(module, children) if method == "fused" else None
     if fused is not None:
         return fused
+    # The module's own forward over children that take rows.
     rows = copy.copy(module)
     if forward is nn.Sequential.forward:
         rows._modules = dict(fold_activations(children))

@@ -32,6 +32,7 @@ def _cosine(done: Tensor, config: PopulationConfig, start: float = 0.0) -> Tenso
 def _one_cycle(done: Tensor, config: PopulationConfig) -> Tensor:
     if config.warmup == 0:
         return _cosine(done, config)
+    # Half a cosine up from FIRST over the warm-up, then half a cosine down.
     rise = FIRST + (1.0 - FIRST) * 0.5 * (1.0 - torch.cos(math.pi * done / config.warmup))
     return torch.where(done < config.warmup, rise, _cosine(done, config, config.warmup))
 

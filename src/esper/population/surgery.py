@@ -53,6 +53,7 @@ class InitialHosts:
             self._blocks = torch.cat([self._blocks, kept.to(self._blocks)])
         at = to_device(np.array([self._row[number] for number in wanted]), self._hosts.device)
         found = self._hosts[at], self._blocks[at]
+        # The rows that were asked for are copies, so the bank can be emptied behind them.
         if self._hosts.nbytes + self._blocks.nbytes > HOST_BYTES:
             self._clear()
         return found
@@ -77,6 +78,7 @@ class InitialSeeds:
         kinds = self._kinds[slot]
         new = self._first[kinds, blueprint] < 0
         for kind, name in sorted(set(zip(kinds[new].tolist(), blueprint[new].tolist(), strict=True))):
+            # A hash of integers is the same in every process, so weights follow from the run's seed alone.
             seeds = [hash((self.seed, kind, name, d)) & 0x7FFFFFFF for d in range(self.draws)]
             made = torch.stack([self.network.initial_seed(kind, Blueprint(name), s) for s in seeds])
             self._first[kind, name] = len(self._rows)
@@ -161,6 +163,7 @@ class PartEditor:
         of = np.where(inside, s, s - 1)
         position = np.where(inside, last - 1, self.folded[at.member, of])
         lead, start = self.parts.weights[self._rows(position, at, of)], slot.pair_start
+        # The row of a pair: the first block from column 0, the second from pair_start.
         return torch.cat([lead[:, :start], rows[:, : rows.shape[1] - start]], dim=1)
 
     def fold(self, at: SlotIndex, blend: Ints) -> None:

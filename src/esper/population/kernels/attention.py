@@ -37,6 +37,7 @@ def _weights(q, k, scale, BT: tl.constexpr):  # type: ignore[no-untyped-def]
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     t, s = tl.arange(0, BT)[:, None], tl.arange(0, BT)[None, :]
     scores = tl.where(s <= t, scores, float("-inf"))
+    # The maximum is subtracted so that no exponential overflows.
     weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     return weights / tl.sum(weights, axis=1)[:, None]
 
@@ -72,9 +73,11 @@ def _attend_backward(  # type: ignore[no-untyped-def]
     k = tl.load(qkv + H * D + offset, mask=there, other=0.0)
     v = tl.load(qkv + 2 * H * D + offset, mask=there, other=0.0)
     weights = _weights(q, k, scale, BT)
+    # With p = softmax(q kᵀ · scale): dv = pᵀ g;  dp = g vᵀ;  ds = p (dp - sum(dp · p)) · scale.
     dv = tl.dot(tl.trans(weights).to(v.dtype), grad, input_precision="ieee")
     change = tl.dot(grad, tl.trans(v), input_precision="ieee")
     scores = (weights * (change - tl.sum(change * weights, axis=1)[:, None]) * scale).to(q.dtype)
+    # dq = ds k;  dk = dsᵀ q
     dq = tl.dot(scores, k, input_precision="ieee")
     dk = tl.dot(tl.trans(scores), q, input_precision="ieee")
     tl.store(dqkv + offset, dq.to(dqkv.dtype.element_ty), mask=there)

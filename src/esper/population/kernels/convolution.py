@@ -181,6 +181,7 @@ def _conv_weight(  # type: ignore[no-untyped-def]
         else:
             spot, in_y, in_x = _origin(m, H, W, OH, OW, SY, SX, PY, PX, C, KH, KW)
         rows_in = tl.where(m < last, in_y, 0)
+        # Bit d of each axis says whether offset d falls inside the image: see _reach.
         seen = ((rows_in[:, None] >> dy[None, :]) & (in_x[:, None] >> dx[None, :]) & 1) != 0
         patch = tl.load(x + spot[:, None] + offset[None, :], mask=seen, other=0.0)
         known = (m < last)[:, None] & (o < O)[None, :]
@@ -225,6 +226,7 @@ def _convolve(
     out = x.new_empty(rows, images, *size, outputs)
     pixels = images * size[0] * size[1]
     spread = back and max(shape.stride) > 1
+    # The gradient of a convolution with stride 1 is a convolution with the kernel turned round.
     if back and not spread:
         shape = shape.turned
     tile = {**FORWARD_TILE, "BK": min(next_power(w.shape[1] * channels, 16), FORWARD_TILE["BK"])}
@@ -259,6 +261,7 @@ def _weight_gradient(
     depth = weights[2:].numel()
     tile = {**WEIGHT_TILE, "BK": min(next_power(depth, 16), WEIGHT_TILE["BK"])}
     blocks = ceil_div(depth, tile["BK"])
+    # Enough programs to fill the GPU, each over at least 1,024 pixels; their shares are summed in float32.
     splits = max(1, min(ceil_div(1024, rows * blocks), ceil_div(pixels, 1024)))
     span = ceil_div(ceil_div(pixels, splits), tile["BM"]) * tile["BM"]
     kept = dtype if splits == 1 else torch.float32

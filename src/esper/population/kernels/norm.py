@@ -109,6 +109,7 @@ def _norm(  # type: ignore[no-untyped-def]
         for first in range(0, P, BP):
             offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
             total += _act(tl.load(x + offset, mask=inside, other=0.0).to(tl.float32), PRE)
+        # The variance takes a second pass: E[x²] - E[x]² would cancel in float32.
         mean = _over_group(total, BS, BC, G) / size
         square = tl.zeros((BS, BP, BC), dtype=tl.float32)
         for first in range(0, P, BP):
@@ -166,6 +167,8 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     if SKIP:
         tl.store(dskip + share, tl.sum(tl.sum(tl.sum(skips, axis=2), axis=1), axis=0))
     size = P * (C if G == 0 else G)
+    # With u = unit(pre(x)) and g = post'(u w + b) · grad · w, over each group:
+    # dx = rstd · (g - mean(g) - u · mean(g · u)) · pre'(x) + skip · grad
     level = _over_group(levels * weight, BS, BC, G) / size
     slope = _over_group(slopes * weight, BS, BC, G) / size
     for first in range(0, P, BP):

@@ -33,9 +33,11 @@ def _update(  # type: ignore[no-untyped-def]
         if ADAM:
             count = tl.load(steps + row)  # counted up before
             v = tl.load(second + offset, mask=inside, other=0.0)
+            # The moments as lerp computes them: m = beta1 · m + (1 - beta1) · g, and v likewise for g².
             m = g + (m - g) * beta1
             square = g * g
             v = square + (v - square) * beta2
+            # The bias corrections 1 - beta^n, with beta^n = exp2(n · log2(beta)).
             fade1 = 1.0 - tl.exp2(count * tl.log2(beta1))
             fade2 = 1.0 - tl.exp2(count * tl.log2(beta2))
             move = m / fade1 / (tl.sqrt(v / fade2) + 1e-8)

@@ -107,9 +107,11 @@ def _perceptron_backward(  # type: ignore[no-untyped-def]
         rounded = unit.to(value.dtype)
         hidden = tl.dot(rounded, one, input_precision="tf32") + level[None, :]
         share = _normal_share(hidden)
+        # gelu(a) = a Φ(a), so gelu'(a) = Φ(a) + a φ(a), with φ(a) = exp(-a² / 2) / sqrt(2π).
         slope = share + hidden * tl.exp(-0.5 * hidden * hidden) * 0.3989422804014327
         change = tl.dot(grad, two, input_precision="tf32") * slope
         down = tl.dot(change.to(value.dtype), tl.trans(one), input_precision="tf32")
+        # Through the norm: dx = rstd · (g - mean(g) - unit · mean(g · unit)).
         mean = tl.sum(down, axis=1)[:, None] / D
         along = tl.sum(down * unit, axis=1)[:, None] / D
         tl.store(dx + offset, (rstd * (down - mean - unit * along)).to(dx.dtype.element_ty), mask=there)
@@ -149,6 +151,7 @@ class RowPerceptron(torch.autograd.Function):
         x, first, bias, second = ctx.saved_tensors
         rows = x.shape[0]
         sizes, vectors = _sizes(x, first)
+        # Few rows are split among several programs, whose gradients are then summed in float32.
         splits = min(ceil_div(PROGRAMS, rows), ceil_div(vectors, sizes["BN"]))
         span = ceil_div(ceil_div(vectors, splits), sizes["BN"]) * sizes["BN"]
         kind = first.dtype if splits == 1 else torch.float32

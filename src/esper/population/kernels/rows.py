@@ -116,6 +116,7 @@ class AddToRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         work: Station = ctx.work
+        # Rows that fork here start from a constant, so only the incoming rows get a gradient.
         return grad[: work.before], gather_rows(grad, work.rows, scale=work.alpha), None
 
 
@@ -159,6 +160,7 @@ def _blend_backward(  # type: ignore[no-untyped-def]
         if FACTORS:
             met = tl.load(h + offset, mask=inside & (kind == MULTIPLY), other=0.0).to(tl.float32)
             share = _tanh(said)
+            # d(h tanh(s)) = h (1 - tanh²(s)) ds + tanh(s) dh
             back = tl.where(kind == MULTIPLY, asked * met * (1.0 - share * share), back)
             to_met = tl.where(kind == MULTIPLY, asked * share, 0.0)
             tl.store(to_h + offset, to_met.to(to_h.dtype.element_ty), mask=inside)

@@ -112,6 +112,7 @@ class TrainEpoch:
         self.batch = torch.zeros(1, dtype=torch.long, device=device)  # which minibatch of the epoch is next
         self.total_loss = torch.zeros(plan.num_rows, device=device)  # [R]
         self.host_norm = torch.zeros(plan.own, device=device)  # [n] of the latest minibatch
+        # Functions without arguments over fixed tensors: what a CUDA graph can hold.
         self.begin, self.step, self.finish = map(capture, (self._begin, self._step, self._finish))
 
     def load(self, samples: Tensor, rates: Tensor) -> None:
@@ -195,6 +196,7 @@ class TrainEpoch:
         if shadow.shape[0]:
             host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
             targets = torch.cat([targets, targets.index_select(0, shadow)])
+        # The losses of rows do not depend on each other: the gradient of their sum is that of each.
         losses = cross_entropy(network.forward(plan, host_rows, used, inputs), targets)
         if not plan.live.shape[0]:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
@@ -295,6 +297,7 @@ class GraphCache:
 
     def _fitting(self, task: Task, spec: PlanSpec, make: Callable[[Plan, Capture], Run], light: bool) -> Run:
         """Return something captured that holds the spec, with the spec loaded."""
+        # The largest need so far: later buckets are made for it, so that they converge.
         seen = self._seen.get(task, spec.need)
         self._seen[task] = seen if seen.holds(spec.need) else spec.need.merge(seen) or spec.need
         roomy = spec.need.with_margin(light)
@@ -338,6 +341,7 @@ class GraphCache:
         ints = to_device(packed.ints, self.device)
         alphas = to_device(packed.alphas, self.device, torch.float32)
         plan = packed.cut(ints, alphas)
+        # Nothing may be compiled during a capture: kernels that were never launched run eagerly once.
         needed = {(task[0], *one) for one in plan.signature}
         run = make(plan, partial(TensorGraph, pool=self._pool, warm=needed <= self._known))
         self._known |= needed

@@ -163,6 +163,7 @@ class Bucket:
         """Return a larger bucket: by as much as chance moves the counts, and more where rows are light."""
 
         def more(n: int) -> int:
+            # Counts of independent events vary by about sqrt(n): three times that covers nearly all of them.
             return n + math.ceil(3 * math.sqrt(n)) + (2 + n // 8) * light if n else 0
 
         groups = {key: (more(size), more(live)) for key, (size, live) in self.groups.items()}
@@ -184,6 +185,7 @@ class Bucket:
         counts = np.array([self.own, *self.forks], dtype=np.int64)
         num_stations = len(self.forks) * self.positions
         seeds = seed_stations(len(self.forks), self.positions)
+        # Rows are ordered by the station where they fork, so those at a station are the first so many.
         fork = np.repeat(np.array([NO_ROW, *seeds], dtype=np.int64), counts)  # the station of each row
         before, after = (
             np.searchsorted(fork, np.arange(num_stations), side=side).tolist() for side in ("left", "right")
@@ -312,8 +314,10 @@ class PlanSpec:
         folded = np.zeros(view.form.shape, dtype=bool)
         folded[:, :, :-1] = view.form[:, :, 1:] != NO_FORM  # by station: the seed, at position 0, is last
         runs = folded.reshape(len(folded), -1)[rows.member]  # [R, stations]
+        # A row runs what was folded in everywhere, and a seed where its alpha is above 0,
         runs[:, self.seeds] = rows.alpha > 0
         own = np.searchsorted(self.fork, NO_ROW, side="right")
+        # but nothing ahead of its fork, where its member's own row computes the same.
         runs[own:] &= np.arange(runs.shape[1]) >= self.fork[own:, None]
         row, station = np.divmod(np.flatnonzero(runs), runs.shape[1])  # faster than over two axes
         at = rows.member[row], station // positions, (station + 1) % positions
@@ -323,6 +327,7 @@ class PlanSpec:
             held = _seen_before(view.part[at])
         else:  # in a shadow all but its own seed is held fixed
             held = (row >= own) & (shadow[row] != station)
+        # Groups are contiguous runs of entries: one call of a form serves all of them.
         order = _argsort((station * (form.max(initial=0) + 1) + form) * 2 + held)
         self.row, self.station, self.form = row[order], station[order], form[order]
         at = at[0][order], at[1][order], at[2][order]
@@ -370,6 +375,7 @@ class _Packer:
     def __init__(self, spec: PlanSpec, bucket: Bucket, padded: bool) -> None:
         self.spec, self.bucket, self.layout = spec, bucket, bucket.layout
         layout, rows, (first, size, first_live, live) = self.layout, spec.rows, spec.spans
+        # Rows of one fork keep their order and move by as much padding as lies ahead of them.
         real = np.bincount(rows.fork + 1, minlength=len(layout.first_row))
         self.row = _shifted(layout.first_row - np.cumsum(real) + real, real)  # [R] where each row goes
         self.member = np.zeros(layout.rows, dtype=np.int64)
@@ -441,6 +447,7 @@ class _Packer:
             found[self.entry] = values
             return found
 
+        # Every part learns in exactly one entry, and the others gather its weights from there.
         live_of = np.zeros(int(spec.part.max(initial=0)) + 1, dtype=np.int64)  # the live part of each part
         live_of[spec.part[spec.live_entries]] = self.live
         rows = scatter(self.row[spec.row], np.where(layout.whole, layout.within, 0))

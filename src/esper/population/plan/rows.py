@@ -53,6 +53,7 @@ class SlotView:
         Returns the view and the blueprints that wait for weights [N, S].
         """
         positions = form.shape[2]
+        # One tensor, because every copy from a GPU waits for all that was launched before it.
         slots = torch.stack([states.stage, states.style, states.alpha_mode, states.alpha], dim=2)
         packed = torch.cat([slots.double(), flags, form, folded_blend], dim=2).cpu().numpy()
         alpha, numbers = packed[..., 3].copy(), packed.astype(np.int64)
