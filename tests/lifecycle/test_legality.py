@@ -145,38 +145,23 @@ def test_g0_wants_a_blueprint_of_the_topology(topology: str) -> None:
     assert asked.tolist() == [False, False, False, True]
 
 
-@pytest.mark.parametrize(
-    ("epochs", "exploding", "health", "passes"),
-    [
-        (10, 0.0, 0.7, True),
-        (9, 0.0, 1.0, False),
-        (10, 0.1, 1.0, False),
-        (10, 0.0, 0.69, False),
-        (10, NAN, 1.0, False),
-        (10, 0.0, NAN, False),
-        (10, NAN, NAN, False),
+G2_CASES = {  # epochs in TRAINING, two measurements, whether the gate lets through
+    ("exploding", "gradient_health"): [
+        (10, 0.0, 0.7, True), (9, 0.0, 1.0, False), (10, 0.1, 1.0, False), (10, 0.0, 0.69, False),
+        (10, NAN, 1.0, False), (10, 0.0, NAN, False), (10, NAN, NAN, False),
     ],
-)
-def test_g2_permissive(epochs: int, exploding: float, health: float, passes: bool) -> None:
-    got = outcome_of(training(epochs), Op.ADVANCE, PERMISSIVE, exploding=exploding, gradient_health=health)
-    assert got == (PASSED if passes else (False, int(Gate.G2)))
+    ("shadow_gain", "gradient_ratio"): [
+        (10, 0.5, 0.1001, True), (9, 5.0, 1.0, False), (10, 0.4, 1.0, False), (10, 5.0, 0.05, False),
+        (10, NAN, 1.0, False), (10, 5.0, NAN, False), (10, 5.0, float("inf"), False),
+    ],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("epochs", "gain", "ratio", "passes"),
-    [
-        (10, 0.5, 0.1001, True),
-        (9, 5.0, 1.0, False),
-        (10, 0.4, 1.0, False),
-        (10, 5.0, 0.05, False),
-        (10, NAN, 1.0, False),
-        (10, 5.0, NAN, False),
-        (10, 5.0, float("inf"), False),
-    ],
-)
-def test_g2_strict(epochs: int, gain: float, ratio: float, passes: bool) -> None:
-    got = outcome_of(training(epochs), Op.ADVANCE, STRICT, shadow_gain=gain, gradient_ratio=ratio)
-    assert got == (PASSED if passes else (False, int(Gate.G2)))
+@pytest.mark.parametrize(("names", "config"), zip(G2_CASES, (PERMISSIVE, STRICT), strict=True))
+def test_g2_wants_time_and_health_or_strictly_a_gain(names: tuple[str, str], config: LifecycleConfig) -> None:
+    for epochs, *values, passes in G2_CASES[names]:
+        got = outcome_of(training(epochs), Op.ADVANCE, config, **dict(zip(names, values, strict=True)))
+        assert got == (PASSED if passes else (False, int(Gate.G2))), (epochs, values)
 
 
 @pytest.mark.parametrize(

@@ -155,12 +155,6 @@ def test_what_is_not_read_may_be_anything(kernel: Kernel) -> None:
         assert (ours[padding] == 0).all()
 
 
-def test_a_row_without_valid_steps_is_all_zero() -> None:
-    rows = random_rows(1, 3, 5, 0.1)._replace(step_counts=torch.zeros(3, dtype=torch.long))
-    for result in compute_gae(rows, gamma=0.9, lam=0.9):
-        assert torch.equal(result, torch.zeros(3, 5))
-
-
 def test_the_number_of_operations_does_not_grow_with_terminals_or_members() -> None:
     counts = {
         (members, ends): count_operations(
