@@ -90,12 +90,12 @@ def test_the_final_network_is_there_from_the_start(runs: dict[str, ControllerRun
 def test_a_comparison_tells_what_was_found(
     environment: GrowthEnvironment, runs: dict[str, ControllerRun]
 ) -> None:
-    told = as_comparison(environment, [run.result() for run in runs.values()])
-    assert told.task == "spirals"
-    assert [c.name for c in told.controllers] == list(runs)
-    assert told.controllers[0].members == [0, 1, 2, 3]
-    assert told.controllers[0].parameters == [environment.host_parameters] * 4
-    assert {d.baseline for d in told.differences} == {"static"}
+    comparison = as_comparison(environment, [run.result() for run in runs.values()])
+    assert comparison.task == "spirals"
+    assert [c.name for c in comparison.controllers] == list(runs)
+    assert comparison.controllers[0].members == [0, 1, 2, 3]
+    assert comparison.controllers[0].parameters == [environment.host_parameters] * 4
+    assert {d.baseline for d in comparison.differences} == {"static"}
     scheduled = runs["scheduled"]
     ratio = scheduled.record.parameter_ratio[-1]
     expected = scheduled.test.accuracy - environment.spec.reward.rent_weight * np.log(ratio)
@@ -284,10 +284,10 @@ def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> N
     config = load_config(overrides=[*STUDIED, "population.batch_size=64", "population.batches_per_epoch=1"])
     arms = arms_of("static,tamiyo,final:tamiyo,schedule,schedule:clone@0.1", config)
     experiment = Experiment(config, arms)
-    (told, by_rule) = experiment.remarks
-    assert told.startswith("tamiyo does not grow here, because it is outside the conditions")
-    assert "population.batch_size is 64 (trained with 128)" in told
-    assert "--force" in told
+    (remark, by_rule) = experiment.remarks
+    assert remark.startswith("tamiyo does not grow here, because it is outside the conditions")
+    assert "population.batch_size is 64 (trained with 128)" in remark
+    assert "--force" in remark
     assert by_rule.startswith("schedule does not grow here")
     comparison = experiment.run()
     results = {result.name: result for result in comparison.controllers}

@@ -52,12 +52,12 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 
     def refused(*arguments: str | Path) -> str:
         code = cli.run([str(argument) for argument in arguments])
-        told = capsys.readouterr()
-        assert code == 2, told
-        assert told.err.startswith("esper: ")
-        assert told.err.count("\n") == 1
-        assert "Traceback" not in told.err
-        return told.err
+        output = capsys.readouterr()
+        assert code == 2, output
+        assert output.err.startswith("esper: ")
+        assert output.err.count("\n") == 1
+        assert "Traceback" not in output.err
+        return output.err
 
     return refused
 
@@ -169,8 +169,8 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
         sync(handle)
 
     monkeypatch.setattr(os, "fsync", full)
-    told = say("train", "--quiet", "--out", path, *sets("task=spirals"))
-    assert "the disk is full; free some space" in told
+    output = say("train", "--quiet", "--out", path, *sets("task=spirals"))
+    assert "the disk is full; free some space" in output
     monkeypatch.setattr(os, "fsync", sync)
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     assert cli.run(["resume", str(path), "--quiet"]) == 0
@@ -245,16 +245,18 @@ def test_an_error_of_the_users_own_code_is_told_with_its_place(
         raise error
 
     monkeypatch.setattr("esper.training.make_trainer", fail)
-    told = say("train")
-    assert says in told
-    assert f"{__file__}, line {fail.__code__.co_firstlineno + 1}\n" in told
+    output = say("train")
+    assert says in output
+    assert f"{__file__}, line {fail.__code__.co_firstlineno + 1}\n" in output
 
 
 def test_a_minibatch_larger_than_the_data_is_refused_before_anything_is_written(
     tmp_path: Path, say: Say
 ) -> None:
-    told = say("train", "--task", "spirals", "--set", "population.batch_size=5000", "--out", tmp_path / "run")
-    assert "population.batch_size is 5000, and spirals has 1000 samples" in told
+    output = say(
+        "train", "--task", "spirals", "--set", "population.batch_size=5000", "--out", tmp_path / "run"
+    )
+    assert "population.batch_size is 5000, and spirals has 1000 samples" in output
     assert not (tmp_path / "run").exists()
 
 
@@ -310,8 +312,8 @@ def test_damaged_settings(
         file = copy / "config.yaml" if i % 2 else tmp_path / "settings.yaml"
         file.write_text("".join(text), encoding="utf-8")
         code = cli.run(["resume", str(copy)] if i % 2 else ["train", "--config", str(file)])
-        told = capsys.readouterr().err
+        output = capsys.readouterr().err
         assert code == 2
-        assert told.count("\n") == 1
-        valid += "these settings are valid" in told
+        assert output.count("\n") == 1
+        valid += "these settings are valid" in output
     assert 0 < valid < 0.8 * times

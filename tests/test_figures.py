@@ -63,8 +63,8 @@ NAMED = {"training step": "train step", "with seeds and shadows": "train step wi
 def test_the_tables_of_the_performance_page_are_what_was_measured(
     heading: str, file: str, keys: tuple[str, ...]
 ) -> None:
-    _, *told = rows(section(PERFORMANCE, heading))
+    _, *shown = rows(section(PERFORMANCE, heading))
     measured = lines(file)
-    assert len(told) == len(measured)
-    for cells in told:
+    assert len(shown) == len(measured)
+    for cells in shown:
         assert any(all(map(agrees, cells, map(line.get, keys))) for line in measured), cells

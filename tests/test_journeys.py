@@ -58,10 +58,10 @@ def test_lines_for_machines(
     monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
     run = tmp_path / "run"
     assert cli.run(["train", "--json", "--task", "spirals", "--out", str(run), *sets(*SMALL)]) == 0
-    told = capsys.readouterr()
-    assert [json.loads(line)["round"] for line in told.out.splitlines()] == [1]
-    assert told.out == (run / "metrics.jsonl").read_text()
-    assert f"wrote {run}" in told.err
+    output = capsys.readouterr()
+    assert [json.loads(line)["round"] for line in output.out.splitlines()] == [1]
+    assert output.out == (run / "metrics.jsonl").read_text()
+    assert f"wrote {run}" in output.err
 
 
 def test_growing_with_a_trained_controller(
@@ -69,8 +69,8 @@ def test_growing_with_a_trained_controller(
 ) -> None:
     out = tmp_path / "grown"
     assert cli.run(["grow", "-C", f"{trained}:greedy", "-n", "3", "-o", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "# A network grown on spirals" in told
+    output = capsys.readouterr().out
+    assert "# A network grown on spirals" in output
     assert RunFolder.read(out).lanes.rounds() == [0]
     assert RunFolder.read(out).results() is not None
     saved = RunFolder.read(out).network()
@@ -82,7 +82,7 @@ def test_growing_with_a_trained_controller(
     logits = torch.export.load(str(out / "network.pt2")).module()(raw)
     accuracy = float((logits.argmax(-1) == test.targets).float().mean())
     assert accuracy == pytest.approx(saved.test_accuracy, abs=2 / len(test)), "of inputs as they came"
-    assert f"test accuracy without growth | {saved.ungrown_test_accuracy:.2%}" in told
+    assert f"test accuracy without growth | {saved.ungrown_test_accuracy:.2%}" in output
     tensors = load_file(out / "network.safetensors")
     described = re.search(r"\| grown \| ([\d,]+) parameters", (out / "network.md").read_text())
     assert described is not None
@@ -95,7 +95,7 @@ def test_comparing_on_equal_footing(
     out = tmp_path / "compared"
     names = f"static,random:0.5,{trained},final:{trained}"
     code = cli.run(["compare", "-C", names, "-n", "2", "--seeds", "2", "-o", str(out)])
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert code == 0
     results = RunFolder.read(out).results()
     assert results is not None
@@ -109,17 +109,17 @@ def test_comparing_on_equal_footing(
     assert {d.quantity for d in results.differences} == {"test_accuracy", "parameters", "potential", "flops"}
     assert len(set(results.controllers[0].parameters)) == 1, "static never grows"
     for word in ("static-final of trained", "± ", "GFLOPs", "report.html"):
-        assert word in told
+        assert word in output
     assert RunFolder.read(out).lanes.rounds() == [1, 2, 3, 4], "the lanes of every controller"
 
 
 def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "demo"
     assert cli.run(["demo", "--out", str(out), "-n", "3", *sets("task=spirals", "host.depth=2")]) == 0
-    told = capsys.readouterr().out
-    assert re.search(r"fixed sizes the best reached [\d.]+ ± [\d.]+ % ", told)
-    assert re.search(r"% by a plain schedule and\s[\d.]+ ± [\d.]+ % by the", told)
-    assert f"{out / 'report.html'}" in told
+    output = capsys.readouterr().out
+    assert re.search(r"fixed sizes the best reached [\d.]+ ± [\d.]+ % ", output)
+    assert re.search(r"% by a plain schedule and\s[\d.]+ ± [\d.]+ % by the", output)
+    assert f"{out / 'report.html'}" in output
     page = (out / "report.html").read_text()
     assert "trained here" in page
     assert '"curve":[{' in page, "accuracy against compute"

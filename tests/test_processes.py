@@ -93,9 +93,9 @@ def test_what_fails_in_one_process_fails_in_all_and_the_first_tells() -> None:
             if gather.rank == 1:
                 raise OSError("no disk")
 
-        with pytest.raises(UserError, match=r"process 1 on .*: no disk") as told:
+        with pytest.raises(UserError, match=r"process 1 on .*: no disk") as caught:
             all_or_none(gather, fail)
-        return type(told.value).__name__
+        return type(caught.value).__name__
 
     assert on_processes(3, work) == ["UserError", "ReportedElsewhereError", "ReportedElsewhereError"]
 
@@ -130,7 +130,7 @@ def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "notes", "rank", "code", "told"),
+    ("error", "notes", "rank", "code", "output"),
     [
         (UserError("bad"), [], 0, 2, "esper: bad"),
         (UserError("bad"), [], 1, 2, ""),
@@ -151,7 +151,7 @@ def test_a_process_that_fails_says_where_in_one_line(
     notes: list[str],
     rank: int,
     code: int,
-    told: str,
+    output: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,10 +167,10 @@ def test_a_process_that_fails_says_where_in_one_line(
     waited: list[float] = []
     monkeypatch.setattr("time.sleep", waited.append)
     assert cli.run(["train"]) == code
-    assert waited == ([] if told else [cli.REPORT_SECONDS]), "wait until another has reported"
+    assert waited == ([] if output else [cli.REPORT_SECONDS]), "wait until another has reported"
     said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == (told != "")
+    assert output in said
+    assert said.count("\n") == (output != "")
     if code == 1:
         assert said.startswith(f"esper: process {rank} of 2 on ")
 

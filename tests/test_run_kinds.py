@@ -124,8 +124,8 @@ def test_a_run_without_its_checkpoints_is_not_begun_again(
     shutil.rmtree(path / "checkpoints")
     before = files(path)
     assert cli.run(["resume", str(path)]) == 2
-    told = capsys.readouterr().err
-    assert "to go on would erase them" in told
+    output = capsys.readouterr().err
+    assert "to go on would erase them" in output
     assert files(path) == before
 
 

@@ -57,9 +57,9 @@ def test_controllers_are_judged_by_their_distance_to_the_model_without_growth() 
         for controller, grown in (("timid", 61.0), ("bold", 64.0))
         for seed in (0, 1)
     ]
-    told = table(rows)
-    assert "| m | bold | 64.0 | 60.5 | +3.50 ± 6.35 | 1.0 | 200 |" in told
-    assert told.splitlines()[-2] == "| timid | +0.50 ± 6.35 |"
+    output = table(rows)
+    assert "| m | bold | 64.0 | 60.5 | +3.50 ± 6.35 | 1.0 | 200 |" in output
+    assert output.splitlines()[-2] == "| timid | +0.50 ± 6.35 |"
 
 
 @pytest.mark.parametrize("name", MODELS)

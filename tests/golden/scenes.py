@@ -385,16 +385,16 @@ def tamiyo() -> Series:
         for name in ("tamiyo", "tamiyo:greedy"):
             controller: Any = load_controller(name)
             controller.begin(scene)
-            told: dict[str, list[Tensor]] = {"actions": [], "log_prob": [], "value": []}
+            output: dict[str, list[Tensor]] = {"actions": [], "log_prob": [], "value": []}
             for step in range(steps):
                 values = iter([value[step] for value in given.values()])
                 observation, masks = refill(Observation, values), refill(ActionMasks, values)
                 controller.decide(observation, masks, step)
-                for key, series in told.items():
+                for key, series in output.items():
                     series.append(
                         getattr(controller._decided, key)
                     )  # private: the decision with its log-probs
-            found |= {f"{name}.{key}": torch.stack(series).numpy() for key, series in told.items()}
+            found |= {f"{name}.{key}": torch.stack(series).numpy() for key, series in output.items()}
     return found
 
 

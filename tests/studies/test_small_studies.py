@@ -90,6 +90,6 @@ def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> Non
     (results,) = found.values()
     assert results[-1].parameters == results[-2].parameters
     assert [result.spent for result in results] == [[6e7]] * 4
-    told = comparison(found, "test_accuracy").splitlines()
-    assert len(told) == 2 + len(results) + 2
-    assert told[-1].startswith("| grown minus fixed, 4 blocks a stage | ")
+    output = comparison(found, "test_accuracy").splitlines()
+    assert len(output) == 2 + len(results) + 2
+    assert output[-1].startswith("| grown minus fixed, 4 blocks a stage | ")

@@ -46,10 +46,10 @@ def test_pieces_come_back_in_the_order_of_the_shards_with_every_bit(size: int) -
         pieces = [{"ids": torch.arange(k), "odd": odd[: k % 5], "on": torch.tensor([k == 2])} for k in mine]
         return [(p["ids"].tolist(), p["odd"], p["on"]) for p in gather_pieces(gather, pieces)]
 
-    for told in on_processes(size, work):
-        assert [ids for ids, _, _ in told] == [list(range(k)) for k in range(5)]
-        assert [bool(on) for _, _, on in told] == [False, False, True, False, False]
-        for k, (_, given_odd, _) in enumerate(told):
+    for output in on_processes(size, work):
+        assert [ids for ids, _, _ in output] == [list(range(k)) for k in range(5)]
+        assert [bool(on) for _, _, on in output] == [False, False, True, False, False]
+        for k, (_, given_odd, _) in enumerate(output):
             assert given_odd.view(torch.int32).tolist() == odd[: k % 5].view(torch.int32).tolist()
 
 
