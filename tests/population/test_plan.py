@@ -225,9 +225,9 @@ def check_readings(plan: Plan, crowd: list[list[SlotRecord]], folded: Chains) ->
 def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Chains) -> None:
     check_forks(plan, rows)
     check_readings(plan, crowd, folded)
-    learns = iter(plan.learns.tolist())
+    learns = iter(plan.learning_entry.tolist())
     live_members, live_slots = iter(plan.live_member.tolist()), iter(plan.live_slot.tolist())
-    met_parts = enumerate(plan.live[plan.seed].tolist())
+    met_parts = enumerate(plan.live[plan.live_index].tolist())
     assert plan.members.tolist() == rows.member.tolist()
     assert plan.own == len(crowd)
     for s in range(len(crowd[0])):
@@ -266,7 +266,7 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
             same = len(names) == 1 and work.rows.tolist() == list(range(work.after))
             assert work.whole == (place > 0 and same and work.blends == {Blend.ADD})
     assert next(learns, None) is next(met_parts, None) is None
-    assert len(plan.learns) == len(plan.live)
+    assert len(plan.learning_entry) == len(plan.live)
 
 
 @settings(max_examples=80, deadline=None)
@@ -290,8 +290,10 @@ def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
 
     row_of: the number of each row before it was laid out, NO_ROW of a spare one
     """
-    learning = {e for e, part in zip(plan.learns.tolist(), plan.live.tolist(), strict=True) if part != blank}
-    parts, found = enumerate(plan.live[plan.seed].tolist()), set()
+    learning = {
+        e for e, part in zip(plan.learning_entry.tolist(), plan.live.tolist(), strict=True) if part != blank
+    }
+    parts, found = enumerate(plan.live[plan.live_index].tolist()), set()
     for work in (work for slot in plan.stations for work in slot):
         forms = [group.form for group in work.groups for _ in range(group.size)]
         for k, form in enumerate(forms):
@@ -324,10 +326,12 @@ def test_a_padded_plan_is_the_same_plan(
             row_of[at] = number
         assert roomy.members[place].tolist() == rows.member.tolist()
         assert heard_in(roomy, row_of, blank) == heard_in(tight, list(range(tight.num_rows)), blank)
-        seated = roomy.seat >= 0
-        assert torch.equal(seated, tight.seat >= 0)
-        assert torch.equal(roomy.live[roomy.seat[seated]], tight.live[tight.seat[seated]])
-        assert torch.equal(roomy.learning[roomy.seat[seated]], tight.learning[tight.seat[seated]])
+        seated = roomy.seed_of_slot >= 0
+        assert torch.equal(seated, tight.seed_of_slot >= 0)
+        assert torch.equal(roomy.live[roomy.seed_of_slot[seated]], tight.live[tight.seed_of_slot[seated]])
+        assert torch.equal(
+            roomy.learning[roomy.seed_of_slot[seated]], tight.learning[tight.seed_of_slot[seated]]
+        )
         for wide, exact in zip(roomy.stations, tight.stations, strict=True):
             bases = [{row_of[r]: row_of[int(b)] for r, b in enumerate(work.base)} for work in wide]
             for work, base in zip(exact, bases, strict=True):

@@ -133,7 +133,7 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
         return population.network.forward(
             plan,
             population.hosts.weights,
-            population.parts.weights.index_select(0, plan.live.index_select(0, plan.seed)),
+            population.parts.weights.index_select(0, plan.live.index_select(0, plan.live_index)),
             inputs.expand(population.num_members, *inputs.shape),
         )
 

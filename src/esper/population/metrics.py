@@ -103,9 +103,11 @@ def gradient_health(vanishing: Tensor, exploding: Tensor) -> Tensor:
 def measure_seeds(network: RowNetwork, plan: Plan, gradient: Tensor, host_norm: Tensor) -> SeedGradients:
     """Return the gradient statistics of every live seed.  # gradient [L, P], host_norm [n] → each [n, S]"""
     if not any(group.live and group.position == 0 for group in plan.groups):
-        return SeedGradients(*torch.full((5, *plan.seat.shape), math.nan, device=gradient.device))
+        return SeedGradients(*torch.full((5, *plan.seed_of_slot.shape), math.nan, device=gradient.device))
     table = _statistics(network, plan, gradient, host_norm.index_select(0, plan.live_member))
-    norm, vanishing, exploding, ratio = table[:, plan.seat.clamp(min=0)].masked_fill(plan.seat < 0, math.nan)
+    norm, vanishing, exploding, ratio = table[:, plan.seed_of_slot.clamp(min=0)].masked_fill(
+        plan.seed_of_slot < 0, math.nan
+    )
     return SeedGradients(norm, gradient_health(vanishing, exploding), vanishing, exploding, ratio)
 
 

@@ -162,7 +162,7 @@ class TrainEpoch:
         That of a host is over all that was folded into it. That of a live part is its own if it is a seed,
         that of its host if it was folded in.
         """
-        plan, slots = self.plan, self.plan.seat.shape[1]
+        plan, slots = self.plan, self.plan.seed_of_slot.shape[1]
         is_seed = plan.live_slot >= 0
         folded = part.square().masked_fill(is_seed, 0.0)
         # Each part has a column of its own in a table, so that the order of the sum is always the same.
@@ -191,7 +191,7 @@ class TrainEpoch:
         plan, network = self.plan, self.state.network
         shadow = plan.members[plan.own :]
         host = self.hosts.weights.detach().requires_grad_()
-        used = network.cast(self.parts.weights).index_select(0, plan.seed).requires_grad_()  # by entry
+        used = network.cast(self.parts.weights).index_select(0, plan.live_index).requires_grad_()  # by entry
         host_rows = host
         if shadow.shape[0]:
             host_rows = torch.cat([host, self.hosts.weights.index_select(0, shadow)])
@@ -202,7 +202,7 @@ class TrainEpoch:
             return losses.detach(), torch.autograd.grad(losses.sum(), host)[0]
         host_gradient, used_gradient = torch.autograd.grad(losses.sum(), [host, used])
         # A part learns in one of the entries that run it; the others use it as a constant.
-        self.part_gradient.copy_(used_gradient.index_select(0, plan.learns))
+        self.part_gradient.copy_(used_gradient.index_select(0, plan.learning_entry))
         return losses.detach(), host_gradient
 
 
@@ -221,7 +221,7 @@ class Validation:
         plan, state, config = self.plan, self.state, self.state.config
         members = plan.ids.index_select(0, plan.members)
         rows = state.hosts.weights.index_select(0, members)
-        parts = state.parts.weights.index_select(0, plan.live.index_select(0, plan.seed))
+        parts = state.parts.weights.index_select(0, plan.live.index_select(0, plan.live_index))
         samples = min(self.data.num_samples, config.validation_samples)
         loss = torch.zeros(plan.num_rows, device=rows.device)
         score = torch.zeros_like(loss)
@@ -300,8 +300,8 @@ class GraphCache:
         # The largest need so far: later buckets are made for it, so that they converge.
         seen = self._seen.get(task, spec.need)
         self._seen[task] = seen if seen.holds(spec.need) else spec.need.merge(seen) or spec.need
-        roomy = spec.need.with_margin(light)
-        limit = _limit(roomy, light)
+        padded = spec.need.with_margin(light)
+        limit = _limit(padded, light)
         same = [graph for graph in self._graphs if graph.task == task]
         fitting = [g for g in same if g.bucket.cost <= limit and g.bucket.holds(spec.need)]
         graph: _Captured[Run]
@@ -310,25 +310,27 @@ class GraphCache:
             graph.load(spec.pack(graph.bucket))
             self._graphs.remove(graph)
         else:
-            bucket = self._new_bucket(roomy, same, self._seen[task].with_margin(light), light)
+            bucket = self._new_bucket(padded, same, self._seen[task].with_margin(light), light)
             graph = self._capture(task, bucket, spec.pack(bucket), make)
         self._graphs = [*self._graphs[1 - MAX_GRAPHS :], graph]
         return graph.run
 
-    def _new_bucket(self, roomy: Bucket, same: list[_Captured[Any]], all_seen: Bucket, light: bool) -> Bucket:
+    def _new_bucket(
+        self, padded: Bucket, same: list[_Captured[Any]], all_seen: Bucket, light: bool
+    ) -> Bucket:
         """Return a bucket for all that was ever needed, or one merged with that of the nearest graph.
 
         The graphs whose buckets it replaces are dropped. Neither is done where it would waste much.
         """
-        limit = _limit(roomy, light)
+        limit = _limit(padded, light)
         if all_seen.cost <= limit:
             near = [g for g in same if all_seen.holds(g.bucket) and all_seen.cost <= _limit(g.bucket, light)]
             self._graphs = [g for g in self._graphs if g not in near]
             return all_seen
-        merged = [(bucket, g) for g in same if (bucket := g.bucket.merge(roomy)) and bucket.cost <= limit]
+        merged = [(bucket, g) for g in same if (bucket := g.bucket.merge(padded)) and bucket.cost <= limit]
         merged = [(bucket, g) for bucket, g in merged if bucket.cost <= _limit(g.bucket, light)]
         if not merged:
-            return roomy
+            return padded
         bucket, nearest = min(merged, key=lambda pair: pair[0].cost - pair[1].bucket.cost)
         self._graphs.remove(nearest)
         return bucket

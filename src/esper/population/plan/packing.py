@@ -100,10 +100,10 @@ class Plan:
     live: Tensor  # [L] the parts that learn, as rows of all parts, in the order of the groups
     live_member: Tensor  # [L] the own row that each belongs to
     live_slot: Tensor  # [L] the slot of a seed, -1 for what was folded in
-    seed: Tensor  # [entries of all stations] the live part whose weights each entry uses
-    learns: Tensor  # [L] the entry in which each live part learns; elsewhere it is held fixed
+    live_index: Tensor  # [entries of all stations] the live part whose weights each entry uses
+    learning_entry: Tensor  # [L] the entry in which each live part learns; elsewhere it is held fixed
     learning: Tensor  # [L] 0 for padding and for seeds that fade out, which keep their weights
-    seat: Tensor  # [N, S] the live part that is the seed of that slot, or -1
+    seed_of_slot: Tensor  # [N, S] the live part that is the seed of that slot, or -1
     tables: tuple[Tensor, ...]  # the tables of the rows, see `Rows`
     stations: tuple[tuple[Station, ...], ...]  # of each slot, in the order in which rows pass them
 
@@ -420,8 +420,8 @@ class _Packer:
         station, positions, member = spec.station[at], spec.positions, spec.member[at]
         slot = np.where(station % positions == positions - 1, station // positions, NO_ROW)  # of seeds alone
         seeds = slot != NO_ROW
-        seat = np.full(spec.view.shape, NO_ROW)
-        seat[member[seeds], slot[seeds]] = self.live[seeds]
+        seed_of_slot = np.full(spec.view.shape, NO_ROW)
+        seed_of_slot[member[seeds], slot[seeds]] = self.live[seeds]
 
         def scatter(values: Ints | Bools, padding: int = 0) -> Ints:
             found = np.full(self.lives, padding)
@@ -434,8 +434,8 @@ class _Packer:
             "live_member": scatter(member),
             "live_slot": scatter(slot),
             "learning": scatter(~fading),
-            "learns": scatter(self.entry[at]),
-            "seat": seat,
+            "learning_entry": scatter(self.entry[at]),
+            "seed_of_slot": seed_of_slot,
         }
 
     def _entries(self) -> dict[str, Ints]:
@@ -456,7 +456,7 @@ class _Packer:
         entry = np.full(layout.forks.shape, NO_ROW)
         entry[layout.station[added], rows[added]] = layout.within[added]
         return {
-            "seed": scatter(live_of[spec.part], self.lives - 1),
+            "live_index": scatter(live_of[spec.part], self.lives - 1),
             "rows": rows,
             "source": scatter(self.row[spec.source], np.where(layout.whole, layout.within, 0)),
             "blend": scatter(spec.blend, int(Blend.ADD)),
