@@ -242,7 +242,7 @@ def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False
             json_lines,
         )
     if not quiet and trainer.rounds_done:
-        print_line(learning_in_words(folder.metrics()), json_lines)
+        print_line(learning_in_words(folder.metrics_file), json_lines)
     if page is not None:
         print_line(f"wrote {page}", json_lines)
     return stop.exit_code

@@ -128,7 +128,7 @@ class JsonLines:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield every whole line; a half-written last one is passed over."""
         for number, line in enumerate(self._whole_lines(), start=1):
-            record = _parse(line)
+            record = parse_line(line)
             if not isinstance(record, dict) or not isinstance(record.get("round"), int):
                 raise UserError(
                     f"{self.path} is damaged in line {number}: it is no record of a round; remove it"
@@ -138,7 +138,7 @@ class JsonLines:
     def mend(self) -> None:
         """Cut off a last line that has no end, or that a dying machine left as something else than JSON."""
         lines = self._whole_lines()
-        if lines and _parse(lines[-1]) is None:
+        if lines and parse_line(lines[-1]) is None:
             lines.pop()
         self._rewrite(lines)
 
@@ -159,7 +159,7 @@ class JsonLines:
             write_atomically(self.path, data)
 
 
-def _parse(line: bytes) -> Any:
+def parse_line(line: bytes) -> Any:
     """Return the value of a line, None for what is not JSON."""
     try:
         return json.loads(line)

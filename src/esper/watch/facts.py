@@ -126,7 +126,7 @@ def outcome(folder: RunFolder) -> dict[str, Any]:
     if results is not None:
         sentences += [*comparison_verdicts(results), *map(_sentence, results.remarks)]
     if folder.kind in TRAINING_KINDS and state(folder.path) == "finished":
-        sentences.append(learning_in_words(folder.metrics()))
+        sentences.append(learning_in_words(folder.metrics_file))
     return _outcome(sentences, grew)
 
 

@@ -16,13 +16,13 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from esper.runs.files import file_in, write_atomically
+from esper.runs.files import file_in, parse_line, write_atomically
 from esper.runs.lanes import LanesFolder
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import to_json
 from esper.utils.errors import UserError
 from esper.watch.facts import facts, final_figures, last_round, state
-from esper.watch.reading import Position, read_on, round_events
+from esper.watch.reading import round_events
 
 PAGE = Path(__file__).parent / "page"
 MOST_BYTES = 2_500_000  # of the answers; the page itself has about 300,000
@@ -69,7 +69,7 @@ def _answers(run: Path) -> dict[str, Any]:
     for question, answer in _questions(run):
         data = answer if isinstance(answer, bytes) else to_json(answer).encode()
         packed = data is answer or len(data) > _PLAIN
-        text = b64encode(gzip.compress(data, 6, mtime=0)) if packed else data
+        text = b64encode(gzip.compress(data, 4, mtime=0)) if packed else data
         room -= len(text)
         if room < 0:
             break
@@ -102,15 +102,15 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
 
 def _rounds(run: Path) -> dict[str, Any]:
     """Return the lines of metrics.jsonl, thinned out if they are many, and how many could not be read."""
-    position, lines, damaged = Position(), list[str](), 0
-    while piece := read_on(file_in(run, "metrics.jsonl"), position):
-        position, damaged = piece.position, damaged + piece.damaged
-        lines += piece.lines
+    path = file_in(run, "metrics.jsonl")
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     stride = -(-len(lines) // _MOST_ROUNDS) or 1
-    records = [json.loads(line) for line in lines[::-1][::stride]]
-    for record in records[_BY_STEP:]:
+    # Thinned before they are parsed, from the newest backwards, so that the last round is always there.
+    records = [parse_line(line) for line in lines[::-1][::stride]]
+    found = [record for record in records if isinstance(record, dict)]
+    for record in found[_BY_STEP:]:
         record.pop("op_shares_by_step", None)
-    return {"lines": records[::-1], "damaged": damaged}
+    return {"lines": found[::-1], "damaged": len(records) - len(found)}
 
 
 def _json_in_html(value: Any) -> str:
