@@ -28,10 +28,8 @@ INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
 
 CONTROLLER_HELP = (
-    "static (never grows), habit (large seeds early), heuristic, random or random:0.1 (its planting rate), "
-    "schedule or schedule:clone@0.1 (by the share of the budget that is spent), tamiyo (the trained one that "
-    "ships with esper), a run folder or a checkpoint; ':greedy' after a trained one takes its likeliest "
-    "choices; 'esper controllers' lists all"
+    "static, habit, heuristic, random, schedule, tamiyo (the trained one that ships with esper), a run "
+    "folder or a checkpoint; 'esper controllers' describes them"
 )
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]

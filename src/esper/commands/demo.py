@@ -79,7 +79,7 @@ def verdict(comparison: Comparison) -> str:
     return (
         f"Test accuracy at equal compute, mean over {members} networks with its 95 % interval. Of three "
         f"fixed sizes the best reached {percent(ranked[-1])} ({ranked[-1]}) and the worst "
-        f"{percent(ranked[0])} ({ranked[0]}); nobody knows beforehand which is which. One network that grows "
-        f"reached {percent(SCHEDULE)} by a plain schedule and "
+        f"{percent(ranked[0])} ({ranked[0]}); which is best is not known before training. One network "
+        f"that grows reached {percent(SCHEDULE)} by a plain schedule and "
         f"{percent(LEARNED)} by the controller that was trained just now."
     )

@@ -20,7 +20,7 @@ BASELINE = "static"
 
 def grow(
     controller: Annotated[
-        str, typer.Option("--controller", "-C", help=f"who decides what grows: {common.CONTROLLER_HELP}")
+        str, typer.Option("--controller", "-C", help=f"decides what grows: {common.CONTROLLER_HELP}")
     ] = "schedule",
     members: Annotated[
         int | None,
