@@ -191,21 +191,14 @@ def test_an_attention_gets_more_heads_of_the_same_size(written: str) -> None:
     price = live.growth_parameters(0, Blueprint.WIDEN_HALF)
     live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
     live.slots[0].alpha = 1.0
-    torch.testing.assert_close(said(model, batch), before)  # new heads begin unheard
+    torch.testing.assert_close(said(model, batch), before)  # new heads begin with weights 0
+    with pytest.raises(RuntimeError):
+        model.attention(torch.zeros(2, 3, 5).double())
+    assert (model.attention.heads, model.attention.inner) == (2, 8), "after a forward that fails"
     assert live.fold(0).description == "attention 2 → 3 heads"
     assert (model.attention.heads, model.attention.inner, model.attention.out.in_features) == (3, 12, 12)
     assert sum(p.numel() for p in model.parameters()) == sizes + price
     live.unfold()
-    assert (model.attention.heads, model.attention.inner) == (2, 8)
-
-
-def test_a_forward_that_fails_leaves_the_number_of_heads_as_it_was() -> None:
-    model, batch = doubled(models.Attending, TEXT)
-    live = attach(model, batch, ["attention"])
-    live.plant(0, Blueprint.WIDEN_FULL, CPU, 0)
-    live.slots[0].alpha = 1.0
-    with pytest.raises(RuntimeError):
-        model.attention(torch.zeros(2, 3, 5).double())
     assert (model.attention.heads, model.attention.inner) == (2, 8)
 
 

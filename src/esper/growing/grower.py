@@ -28,9 +28,10 @@ from esper.growing.api import Growth, check_arguments, check_model
 from esper.growing.criterion import UserStep
 from esper.growing.data import seeded_generators
 from esper.growing.live_optimizer import check_optimizer, hide_seeds
+from esper.growing.result import describe_decision
 from esper.growing.settings import check_settings
 from esper.growing.slots import SlotNames
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.simic.ending import FinalSelection
 from esper.tamiyo.controller import Controller, EpisodeInfo
@@ -84,9 +85,8 @@ class Grower:
         self.slot_names = growth.slot_names
         self._controller, self._generators = growth.controller, growth.generators
         self.remarks = growth.remarks  # on what was asked for and cannot be had, one sentence each
-        members, batches = self._environment.members, self._bodies.batches
-        slot_count, tensors_on = self._environment.num_slots, self._environment.device
-        self._info = EpisodeInfo(members, slot_count, chosen.seed, tensors_on, batches=batches)
+        env, batches = self._environment, self._bodies.batches
+        self._info = EpisodeInfo(env.members, env.num_slots, chosen.seed, env.device, batches=batches)
         self._controller.begin(self._info)
         self._ending = FinalSelection(self._environment)
         self._handles = hide_seeds(optimizer, lambda: {id(p) for p in self.seed_parameters})
@@ -205,15 +205,13 @@ class Grower:
         actions = self._controller.decide(observation, masks, environment.clock)
         environment.apply_actions(actions)
         self._bodies.sync_slots(environment.applied.slots)
-        return self._describe(actions if isinstance(actions, Actions) else actions[0])
-
-    def _describe(self, actions: Actions) -> str:
-        slot = self.slot_names[int(actions[Head.SLOT][0])]
-        op, blueprint = Op(int(actions[Head.OP][0])), Blueprint(int(actions[Head.BLUEPRINT][0]))
-        if not bool(self._environment.applied.outcome.succeeded):
-            return f"asked for {op.name} after {slot} and was refused"
-        words = {Op.WAIT: "waited", Op.GERMINATE: f"planted {blueprint.name} after {slot}"}
-        return words.get(op, f"{op.name.lower()} after {slot}")
+        first, outcome = actions if isinstance(actions, Actions) else actions[0], environment.applied.outcome
+        states = outcome.states
+        return describe_decision(
+            self.slot_names,
+            *(rows[0] for rows in (first.choices, states.stage, states.blueprint)),
+            *(rows[0] for rows in (outcome.germinated, outcome.succeeded, outcome.refused_by)),
+        )
 
 
 def _check_metrics(metrics: Mapping[str, float]) -> dict[str, float]:

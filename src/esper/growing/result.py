@@ -80,7 +80,11 @@ class Grown:
         return tuple(
             Epoch(
                 epoch=t + 1,
-                decision=self._decision(t),
+                decision=describe_decision(
+                    self.slot_names,
+                    *(column[t, 0] for column in (record.choices, record.stage, record.blueprint)),
+                    *(column[t, 0] for column in (record.germinated, record.succeeded, record.refused_by)),
+                ),
                 train_loss=float(record.training_loss[t, 0]),
                 val_loss=float(record.loss[t + 1, 0]),
                 score=float(record.accuracy[t + 1, 0]),
@@ -212,33 +216,6 @@ class Grown:
         columns = (record.accuracy, record.parameters, record.spent)
         return Curve(name, *(column[:, 0].tolist() for column in columns))
 
-    def _decision(self, t: int) -> str:
-        record, planted = self.record, self._planted(t)
-        if planted:
-            return f"planted {', '.join(planted)}"
-        asked = record.choices[t, 0]
-        op, slot = Op(int(asked[Head.OP])), self.slot_names[int(asked[Head.SLOT])]
-        after = Stage(int(record.stage[t, 0, asked[Head.SLOT]])).name
-        if not record.succeeded[t, 0]:
-            gate = Gate(int(record.refused_by[t, 0]))
-            by = "" if gate is Gate.NONE else f" by gate {gate.name}"
-            return f"asked for {op.name} on the seed after {slot}, in {after}, and was refused{by}"
-        words = {
-            Op.WAIT: "waited",
-            Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
-            Op.PRUNE: f"took out the seed after {slot}",
-            Op.FOSSILIZE: f"fossilised the seed after {slot}",
-            Op.ADVANCE: f"moved the seed after {slot} on to {after}",
-        }
-        return words[op]
-
-    def _planted(self, t: int) -> list[str]:
-        """Name the seeds that began in a step; a schedule may plant several at once."""
-        return [
-            f"{Blueprint(int(self.record.blueprint[t, 0, k])).name} after {self.slot_names[k]}"
-            for k in np.flatnonzero(self.record.germinated[t, 0])
-        ]
-
     def plot(self) -> Figure:
         """Draw validation score and parameters over the epochs; with a baseline both, over the compute."""
         require("matplotlib", "plot", "Grown.plot")
@@ -251,13 +228,43 @@ class Grown:
             x = curve.flops if len(curves) > 1 else range(len(curve.score))
             above.plot(x, curve.score, line, label=curve.name)
             below.step(x, curve.parameters, line, where="post")
-            for t in (t for t in range(self.record.num_steps) if curve is curves[0] and self._planted(t)):
+            planted = np.flatnonzero(self.record.germinated[:, 0].any(1)).tolist()
+            for t in planted if curve is curves[0] else []:
                 above.axvline(x[t + 1], color="grey", linewidth=0.8)
         above.set_ylabel(f"validation {self.score_name}")
         below.set_ylabel("parameters")
         below.set_xlabel("training FLOPs" if len(curves) > 1 else "epoch")
         above.legend()
         return figure
+
+
+def describe_decision(
+    slot_names: Sequence[str],
+    choices: Any,  # [heads]
+    stage: Any,  # [S] after the action
+    blueprint: Any,  # [S]
+    germinated: Any,  # [S] bool
+    succeeded: Any,  # [] bool
+    refused_by: Any,  # [] Gate
+) -> str:
+    """Say in words what was decided, and whether it was done; arrays or tensors of one member."""
+    names = enumerate(slot_names)
+    planted = [f"{Blueprint(int(blueprint[k])).name} after {name}" for k, name in names if germinated[k]]
+    if planted:  # a schedule may plant several at once
+        return f"planted {', '.join(planted)}"
+    op, k = Op(int(choices[Head.OP])), int(choices[Head.SLOT])
+    slot, after, gate = slot_names[k], Stage(int(stage[k])).name, Gate(int(refused_by))
+    if not succeeded:
+        by = "" if gate is Gate.NONE else f" by gate {gate.name}"
+        return f"asked for {op.name} on the seed after {slot}, in {after}, and was refused{by}"
+    words = {
+        Op.WAIT: "waited",
+        Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
+        Op.PRUNE: f"took out the seed after {slot}",
+        Op.FOSSILIZE: f"fossilised the seed after {slot}",
+        Op.ADVANCE: f"moved the seed after {slot} on to {after}",
+    }
+    return words[op]
 
 
 # ---- saving --------------------------------------------------------------------------------------------
