@@ -140,8 +140,21 @@ class Trainer:
         }
         self.rounds_done += 1
         self.seconds += time.perf_counter() - begun
-        control = records.get(CONTROL)
-        return {name: self._round(name, records[name], update, control) for name, update in updates.items()}
+        rounds = {}
+        for name, update in updates.items():
+            record = records[name]
+            summary = summarize_round(
+                self.learners[name],
+                record,
+                update,
+                records.get(CONTROL),
+                round=self.rounds_done,
+                rounds=self.rounds,
+                member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,
+                seconds=self.seconds,
+            )
+            rounds[name] = Round(summary, record, update)
+        return rounds
 
     def _play_shards(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
         """Play one episode of every shard, those of other processes too; return the record of each block.
@@ -238,18 +251,3 @@ class Trainer:
             learner.agent.load_state_dict(strip_prefix(name, state))
         self.rounds_done = int(state[_ROUNDS_DONE])
         self.seconds = float(state[_SECONDS])
-
-    def _round(
-        self, name: str, record: EpisodeRecord, update: UpdateMetrics, control: EpisodeRecord | None
-    ) -> Round:
-        summary = summarize_round(
-            self.learners[name],
-            record,
-            update,
-            control,
-            round=self.rounds_done,
-            rounds=self.rounds,
-            member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,
-            seconds=self.seconds,
-        )
-        return Round(summary, record, update)

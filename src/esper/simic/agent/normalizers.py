@@ -77,7 +77,7 @@ class ValueNormalizer(nn.Module):
 
 @dataclass(frozen=True)
 class ScaledRollout:
-    """A rollout in the network's units, and what there is to tell of it."""
+    """A rollout in the network's units, and figures about it."""
 
     learned: Tensor  # [N, T] bool: the steps that are learned from
     returns: Tensor  # [N, T]
