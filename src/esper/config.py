@@ -154,7 +154,7 @@ RETIRED: dict[str, dict[str, object]] = {
         "normalise_observations": False,
     },
     "learner": {"credit": "read", "memory": True, "shadow_gain": True},
-    "population": {"measure_pairs": False},
+    "population": {"compile": False, "measure_pairs": False},
     "telemetry": {"film_members": _ANY},
 }
 
