@@ -46,7 +46,6 @@ class Arm:
     host: Mapping[str, int]
     schedule: tuple[tuple[object, ...], ...] = ()
     folds: int = 0
-    settings: Mapping[str, object] = field(default_factory=dict)  # of the population, beside those of all
 
     def controller(self) -> Controller:
         """Whoever decides in this arm."""
@@ -75,7 +74,7 @@ class Setting:
                 device=self.device,
                 episode=EpisodeConfig(clock="compute", flops=self.flops),
                 governor=GovernorConfig(enabled=False),
-                population=self.population.model_copy(update={"folds": arm.folds, **arm.settings}),
+                population=self.population.model_copy(update={"folds": arm.folds}),
                 rate_scale=tuple(rates),
             )
         )

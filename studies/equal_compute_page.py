@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from studies import beginnings, gpt, resnet, widening
-from studies.equal_compute import comparison, read, table
+from studies import gpt, resnet, widening
+from studies.equal_compute import comparison, read
 from studies.pages import with_tables
 
 ROOT = Path(__file__).parents[1]
@@ -36,17 +36,9 @@ def resnet_table() -> str:
     return comparison(resnet.results_in(resnet.RESULTS, resnet.FULL), "test_accuracy")
 
 
-def beginnings_table() -> str:
-    """Every way to begin, against the defaults: of each blueprint that was tried."""
-    paths = {name: beginnings.path_of(beginnings.RESULTS, name) for name in beginnings.IDLE}
-    found = {name: table(read(path), "test_accuracy") for name, path in paths.items() if path.is_file()}
-    return "\n\n".join(f"{name.upper()}:\n\n{told}" for name, told in found.items())
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "gpt": gpt_table,
     "widening": widening_table,
-    "beginnings": beginnings_table,
     "resnet": resnet_table,
 }
 

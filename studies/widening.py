@@ -36,11 +36,11 @@ def setting(flops: float, device: str) -> Setting:
     return Setting(load_task("mnist1d"), "resnet", flops, config, device)
 
 
-def read_options(description: str | None, flops: float) -> argparse.Namespace:
-    """What the command line says, of a study of this task with so many FLOPs by default."""
-    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawTextHelpFormatter)
+def read_options() -> argparse.Namespace:
+    """What the command line says."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     options.add_argument("--read", action="store_true", help="show the results that are there")
-    options.add_argument("--flops", type=float, default=flops, help="training FLOPs of every member")
+    options.add_argument("--flops", type=float, default=FLOPS, help="training FLOPs of every member")
     options.add_argument("--members", type=command_line.positive, default=16)
     options.add_argument("--device", type=command_line.existing_device, default="cpu")
     options.add_argument("--out", type=Path, default=RESULTS)
@@ -49,7 +49,7 @@ def read_options(description: str | None, flops: float) -> argparse.Namespace:
 
 def main(gather: Gather) -> None:
     """Run the study, or show the committed one again."""
-    given = read_options(__doc__, FLOPS)
+    given = read_options()
     path = given.out / "widening.jsonl"
     if given.read:
         results = read(path)

@@ -137,7 +137,7 @@ def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
     saved = RunConfig().model_dump(mode="json")
     saved["ppo"]["kl_stop"] = 1.5
     saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
-    saved["population"]["measure_pairs"] = False
+    saved["population"] |= {"measure_pairs": False, "rewarm": 0, "copy_noise": 0.0, "widen_copies": 0.0}
     saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}
     assert saved_config(saved) == RunConfig()
     with pytest.raises(UserError, match=r"ppo\.kl_stop is not a setting"):  # but nobody may set them now

@@ -154,7 +154,14 @@ RETIRED: dict[str, dict[str, object]] = {
         "normalise_observations": False,
     },
     "learner": {"credit": "read", "memory": True, "shadow_gain": True},
-    "population": {"compile": False, "measure_pairs": False},
+    "population": {
+        "compile": False,
+        "measure_pairs": False,
+        "new_part_warmup": 0,
+        "rewarm": 0,
+        "copy_noise": 0.0,
+        "widen_copies": 0.0,
+    },
     "telemetry": {"film_members": _ANY},
 }
 

@@ -63,10 +63,6 @@ class Life:
             "weight_decay": 0.1,
             "clip_norm": float(rng.choice([0.05, 1e9])),
             "seed_lr": 3e-3,
-            "copy_noise": float(rng.choice([0.0, 0.01])),
-            "widen_copies": float(rng.choice([0.0, 0.5])),
-            "rewarm": int(rng.choice([0, 3])),
-            "new_part_warmup": int(rng.choice([0, 5])),
         }
         config = PopulationConfig(**{**SMALL, **drawn, **settings})
         self.population = Population(make_host, config, torch.arange(members), seed)

@@ -17,7 +17,6 @@ from esper.lifecycle.stages import Stage
 from esper.population import surgery
 from esper.population.data import Clock
 from esper.population.extract import Grafted, extract
-from esper.population.forms import NO_FORM
 from esper.population.hosts import HOST_PRESETS
 from esper.population.population import Population
 from esper.population.row_module import flatten
@@ -112,52 +111,6 @@ def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: 
             differs = (origin - clone).abs() > 1e-6
             assert (not differs.any()) if expected else differs.float().mean() > 0.5
         population.train_epoch(states, data, Clock(0, 5, 10))
-
-
-@settings(max_examples=8, deadline=None)
-@given(**LIVES)
-def test_units_that_are_copies_say_nothing_at_any_strength_and_after_their_fold(
-    preset: str, seed: int
-) -> None:
-    """A unit's copies come in pairs whose outgoing weights cancel, in blocks of any width."""
-    with doubles():
-        life = Life(preset, seed, mirrored=False, copy_noise=0.0, widen_copies=0.7).grow(rounds=1)
-        population = life.population
-        population.prune(population.forms[:, :, 0] != NO_FORM)
-        fits = population.growable()[:, :, [Blueprint.WIDEN_HALF, Blueprint.WIDEN_FULL]]
-        name = Blueprint.WIDEN_HALF + fits[:, :, 1].long()
-        bare = SlotStates.empty(*name.shape)
-        before = outputs_of(population, bare, life.inputs)
-        population.germinate(fits.any(2), name)
-        states = bare.replace(
-            stage=torch.where(fits.any(2), int(Stage.BLENDING), bare.stage),
-            blueprint=torch.where(fits.any(2), name, -1),
-        )
-        for alpha in (0.5, 1.0):
-            heard = states.replace(alpha=torch.where(fits.any(2), alpha, bare.alpha))
-            close(outputs_of(population, heard, life.inputs), before)
-        population.fold(fits.any(2), states.style)
-        close(outputs_of(population, bare, life.inputs), before)
-
-
-def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
-    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
-
-
-@pytest.mark.parametrize("world", RESIDUAL)
-def test_noise_on_a_copy_is_a_share_of_each_weight_and_belongs_to_the_member(world: str) -> None:
-    states = SlotStates.from_records([[None, record(Stage.HOLDING, Blueprint.CLONE)]] * 3)
-    exact, noisy = (make_population(world, 3, copy_noise=share) for share in (0.0, 0.01))
-    alone = make_population(world, [2], copy_noise=0.01)
-    for population in (exact, noisy, alone):
-        plant(population, states[2] if population is alone else states, awake=False)
-    origin, copied = exact.seeds.weights[1::2], noisy.seeds.weights[1::2]
-    used = origin != 0
-    share = (copied[used] / origin[used] - 1.0) / 0.01
-    assert 0.8 < float(share.std()) < 1.2
-    assert (copied[~used] == 0).all()
-    assert not torch.equal(share[: used[0].sum()], share[used[0].sum() : used[:2].sum()])
-    assert torch.equal(alone.seeds.weights[1], copied[2])
 
 
 # ---- the grown network -----------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -230,8 +229,6 @@ class OneAfterAnother:
             {name: self._optimizer(part) for name, part in self._parts(m).items()} for m in self.members
         ]
         self.steps = [dict.fromkeys(parts, 0) for parts in self.optimizers]
-        self.heard: list[set[int]] = [set() for _ in self.members]  # slots, in the latest epoch
-        self.since = [math.inf] * len(self.members)  # minibatches since a seed was first heard
 
     @staticmethod
     def _parts(member: ReferenceMember) -> dict[str, nn.Module]:
@@ -258,7 +255,6 @@ class OneAfterAnother:
         seed = self.members[i].germinate(s, blueprint, STYLE_BLEND[Style(style)])
         load_part(self.population, seed, s, part_row(self.population, i, s, 0))
         self.optimizers[i][str(s)], self.steps[i][str(s)] = self._optimizer(seed), 0
-        self.heard[i].discard(s)
 
     def prune(self, i: int, s: int) -> None:
         """A seed ends."""
@@ -267,7 +263,6 @@ class OneAfterAnother:
 
     def fold(self, i: int, s: int) -> None:
         """A seed becomes part of its host, with what its optimizer knows."""
-        self.since[i] = self.since[i] if s in self.heard[i] else 0
         member, moved = self.members[i], self.optimizers[i].pop(str(s))
         seed, count, steps = member.seed_at(s), self.steps[i].pop(str(s)), self.steps[i]
         length = len(member.chains[s])
@@ -313,16 +308,10 @@ class OneAfterAnother:
         sizes = data.num_samples, self.config.batch_size
         order = DataOrder(population.seed, population.members, *sizes)
         losses = torch.zeros(len(self.members))
-        for i, member in enumerate(self.members):
-            heard = {s for s, alpha in enumerate(member.alphas) if alpha > 0}
-            self.since[i] = 0 if heard - self.heard[i] else self.since[i]
-            self.heard[i] = heard
         for b in range(count):
             inputs, targets = data.take(order.batch(clock.episode, clock.epoch * count + b))
             for i in range(len(self.members)):
                 rate = self.rate(self._done(clock, i, b / count))
-                rate *= min((self.since[i] + 1) / max(self.config.rewarm, 1), 1.0)
-                self.since[i] += 1
                 losses[i] += self.step(i, inputs[i], targets[i], rate) / count
         return losses
 
@@ -346,17 +335,11 @@ class OneAfterAnother:
         self._clip([member.trunk, *folded.values()])
         for s in learning:
             self._clip([parts[str(s)]])
-        age = self.steps[i]["host"]
         for name in ("host", *folded, *map(str, learning)):
             if not name.isdigit() or self.states.alpha_mode[i, int(name)] != AlphaMode.DOWN:
                 peak = self.config.seed_lr if name.isdigit() else self.config.host_lr
-                self._move(i, name, parts[name], rate * peak * self._warm(self.steps[i][name], age))
+                self._move(i, name, parts[name], rate * peak)
         return float(own.detach())
-
-    def _warm(self, steps: int, age: int) -> float:
-        """Weights that are newer than their host warm up by their own count of steps."""
-        warmup = self.config.new_part_warmup
-        return min((steps + 1) / warmup, 1.0) if warmup and steps < age else 1.0
 
     def _learning(self, i: int) -> dict[int, str]:
         """The slots whose seeds learn, and how."""

@@ -201,34 +201,6 @@ def fold_units(host: Mapping[str, Tensor], seed: Mapping[str, Tensor], copies: i
     return widened | {"second.weight": torch.cat([host["second.weight"], seed["second.weight"]], dim=1)}
 
 
-def copy_units(
-    host: Mapping[str, Tensor], units: int, new: int, copies: int, share: float
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the parameters of new units that are copies of old ones, and what to multiply each with.
-
-    Every unit is copied twice, its outgoing weights times `share` and times minus that, so that the outputs
-    of the new units cancel. One that is left over gets 0. host: parameters by name, of a branch with so many
-    units; copies: `Branch.copies`
-    """
-    origin = torch.arange(new) // 2 % units
-    # +1, -1, +1, ...: the two copies of a unit cancel.
-    sign = 1.0 - 2.0 * (torch.arange(new) % 2)
-    if new % 2:
-        sign[-1] = 0.0
-    incoming = {
-        name: value.unflatten(0, (copies, units, -1))[:, origin].flatten(0, 2)
-        for name, value in host.items()
-        if name.startswith("first.")
-    }
-    outgoing = host["second.weight"].unflatten(1, (units, -1))[:, origin]  # [outputs, new, per unit, ...]
-    factor = (share * sign).view(1, -1, *[1] * (outgoing.ndim - 2)).expand_as(outgoing)
-    factors = {name: torch.ones(value.shape) for name, value in incoming.items()}
-    return (
-        incoming | {"second.weight": outgoing.flatten(1, 2)},
-        factors | {"second.weight": factor.flatten(1, 2)},
-    )
-
-
 def _resized(layer: Layer, inputs: int | None = None, outputs: int | None = None) -> Layer:
     """Return a new layer like this one with another number of inputs or outputs."""
     d_out, d_in = layer.weight.shape[:2]

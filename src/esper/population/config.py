@@ -59,25 +59,6 @@ class PopulationConfig(Config):
         description="how many seeds of a slot can become part of the host; 0: a fossil keeps its slot",
     )
     widest: int = Field(2, ge=1, description="a block is widened to at most this many times its units")
-    new_part_warmup: int = Field(
-        0,
-        ge=0,
-        description="minibatches over which the learning rate of new weights rises to that of the rest",
-    )
-    rewarm: int = Field(
-        0,
-        ge=0,
-        description="minibatches over which the rates of a whole member rise again once it hears a new seed",
-    )
-    copy_noise: float = Field(
-        0.0, ge=0, description="standard deviation of copied weights around the original, as a share of it"
-    )
-    widen_copies: float = Field(
-        0.0,
-        ge=0,
-        description="WIDEN: above 0, new units are copies of old ones in pairs, their outgoing weights plus "
-        "and minus this share of the original's; 0: fresh units whose outgoing weights are 0",
-    )
     initial_weights: int = Field(1024, ge=1, description="how many different initial hosts a run draws from")
     seed_weights: int = Field(
         64, ge=1, description="how many different initial seeds of each blueprint a run draws from"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, NUM_BLUEPRINTS, Blueprint
-from esper.population.blocks import Branch, copy_units, fold_units
+from esper.population.blocks import Branch, fold_units
 from esper.population.blueprints import BlendGate, build_blueprint
 from esper.population.hosts import Host, block_of
 from esper.population.row_module import RowModule
@@ -180,18 +180,6 @@ class SlotForms:
         folded = fold_units(host, seed, self.branch.copies)
         wider = self.body(form + HALVES[blueprint]).modules[0].layout
         return torch.cat([folded[name].flatten() for name in wider.names])
-
-    def copy_index(self, form: int, blueprint: Blueprint, share: float) -> tuple[Tensor, Tensor]:
-        """Return where each element of units that copy old ones comes from and its factor; see `copy_units`.
-
-        form: the block that they widen → [P of the new units] int64, into the block's row, and factors
-        """
-        assert self.branch is not None
-        old, new = self.units(self.branch, form - self.codes.block), HALVES[blueprint] * _half(self.branch)
-        found = copy_units(self._columns(form), old, new, self.branch.copies, share)
-        names = self.body(int(blueprint)).modules[0].layout.names
-        index, factor = (torch.cat([values[name].flatten() for name in names]) for values in found)
-        return index, factor
 
     def _columns(self, form: int, start: int = 0) -> dict[str, Tensor]:
         """Return the columns of each parameter of a form of one module, counted from `start`."""

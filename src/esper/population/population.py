@@ -21,7 +21,7 @@ from esper.population.optimizer import RowWeights
 from esper.population.plan.graphs import GraphCache, PopulationState
 from esper.population.plan.packing import Plan, PlanSpec
 from esper.population.plan.rows import NO_BLEND, SlotView, copy_to, measurement_rows, training_rows
-from esper.population.schedule import Rewarming, rate_share
+from esper.population.schedule import rate_share
 from esper.population.surgery import InitialHosts, InitialSeeds, PartEditor, SlotIndex
 from esper.utils.graphs import Graphed, GraphPool, copy_all
 from esper.utils.rows import flags_of_rows, map_tensors, put_rows, tensors_of
@@ -76,7 +76,6 @@ class Population:
         self._repeats_two = torch.tensor(repeats, device=self.device) == 2  # [S] bool
         self.finished = torch.zeros(self.num_members, dtype=torch.bool, device=self.device)
         self.rate_scale = torch.ones(self.num_members, device=self.device)  # [N] each member's own peak rate
-        self.rewarming = Rewarming(*shape, config.rewarm, self.device) if config.rewarm else None
         self._initial_hosts = InitialHosts(network, seed)
         self._initial_seeds = InitialSeeds(network, seed, config.seed_weights)
         self._order: DataOrder | None = None
@@ -107,8 +106,6 @@ class Population:
         self._born.fill_(NO_FORM)
         self._folding.fill_(NO_BLEND)
         self.finished.fill_(False)
-        if self.rewarming is not None:
-            self.rewarming.begin()
         self.idle = False  # every member is finished, as of the latest reading of the slots
         self._graphs.release()
 
@@ -125,8 +122,6 @@ class Population:
     def germinate(self, where: Tensor, blueprint: Tensor) -> None:
         """Create seeds in the slots where True; their weights are written by `read_slots`.  # [N, S] each"""
         self._born.copy_(torch.where(where, blueprint, self._born))
-        if self.rewarming is not None:
-            self.rewarming.plant(where)
         if self.network.has_blocks:
             clones = cloned_forms(self.forms, self._repeats_two, self.network.codes)
             blueprint = torch.where(blueprint == Blueprint.CLONE, clones, blueprint)
@@ -143,8 +138,6 @@ class Population:
         style: as it was before the rules emptied the slot
         """
         self._folding.copy_(torch.where(where, blend_of(style), self._folding))
-        if self.rewarming is not None:
-            self.rewarming.fold(where)
 
     @property
     def folding(self) -> Tensor:
@@ -214,7 +207,8 @@ class Population:
         self._check(states, data)
         # What follows from the clock is launched first, while the device is busy with what came before.
         metrics = TrainMetrics.unmeasured(self.num_members, self.num_slots, self.device)
-        rates, samples = self._rates(states, clock), self._samples(data.num_samples, clock)
+        rates = self._captured_rates(clock.done(self.config.batches_per_epoch, self.members))
+        samples = self._samples(data.num_samples, clock)
         for some in self._chunks(self.read_slots(states)):
             epoch = self._graphs.training(PlanSpec(training_rows(some), some, self._blank), data)
             epoch.load(samples, rates)
@@ -233,16 +227,11 @@ class Population:
         first, count = clock.epoch * self.config.batches_per_epoch, self.config.batches_per_epoch
         return torch.stack([self._order.batch(clock.episode, first + b) for b in range(count)])
 
-    def _rates(self, states: SlotStates, clock: Clock) -> Tensor:
-        """Return the share of the peak learning rate in every minibatch of an epoch.  # [batches, N]"""
-        batches = self.config.batches_per_epoch
-        rates = self._captured_rates(clock.done(batches, self.members))
-        if self.rewarming is None:
-            return rates
-        return rates * self.rewarming.shares(states, ~self.finished, batches)
-
     def _scaled_rates(self, done: Tensor) -> Tensor:
-        """done: how far each member has come before each minibatch.  # [batches, N] → [batches, N]"""
+        """Return the share of the peak learning rate in every minibatch of an epoch.
+
+        done: how far each member has come before each minibatch.  # [batches, N] → [batches, N]
+        """
         return rate_share(done, self.config) * self.rate_scale
 
     @torch.no_grad()
@@ -324,7 +313,6 @@ class Population:
         named = {"births": self.births, "born": self._born, "finished": self.finished}
         named |= {"forms": self.forms, "folded_blends": self.folded_blends, "folding": self._folding}
         named |= {f"hosts.{name}": value for name, value in self.hosts.tensors().items()}
-        named |= {} if self.rewarming is None else self.rewarming.tensors()
         each = self.num_members * self.num_slots
         for position in range(self.positions):
             rows = self.parts.slice(position * each, (position + 1) * each)

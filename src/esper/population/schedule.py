@@ -8,8 +8,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from esper.lifecycle.legality import in_forward_pass
-from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 
 LEAST = 1e-3  # a schedule that falls ends here
@@ -51,43 +49,3 @@ SCHEDULES: dict[str, Callable[[Tensor, PopulationConfig], Tensor]] = {
     "one_cycle": _one_cycle,
     "flat": _flat,
 }
-
-
-class Rewarming:
-    """Warms up the rates of a member anew when a new seed starts to blend in. State is written in place."""
-
-    def __init__(self, members: int, slots: int, minibatches: int, device: torch.device) -> None:
-        self.minibatches = minibatches
-        self.heard = torch.zeros(members, slots, dtype=torch.bool, device=device)  # in the latest epoch
-        self.since = torch.zeros(members, device=device)  # minibatches
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin an episode: no seed was heard yet, and every member is warm."""
-        self.heard.fill_(False)
-        self.since.fill_(self.minibatches)
-
-    def plant(self, where: Tensor) -> None:
-        """Note new seeds, which were not heard yet.  # where [N, S] bool"""
-        self.heard.masked_fill_(where, False)
-
-    def fold(self, where: Tensor) -> None:
-        """Note folds: a seed that was never heard in an epoch starts a warm-up now.  # where [N, S] bool"""
-        self.since.masked_fill_((where & ~self.heard).any(dim=1), 0.0)
-
-    def shares(self, states: SlotStates, active: Tensor, minibatches: int) -> Tensor:
-        """Begin an epoch; return what to multiply the rates of its minibatches with.  # [minibatches, N]
-
-        active [N] bool: members that take part; for the others no time passes
-        """
-        heard = torch.where(active.unsqueeze(1), in_forward_pass(states) & (states.alpha > 0), self.heard)
-        self.since.masked_fill_((heard & ~self.heard).any(dim=1), 0.0)
-        self.heard.copy_(heard)
-        steps = torch.arange(1, minibatches + 1, device=self.since.device).unsqueeze(1)
-        shares = ((self.since + steps) / self.minibatches).clamp(max=1.0)
-        self.since.add_(minibatches * active)
-        return shares
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a snapshot holds."""
-        return {"heard": self.heard, "since_heard": self.since}

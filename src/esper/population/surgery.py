@@ -21,7 +21,6 @@ from esper.population.forms import HALVES, NO_FORM
 from esper.population.network import RowNetwork
 from esper.population.optimizer import RowWeights, moment_decays, moment_scale
 from esper.population.plan.rows import Ints, to_device
-from esper.utils.streams import normal_of
 
 SEED_BYTES = 1 << 28  # initial weights of one blueprint at one kind of slot take at most this much
 HOST_BYTES = 1 << 30  # initial hosts that take more in sum are built anew for every episode
@@ -125,33 +124,15 @@ class PartEditor:
     def germinate(self, at: SlotIndex, blueprint: Ints, initial: InitialSeeds, words: Tensor) -> None:
         """Write initial weights and empty optimizer states.  # blueprint [k], words [N, S] random"""
         copied = blueprint == Blueprint.CLONE
-        if self.config.widen_copies > 0:
-            copied |= np.isin(blueprint, tuple(HALVES))
         if not copied.all():
             fresh = at.where(~copied)
             first = initial.first(fresh.slot, blueprint[~copied])
             sent = to_device(np.stack([fresh.member, fresh.slot, first]), words.device)
             self.parts.rewrite_rows(self._rows(0, fresh), initial.rows(sent[2], words[sent[0], sent[1]]))
-        for s, name in sorted(set(zip(at.slot[copied].tolist(), blueprint[copied].tolist(), strict=True))):
-            some = at.where((at.slot == s) & (blueprint == name))
-            clones = name == Blueprint.CLONE
-            weights = self._copied_blocks(some, s) if clones else self._copied_units(some, s, Blueprint(name))
-            if self.config.copy_noise > 0:
-                member, slot = to_device(np.stack([some.member, some.slot]), words.device)
-                noise = normal_of(words[member, slot], weights.shape[1]).to(weights)
-                weights = weights * (1.0 + self.config.copy_noise * noise)
-            self.parts.rewrite_rows(self._rows(0, some), weights)
-
-    def _copied_units(self, at: SlotIndex, s: int, blueprint: Blueprint) -> Tensor:
-        """Return units of the last block of slot s as rows of seeds, in pairs that cancel.  # [k, P]"""
-        last = self.folded[at.member, at.slot]
-        blocks, classes = self.parts.weights[self._rows(last, at)], self.form[at.member, at.slot, last]
-        rows = torch.zeros_like(blocks)
-        for form in np.unique(classes):
-            index, factor = self.network.slots[s].copy_index(int(form), blueprint, self.config.widen_copies)
-            some = to_device(np.flatnonzero(classes == form), rows.device)
-            rows[some, : index.shape[0]] = blocks[some][:, index.to(rows.device)] * factor.to(rows)
-        return rows
+        clones = at.where(copied)
+        for s in np.unique(clones.slot):
+            some = clones.where(clones.slot == s)
+            self.parts.rewrite_rows(self._rows(0, some), self._copied_blocks(some, int(s)))
 
     def _copied_blocks(self, at: SlotIndex, s: int) -> Tensor:
         """Return the weights of the last block of slot s, or of the last two, as rows of seeds.  # [k, P]"""

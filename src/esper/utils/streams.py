@@ -6,7 +6,6 @@ device, in any shard and beside any neighbours.
 
 from __future__ import annotations
 
-import math
 from enum import IntEnum
 
 import torch
@@ -79,13 +78,6 @@ def uniform_of(keys: Tensor, count: int) -> Tensor:
     """Draw uniform numbers in [0, 1) from keys, 24 bits each.  # [...] → [..., count] float32"""
     # A float32 holds 24 bits exactly: the upper ones, over 2^24.
     return _shift(_bits_of(keys, count), 40).float() * 2.0**-24
-
-
-def normal_of(keys: Tensor, count: int) -> Tensor:
-    """Draw standard normal numbers from keys, by the Box-Muller transform.  # [...] → [..., count] float32"""
-    # sqrt(−2 ln(1 − u)) · cos(2πv); 1 − u is never 0, so that the logarithm is finite
-    length, angle = uniform_of(keys, 2 * count).split(count, dim=-1)
-    return torch.sqrt(-2.0 * torch.log1p(-length)) * torch.cos(2.0 * math.pi * angle)
 
 
 def random_bits(seed: int, members: Tensor, stream: Stream, counter: int | Tensor, count: int) -> Tensor:

@@ -174,14 +174,10 @@ class TrainEpoch:
         return host, torch.where(is_seed, part, host.index_select(0, plan.live_member))
 
     def _part_rate(self, rate: Tensor) -> Tensor:
-        """Return the learning rate of each live part: less while it is newer than its host.  # [n] → [L]"""
+        """Return the learning rate of each live part.  # [n] → [L]"""
         plan, config = self.plan, self.state.config
         own = rate.index_select(0, plan.live_member)
-        full = own * torch.where(plan.live_slot >= 0, config.seed_lr, config.host_lr)
-        if config.new_part_warmup == 0:
-            return full
-        steps, age = self.parts.steps, self.hosts.steps.index_select(0, plan.live_member)
-        return torch.where(steps < age, full * ((steps + 1) / config.new_part_warmup).clamp(max=1.0), full)
+        return own * torch.where(plan.live_slot >= 0, config.seed_lr, config.host_lr)
 
     def _gradients(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses of all rows [R] and the gradients of the hosts [n, P].
