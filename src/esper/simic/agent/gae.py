@@ -47,9 +47,11 @@ def fastest_kernel(device_type: str) -> Kernel:
     """Return the fastest kernel that is installed (docs/findings.md has the figures)."""
     # One launch, where the scan in torch takes several for each of its log2(T) rounds.
     if device_type == "cuda" and importlib.util.find_spec("triton"):
-        from esper.simic.agent.gae_kernels import triton_kernel
+        from esper.simic.agent.gae_kernels import LONGEST_ROW, triton_kernel
 
-        return triton_kernel
+        return lambda rows, gamma, lam: (
+            triton_kernel if rows.rewards.shape[1] <= LONGEST_ROW else scan_kernel
+        )(rows, gamma, lam)
     if device_type == "cpu" and importlib.util.find_spec("numba"):
         from esper.simic.agent.gae_kernels import numba_kernel
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from esper.simic.agent.gae import Advantages, GaeInputs, scan_kernel
+if TYPE_CHECKING:
+    from esper.simic.agent.gae import Advantages, GaeInputs
 
-LONGEST_ROW = 8192  # what one program holds in registers; longer rows take the scan in torch
+LONGEST_ROW = 8192  # steps that one program of triton holds in registers
 
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
@@ -62,10 +64,8 @@ if importlib.util.find_spec("numba"):
 
 
 def triton_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Compute GAE in one launch."""
+    """Compute GAE in one launch, over rows of at most `LONGEST_ROW` steps."""
     members, horizon = rows.rewards.shape
-    if horizon > LONGEST_ROW:
-        return scan_kernel(rows, gamma, lam)
     advantages, returns = torch.empty_like(rows.rewards), torch.empty_like(rows.rewards)
     inputs = [tensor.contiguous() for tensor in rows]
     block = triton.next_power_of_2(horizon)
