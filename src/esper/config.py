@@ -162,6 +162,7 @@ RETIRED: dict[str, dict[str, object]] = {
         "copy_noise": 0.0,
         "widen_copies": 0.0,
     },
+    "reward": {"accuracy_weight": 1.0},
     "telemetry": {"film_members": _ANY},
 }
 

@@ -34,7 +34,7 @@ class EpisodeConfig(Config):
 
 
 class RewardConfig(Config):
-    """What is paid: potential Φ = accuracy_weight · accuracy − rent_weight · ln(parameters / host's).
+    """What is paid: potential Φ = accuracy − rent_weight · ln(parameters / host's).
 
     The discount is not here: it is `PPOConfig.gamma`, for the potential and for the returns alike.
     """
@@ -42,7 +42,6 @@ class RewardConfig(Config):
     mode: Literal["shaped", "sparse"] = Field(
         default="shaped", description="γΦ(s') − Φ(s) at every step, or Φ(end) − Φ(start) at the last one"
     )
-    accuracy_weight: float = Field(default=1.0, ge=0, description="what accuracy 1 is worth")
     rent_weight: float = Field(
         default=0.002, ge=0, description="what a network e times as large as its host costs"
     )

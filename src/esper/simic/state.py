@@ -3,7 +3,7 @@
 Everything is a row of a tensor, so that a NaN stays with the member that measured it. The reward derives from
 one potential, so that no loop of actions can farm it:
 
-    Φ = accuracy_weight · accuracy − rent_weight · ln(parameters / host parameters)
+    Φ = accuracy − rent_weight · ln(parameters / host parameters)
 
 `shaped` pays γΦ(s') − Φ(s) at every step; with the γ of the returns it telescopes to γ^T Φ(end) − Φ(start).
 `sparse` pays Φ(end) − Φ(start) at the last step.
@@ -103,7 +103,7 @@ def update_evidence(
 
 def potential(accuracy: Tensor, parameter_ratio: Tensor, config: RewardConfig) -> Tensor:
     """Return Φ from accuracy 0..1 and parameters over the host's own.  # [N], [N] → [N]"""
-    return config.accuracy_weight * accuracy - config.rent_weight * torch.log(parameter_ratio)
+    return accuracy - config.rent_weight * torch.log(parameter_ratio)
 
 
 def compute_reward(
