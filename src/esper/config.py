@@ -147,6 +147,7 @@ _ANY = object()
 # still opens.
 RETIRED: dict[str, dict[str, object]] = {
     "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY},
+    "lifecycle": {"resetting_ticks": 1},
     "ppo": {
         "kl_stop": _ANY,
         "value_clip": None,

@@ -203,12 +203,7 @@ def test_slot_config_orders_and_validates() -> None:
 
 def test_config_defaults_are_the_rules_and_bad_values_name_their_key() -> None:
     config = LifecycleConfig()
-    assert (config.max_seeds, config.min_prune_age, config.embargo_ticks, config.resetting_ticks) == (
-        0,
-        5,
-        5,
-        1,
-    )
+    assert (config.max_seeds, config.min_prune_age, config.embargo_ticks) == (0, 5, 5)
     gates = config.gates
     assert (gates.mode, gates.training_epochs, gates.min_health) == ("permissive", 10, 0.7)
     assert (gates.min_shadow_gain, gates.min_gradient_ratio, gates.min_contribution) == (0.5, 0.1, 1.0)

@@ -47,7 +47,6 @@ class LifecycleConfig(Config):
         default=5, ge=0, description="a seed younger than this many ticks cannot be pruned"
     )
     embargo_ticks: int = Field(default=5, ge=1, description="ticks a slot stays EMBARGOED")
-    resetting_ticks: int = Field(default=1, ge=1, description="ticks a slot stays RESETTING")
     allow_advance: bool = Field(default=True, description="whether ADVANCE is ever legal")
     allow_unfinished: bool = Field(
         default=False,

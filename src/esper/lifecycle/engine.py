@@ -138,12 +138,12 @@ def _last_choices(num_slots: int) -> Tensor:
 
 
 @device_table
-def _cooldown_ticks(embargo_ticks: int, resetting_ticks: int) -> Tensor:
+def _cooldown_ticks(embargo_ticks: int) -> Tensor:
     """Return how many ticks a slot stays in each stage before it moves by itself.  # [stages]"""
     table = torch.full((STAGE_TABLE_SIZE,), torch.iinfo(torch.long).max)
     table[Stage.PRUNED] = 0
     table[Stage.EMBARGOED] = embargo_ticks
-    table[Stage.RESETTING] = resetting_ticks
+    table[Stage.RESETTING] = 1
     return table
 
 
@@ -229,7 +229,7 @@ def tick(states: SlotStates, config: LifecycleConfig) -> TickOutcome:
     ramped = advance_alpha(states)
     ended = ramped.prune_pending & (ramped.alpha_mode == AlphaMode.HOLD)
     clock = states.epochs_in_stage + 1
-    patience = _cooldown_ticks(states.device, config.embargo_ticks, config.resetting_ticks).take(states.stage)
+    patience = _cooldown_ticks(states.device, config.embargo_ticks).take(states.stage)
     cooled = clock >= patience
     # A clone is trained already; new units fold after one step, when their moments mean something.
     ripe = (states.age > 0) | (states.blueprint == Blueprint.CLONE)
