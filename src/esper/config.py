@@ -150,6 +150,7 @@ RETIRED: dict[str, dict[str, object]] = {
     "lifecycle": {"resetting_ticks": 1},
     "ppo": {
         "kl_stop": _ANY,
+        "adam_epsilon": 1e-5,
         "value_clip": None,
         "normalize_observations": False,
         "normalise_observations": False,

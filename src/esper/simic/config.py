@@ -119,7 +119,6 @@ class PPOConfig(Config):
     lam: float = Field(default=0.98, ge=0, le=1, description="λ of the advantages")
     clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
     learning_rate: float = Field(default=3e-4, gt=0, description="of Adam")
-    adam_epsilon: float = Field(default=1e-5, gt=0, description="of Adam")
     epochs: int = Field(default=4, ge=1, description="passes over a rollout")
     minibatches: int = Field(
         default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"

@@ -27,6 +27,8 @@ from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
 
+ADAM_EPSILON = 1e-5
+
 
 @dataclass(frozen=True)
 class UpdateMetrics:
@@ -133,7 +135,7 @@ class PPOAgent:
         self.device = torch.device(device)
         self.seed = seed
         self.policy = policy.to(self.device)
-        self.optimizer = VetoAdam(policy, self.config.learning_rate, self.config.adam_epsilon)
+        self.optimizer = VetoAdam(policy, self.config.learning_rate, ADAM_EPSILON)
         self.value_normalizer = ValueNormalizer().to(self.device)
         self.updates = 0
         self._imitates = False
