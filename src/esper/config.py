@@ -159,6 +159,7 @@ RETIRED: dict[str, dict[str, object]] = {
     "population": {
         "compile": False,
         "measure_pairs": False,
+        "graph_memory": 0.5,
         "new_part_warmup": 0,
         "rewarm": 0,
         "copy_noise": 0.0,

@@ -47,9 +47,6 @@ class PopulationConfig(Config):
     graphs: bool = Field(
         True, description="on a GPU, capture training and validation as CUDA graphs and replay them"
     )
-    graph_memory: float = Field(
-        0.5, gt=0, le=1, description="graphs are dropped when a run holds more of the GPU's memory than this"
-    )
     convolution: Literal["auto", "grouped", "fused"] = Field(
         "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"
     )

@@ -6,8 +6,7 @@ epoch and written back at its end. A graph that was captured for a bucket serves
 A new plan is padded to the bucket of a graph that exists, where one holds it and wastes little. Else a graph
 is captured for a bucket with a margin, merged with that of the nearest graph, which it replaces: so buckets
 converge to what a run needs. All graphs share one memory pool and one workspace, which are as large as the
-largest of them needs. They are dropped when this process holds more of the device's memory than
-`graph_memory` allows.
+largest of them needs. They are dropped when this process holds more than half of the device's memory.
 """
 
 from __future__ import annotations
@@ -38,6 +37,7 @@ from esper.population.plan.rows import copy_to, to_device
 from esper.utils.graphs import GraphPool, TensorGraph
 
 MAX_GRAPHS = 24
+MAX_MEMORY = 0.5  # graphs are dropped when this process holds more of the GPU's memory than this share
 WASTE = 1.08  # a bucket may cost this many times what one with a margin would,
 LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times, and so many rows more
 LIGHT_PARAMETERS = 1 << 16  # rows are light if a host has fewer parameters than this,
@@ -350,7 +350,7 @@ class GraphCache:
         if self._pool is None:
             return
         total = torch.cuda.get_device_properties(self.device).total_memory
-        if torch.cuda.memory_reserved(self.device) > self.state.config.graph_memory * total:
+        if torch.cuda.memory_reserved(self.device) > MAX_MEMORY * total:
             self._graphs, self._pool, self._workspace = [], None, Workspace()
             torch.cuda.empty_cache()
 
