@@ -250,7 +250,6 @@ def live_environment(episode: int, empty: bool = False) -> GrowthEnvironment:
 
 
 def test_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_another_environment(tmp_path: Path) -> None:
-    """That a fresh process makes no difference is held in tests/simic/test_environment.py."""
     environment, other = live_environment(episode=2), live_environment(episode=9)
     wait, before = Actions.wait(len(STAGES)), tmp_path / "before.safetensors"
     environment.step(wait)

@@ -127,7 +127,7 @@ def random_action(
         action["slot"] = int(rng.choice([i for op, i in pairs if op == action["op"]]))
         action["blueprint"] = int(rng.choice(sorted(fitting[action["slot"]])))
     elif rng.random() < 0.4:
-        action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-7, -1, 16, 40, 10**12]))
+        action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-(2**62), -7, -1, 16, 40, 2**62]))
     return action
 
 

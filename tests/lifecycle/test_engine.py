@@ -10,21 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.lifecycle.actions import (
-    HEADS_READ,
-    Actions,
-    AlphaCurve,
-    AlphaSpeed,
-    AlphaTarget,
-    Blueprint,
-    Head,
-    Op,
-    Style,
-    Tempo,
-)
+from esper.lifecycle.actions import HEADS_READ, Actions, AlphaCurve, Head, Op, relevance
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, ease, force_prune, merge_outcomes, tick
-from esper.lifecycle.legality import Gate, legal_slots_by_op
+from esper.lifecycle.legality import Gate, g0_valid_blueprint, legal_slots_by_op
 from esper.lifecycle.slot_states import AlphaMode, SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import TRANSITIONS, Stage
 from esper.utils.rows import map_tensors
@@ -34,72 +23,11 @@ from tests.operations import count_operations
 from tests.scenes import random_states
 
 RULES = LifecycleConfig()
-HELD = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_start=1.0, alpha_target=1.0, age=20, epochs_in_stage=3)
-
-
-def act(states: SlotStates, *rows: dict[Head, int]) -> SlotStates:
-    outcome = apply(states, Actions.of(rows), good(states), RULES, "cnn")
-    assert bool(outcome.succeeded.all())
-    return outcome.states
 
 
 def good(states: SlotStates) -> SlotEvidence:
     ones = {n: torch.ones(states.stage.shape) for n in SlotEvidence.unmeasured(1, 1).tensors()}
     return SlotEvidence(**{**ones, "exploding": torch.zeros(states.stage.shape)})
-
-
-def ticks(states: SlotStates, count: int) -> SlotStates:
-    for _ in range(count):
-        states = tick(states, RULES).states
-    return states
-
-
-def test_a_seed_from_germination_to_fossil() -> None:
-    states = act(
-        SlotStates.empty(1, 1),
-        {Head.OP: Op.GERMINATE, Head.BLUEPRINT: 3, Head.STYLE: Style.SIGMOID_ADD, Head.TEMPO: Tempo.FAST,
-         Head.ALPHA_TARGET: AlphaTarget.FULL},
-    )  # fmt: skip
-    assert (states.stage.item(), states.alpha.item(), states.alpha_target.item()) == (
-        Stage.GERMINATED,
-        0.0,
-        1.0,
-    )
-    assert (states.alpha_mode.item(), states.age.item()) == (AlphaMode.HOLD, 0)
-    states = ticks(states, 1)
-    assert (states.age.item(), states.epochs_in_stage.item()) == (1, 1)
-    states = ticks(act(states, {Head.OP: Op.ADVANCE}), 10)
-    assert (states.stage.item(), states.epochs_in_stage.item(), states.alpha.item()) == (
-        Stage.TRAINING,
-        10,
-        0.0,
-    )
-    states = act(states, {Head.OP: Op.ADVANCE})
-    assert (states.stage.item(), states.alpha_curve.item()) == (Stage.BLENDING, AlphaCurve.SIGMOID)
-    assert (states.alpha_mode.item(), states.alpha_steps_total.item()) == (AlphaMode.UP, 3)
-    states = tick(states, RULES).states
-    assert 0 < states.alpha.item() < 0.2, "a ramp takes its first step in the tick after it began"
-    states = ticks(states, 2)
-    assert (states.alpha.item(), states.alpha_mode.item()) == (1.0, AlphaMode.HOLD)
-    assert states.stage.item() == Stage.BLENDING, "nothing advances by itself"
-    states = act(act(states, {Head.OP: Op.ADVANCE}), {Head.OP: Op.FOSSILIZE})
-    assert (states.stage.item(), states.age.item(), states.epochs_in_stage.item()) == (
-        Stage.FOSSILIZED,
-        14,
-        0,
-    )
-
-
-def test_cooldown_is_exact_and_ticked_once() -> None:
-    states = act(SlotStates.from_records([[HELD]]), {Head.OP: Op.PRUNE, Head.ALPHA_SPEED: AlphaSpeed.INSTANT})
-    seen = [Stage(states.stage.item())]
-    for _ in range(8):
-        states = tick(states, RULES).states
-        seen.append(Stage(states.stage.item()))
-    cooling = [Stage.PRUNED] + [Stage.EMBARGOED] * 5 + [Stage.RESETTING]
-    assert seen == cooling + [Stage.DORMANT] * 2
-    blank = ticks(SlotStates.empty(1, 1), 1)
-    assert all(torch.equal(value, blank.tensors()[name]) for name, value in states.tensors().items())
 
 
 def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
@@ -116,26 +44,6 @@ def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
     assert after.blueprint.tolist() == [[-1, -1, -1, -1], [1, 1, -1, -1]]
     with pytest.raises(ValueError, match=r"where has shape \(2,\); expected \(2, 4\)"):
         force_prune(states, where[:, 0])
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.integers(1, 6))
-def test_apply_is_total_whatever_the_integers(seed: int, members: int, slots: int) -> None:
-    rng = np.random.default_rng(seed)
-    states = random_states(rng, members, slots)
-    wild = rng.integers(-3, 16, (members, len(Head)))
-    wild[rng.random(wild.shape) < 0.1] = rng.choice([-(2**62), 2**62])
-    outcome = apply(
-        states, Actions(torch.from_numpy(wild)), random_evidence(rng, members, slots), RULES, "cnn"
-    )
-    failed = ~outcome.succeeded
-    for name, value in outcome.states.tensors().items():
-        assert torch.equal(value[failed], states.tensors()[name][failed]), name
-    op = torch.from_numpy(wild)[:, Head.OP]
-    assert not bool(outcome.legal[(op < 0) | (op >= len(Op))].any())
-    slot = torch.from_numpy(wild)[:, Head.SLOT]
-    assert not bool(outcome.legal[(op != Op.WAIT) & ((slot < 0) | (slot >= slots))].any())
-    outcome.states.check()
 
 
 @settings(deadline=None, max_examples=25)
@@ -183,61 +91,6 @@ def test_operations_of_a_step_do_not_depend_on_members_or_slots() -> None:
     assert len({operations(*size) for size in ((1, 1), (16, 3), (128, 25))}) == 1
 
 
-@pytest.mark.parametrize(
-    ("blueprint", "tempo", "ticks"),
-    [
-        (Blueprint.CLONE, Tempo.FAST, 0),
-        (Blueprint.CLONE, Tempo.STANDARD, 5),
-        (Blueprint.WIDEN_FULL, Tempo.FAST, 0),
-        (Blueprint.NORM, Tempo.FAST, 3),
-    ],
-)
-def test_a_grown_block_is_heard_in_full_at_once_when_its_tempo_is_fast(
-    blueprint: Blueprint, tempo: Tempo, ticks: int
-) -> None:
-    record = SlotRecord(
-        Stage.TRAINING, int(blueprint), tempo=int(tempo), alpha_target=1.0, epochs_in_stage=10
-    )
-    states = act(SlotStates.from_records([[record]]), {Head.OP: Op.ADVANCE})
-    assert states.stage.item() == Stage.BLENDING
-    assert states.alpha_steps_total.item() == ticks
-    assert states.alpha.item() == (1.0 if ticks == 0 else 0.0)
-
-
-@pytest.mark.parametrize(("target", "stage"), [(2, Stage.HOLDING), (0, Stage.BLENDING)])
-def test_a_block_is_repeated_within_the_step_that_plants_it_when_its_tempo_is_fast(
-    target: int, stage: Stage
-) -> None:
-    wish = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.CLONE, Head.ALPHA_TARGET: target}
-    fits = torch.ones(1, 1, len(Blueprint), dtype=torch.bool)
-    for tempo, expected in ((Tempo.FAST, stage), (Tempo.SLOW, Stage.GERMINATED)):
-        actions = Actions.of([wish | {Head.TEMPO: tempo}])
-        evidence = SlotEvidence.unmeasured(1, 1)
-        after = apply(SlotStates.empty(1, 1), actions, evidence, RULES, "cnn", fits=fits).states
-        assert after.stage.item() == expected
-        assert after.alpha.item() == (after.alpha_target.item() if tempo is Tempo.FAST else 0.0)
-
-
-def test_a_fossil_is_folded_while_its_slot_has_room_and_keeps_it_otherwise() -> None:
-    fossil = {"stage": Stage.FOSSILIZED, "blueprint": 1, "alpha": 1.0, "alpha_target": 1.0, "age": 9}
-    states = SlotStates.from_records([[SlotRecord(**fossil, room=2), SlotRecord(**fossil)]])
-    ticked = tick(states, RULES)
-    assert ticked.folded.tolist() == [[True, False]]
-    assert not ticked.pruned.any()
-    after = ticked.states
-    assert after.stage.tolist() == [[Stage.DORMANT, Stage.FOSSILIZED]]
-    assert (after.room.tolist(), after.blueprint.tolist()) == ([[1, 0]], [[-1, 1]])
-    assert (after.alpha.tolist(), after.age.tolist()) == ([[0.0, 1.0]], [[0, 10]])
-    assert not tick(after, RULES).folded.any()
-    after.check()
-    one_at_most = LifecycleConfig(max_seeds=1)
-    for room, free in ((1, True), (0, False)):
-        alone = tick(SlotStates.from_records([[SlotRecord(**fossil, room=room), None]]), one_at_most).states
-        action = Actions.of([{Head.OP: Op.GERMINATE, Head.SLOT: 1, Head.BLUEPRINT: 1}])
-        outcome = apply(alone, action, good(alone), one_at_most, "cnn")
-        assert bool(outcome.succeeded.all()) is free, "what is folded is host and counts as no seed"
-
-
 def test_actions_one_after_the_other_tell_their_first_op_and_all_that_began() -> None:
     states, outcomes = SlotStates.empty(1, 2), []
     for action in (
@@ -265,16 +118,6 @@ def test_curves_are_the_formulas_and_meet_their_ends(curve: AlphaCurve) -> None:
     assert eased[0].item() == pytest.approx(0, abs=1e-7)
     assert eased[-1].item() == pytest.approx(1, abs=1e-7)
     assert bool((eased.diff() >= 0).all())
-
-
-def test_two_configs_live_side_by_side() -> None:
-    held = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
-    states = SlotStates.from_records([[held]])
-    evidence = SlotEvidence.unmeasured(1, 1).replace(contribution=torch.tensor([[0.2]]))
-    lax, strict = LifecycleConfig(), LifecycleConfig(gates=GateConfig(mode="strict"))
-    fossilize = Actions.of([{Head.OP: Op.FOSSILIZE}])
-    for config, gate in ((lax, Gate.NONE), (strict, Gate.G5), (lax, Gate.NONE), (strict, Gate.G5)):
-        assert apply(states, fossilize, evidence, config, "cnn").refused_by.item() == gate
 
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -307,6 +150,8 @@ def test_engine_agrees_with_the_scalar_reference_field_by_field(seed: int, membe
         assert torch.equal(step.ticked.pruned, ended[..., 0])
         changed = step.ticked.states.stage != step.applied.states.stage
         assert torch.equal(changed, ended[..., 1])
+        folded = (step.applied.states.stage == Stage.FOSSILIZED) & (step.ticked.states.stage == Stage.DORMANT)
+        assert torch.equal(step.ticked.folded, folded)
         assert_lawful(step)
 
 
@@ -378,11 +223,14 @@ def assert_executor_agrees(
     states: SlotStates, config: LifecycleConfig, seed: int = 0, left: int | None = None
 ) -> None:
     """The mask of the states says what is legal, the mask with evidence what will succeed."""
-    evidence = random_evidence(np.random.default_rng(seed), states.num_members, states.num_slots)
-    mask = legal_slots_by_op(states, config, steps_left=left).flatten()
-    sure = legal_slots_by_op(states, config, evidence, left).flatten()
+    rng = np.random.default_rng(seed)
+    evidence = random_evidence(rng, states.num_members, states.num_slots)
+    looks = torch.from_numpy(rng.random(states.num_members) < 0.7)
+    mask = legal_slots_by_op(states, config, None, left, looks).flatten()
+    sure = legal_slots_by_op(states, config, evidence, left, looks).flatten()
     repeated, actions, known = every_pair(states, evidence)
-    outcome = apply(repeated, actions, known, config, "cnn", left)
+    looking = looks.repeat_interleave(len(Op) * states.num_slots)
+    outcome = apply(repeated, actions, known, config, "cnn", left, uses_metrics=looking)
     waits = actions[Head.OP] == Op.WAIT  # WAIT reads no slot: it is legal whichever is named
     assert torch.equal(outcome.legal, mask | waits)
     assert torch.equal(outcome.succeeded, sure | waits)
@@ -397,3 +245,69 @@ def assert_executor_agrees(
 def test_the_reference_reads_the_same_heads() -> None:
     for op, heads in ref.READS.items():
         assert {h.name.lower() for h in HEADS_READ[Op(op)]} == set(heads)
+        read = relevance(torch.tensor(op)).nonzero().flatten().tolist()
+        assert {Head(h).name.lower() for h in read} == {*heads, "op"}
+
+
+# ---- gates, each at its threshold and on either side of it -----------------------------------------------
+
+NAN = float("nan")
+STRICT = LifecycleConfig(gates=GateConfig(mode="strict"))
+
+
+def outcome_of(
+    record: SlotRecord,
+    op: Op,
+    config: LifecycleConfig,
+    blueprint: int = 1,
+    topology: str = "cnn",
+    **evidence: float,
+) -> tuple[bool, int]:
+    measured = SlotEvidence.unmeasured(1, 1).replace(**{n: torch.tensor([[v]]) for n, v in evidence.items()})
+    action = Actions.of([{Head.OP: op, Head.BLUEPRINT: blueprint}])
+    outcome = apply(SlotStates.from_records([[record]]), action, measured, config, topology)
+    assert outcome.legal.item(), "a gate is asked about legal actions only"
+    return bool(outcome.succeeded.item()), int(outcome.refused_by.item())
+
+
+HOLDING = SlotRecord(Stage.HOLDING, 1, alpha=1.0, alpha_target=1.0)
+PASSED = (True, int(Gate.NONE))
+
+
+@pytest.mark.parametrize("topology", ref.BLUEPRINTS)
+def test_g0_wants_a_blueprint_of_the_topology(topology: str) -> None:
+    for blueprint in range(16):
+        expected = PASSED if blueprint in ref.BLUEPRINTS[topology] else (False, int(Gate.G0))
+        assert outcome_of(SlotRecord(), Op.GERMINATE, RULES, blueprint, topology) == expected
+    asked = g0_valid_blueprint(torch.tensor([-1, 16, 10**15, 3]), topology)
+    assert asked.tolist() == [False, False, False, True]
+
+
+G2_CASES = {  # epochs in TRAINING, two measurements, whether the gate lets through
+    ("exploding", "gradient_health"): [
+        (10, 0.0, 0.7, True), (9, 0.0, 1.0, False), (10, 0.1, 1.0, False), (10, 0.0, 0.69, False),
+        (10, NAN, 1.0, False), (10, 0.0, NAN, False), (10, NAN, NAN, False),
+    ],
+    ("shadow_gain", "gradient_ratio"): [
+        (10, 0.5, 0.1001, True), (9, 5.0, 1.0, False), (10, 0.4, 1.0, False), (10, 5.0, 0.05, False),
+        (10, NAN, 1.0, False), (10, 5.0, NAN, False), (10, 5.0, float("inf"), False),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("names", "config"), zip(G2_CASES, (RULES, STRICT), strict=True))
+def test_g2_wants_time_and_health_or_strictly_a_gain(names: tuple[str, str], config: LifecycleConfig) -> None:
+    for epochs, *values, passes in G2_CASES[names]:
+        training = SlotRecord(Stage.TRAINING, 1, age=epochs, epochs_in_stage=epochs, alpha_target=1.0)
+        got = outcome_of(training, Op.ADVANCE, config, **dict(zip(names, values, strict=True)))
+        assert got == (PASSED if passes else (False, int(Gate.G2))), (epochs, values)
+
+
+@pytest.mark.parametrize(
+    ("contribution", "permissive", "strict"),
+    [(NAN, False, False), (0.0, False, False), (-1.0, False, False), (0.1, True, False), (1.0, True, True)],
+)
+def test_g5_wants_a_measured_contribution(contribution: float, permissive: bool, strict: bool) -> None:
+    for config, passes in ((RULES, permissive), (STRICT, strict)):
+        got = outcome_of(HOLDING, Op.FOSSILIZE, config, contribution=contribution)
+        assert got == (PASSED if passes else (False, int(Gate.G5))), "two configs live side by side"

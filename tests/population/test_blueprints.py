@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.lifecycle.actions import (
-    TOPOLOGY_BLUEPRINTS,
-    Blend,
-    Blueprint,
-    selectable_blueprints,
-)
+from esper.lifecycle.actions import TOPOLOGY_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
 from esper.population.blueprints import (
     AlibiAttention,
     BlendGate,

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from esper.lifecycle.stages import Stage
-from esper.population.data import Clock, MemberData
+from esper.population.data import Clock
 from esper.population.hosts import HOST_PRESETS
-from esper.population.plan.graphs import LIGHT_PARAMETERS, MAX_GRAPHS, GraphCache
+from esper.population.plan.graphs import MAX_GRAPHS, GraphCache
 from esper.population.plan.packing import LAUNCH_COST, Bucket
 from esper.utils.graphs import TensorGraph
 from esper.utils.rows import tensors_of
@@ -107,23 +107,3 @@ def test_a_bucket_holds_what_is_no_larger_in_anything() -> None:
         assert small.with_margin(light).holds(small)
     assert small.with_margin(True).holds(small.with_margin(False))
     assert small.merge(Bucket(5, 3, (), (1, 0), {}, frozenset())) is None
-
-
-@pytest.mark.parametrize(
-    ("world", "shape", "batch", "light"),
-    [
-        ("images", (1, 8, 8), 64, True),
-        ("images", (1, 64, 64), 64, True),
-        ("images", (1, 64, 64), 1 << 15, False),
-        ("vectors", (12,), 1 << 15, True),
-        ("text", (8,), 1 << 25, False),
-    ],
-)
-def test_rows_are_heavy_where_the_activations_of_an_epoch_are_large(
-    world: str, shape: tuple[int, ...], batch: int, light: bool
-) -> None:
-    """A host of few parameters takes long for spare rows where images and minibatches are large."""
-    cache = make_population(world, members=2, batch_size=batch)._graphs
-    data = MemberData.shared(torch.zeros(4, *shape), torch.zeros(4, dtype=torch.long), 2)
-    assert cache.state.network.host_parameters < LIGHT_PARAMETERS
-    assert cache._rows_are_light(data) is light

@@ -15,14 +15,7 @@ from esper.lifecycle.slot_states import AlphaMode, SlotRecord, SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, SEED_STAGES, Stage
 from esper.population.forms import NO_FORM, FormCodes
 from esper.population.plan.packing import Plan, PlanSpec, widened_span
-from esper.population.plan.rows import (
-    NO_BLEND,
-    NO_ROW,
-    Rows,
-    SlotView,
-    measurement_rows,
-    training_rows,
-)
+from esper.population.plan.rows import NO_BLEND, NO_ROW, Rows, SlotView, measurement_rows, training_rows
 
 CPU = torch.device("cpu")
 STAGES = [stage for stage in Stage if stage is not Stage.UNKNOWN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from esper.population.metrics import cross_entropy
 from esper.population.plan import graphs
 from esper.population.plan.rows import measurement_rows
 from esper.population.population import Population
+from tests.population.lives import doubles
 from tests.population.worlds import (
     CLOCK,
     WORLDS,
@@ -25,22 +26,11 @@ from tests.population.worlds import (
     make_data,
     make_population,
     outputs_of,
-    part_row,
     plant,
     record,
-    reference_member,
-    used_columns,
 )
 
 FLOAT64_TOLERANCE = 1e-9
-
-
-@pytest.fixture
-def double() -> Iterator[None]:
-    """Everything that is made in the test is float64."""
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
@@ -61,8 +51,8 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
     return SlotStates.from_records(rows)
 
 
-@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("world", WORLDS)
+@doubles()
 def test_six_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
     states = crowd(world)
     population = make_population(world, states.num_members, batches_per_epoch=3, clip_norm=0.5)
@@ -86,30 +76,6 @@ def test_six_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) ->
 
 
 # ---- what learns -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_parameter_of_host_and_seeds_learns_in_the_rows(world: str) -> None:
-    """Newborn seeds at alpha 1 in both slots: each element has met a gradient within two steps."""
-    pairs = every_pair(world)
-    rows = [
-        [record(Stage.HOLDING, *pair), record(Stage.HOLDING, *pairs[-k - 1])] for k, pair in enumerate(pairs)
-    ]
-    states = SlotStates.from_records(rows)
-    population = make_population(world, len(rows), batch_size=16)
-    plant(population, states, awake=False)
-    population.train_epoch(states, make_data(world, len(rows)), CLOCK)
-    for i, member_rows in enumerate(rows):
-        member = reference_member(population, states, i)
-        for s in range(len(member_rows)):
-            links = [(0, member.seed_at(s)), *enumerate(member.chains[s], start=1)]
-            for place, part in links:
-                row = part_row(population, i, s, place, population.parts.second)
-                square = used_columns(population, part, s, row)
-                sizes = [p.numel() for p in part.parameters()]
-                assert all(tensor.max() > 0 for tensor in square.split(sizes)), (i, s, place)
-        sizes = [p.numel() for p in member.trunk.parameters()]
-        assert all(tensor.max() > 0 for tensor in population.hosts.second[i].split(sizes)), i
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -238,20 +204,6 @@ def test_bfloat16_changes_what_is_said_by_rounding_and_leaves_weights_in_float32
 
 
 # ---- episodes and measurement ----------------------------------------------------------------------------
-
-
-def test_an_episode_begins_with_its_own_weights_and_nothing_left_over() -> None:
-    states = crowd("vectors")
-    population = make_population("vectors", states.num_members)
-    population.train_epoch(plant(population, states), make_data("vectors", states.num_members), CLOCK)
-    population.begin_episode(1)
-    first = population.snapshot()
-    assert first["parts.0.weights"].abs().max() == first["hosts.first"].abs().max() == 0
-    population.begin_episode(2)
-    assert not torch.equal(population.hosts.weights, first["hosts.weights"])
-    population.begin_episode(1)
-    for name, value in population.tensors().items():
-        assert torch.equal(value, first[name])
 
 
 def accuracy_alone(population: Population, states: SlotStates, member: int, alphas: list[float]) -> float:

@@ -142,18 +142,13 @@ def outputs_of(population: Population, states: SlotStates, inputs: Tensor) -> Te
 Fold = tuple[int, int, int]  # slot, blueprint, style of a seed that became part of the host
 
 
-def reference_member(
-    population: Population, states: SlotStates, row: int, folds: Sequence[Fold] = ()
-) -> ReferenceMember:
+def reference_member(population: Population, states: SlotStates, row: int) -> ReferenceMember:
     """A plain module with the weights of one row, its seeds at the alphas that the host hears.
 
-    Its shape follows from the host, what was folded in since, in that order, and the seeds; not from `forms`.
+    Its shape follows from the host and the seeds, not from `forms`; nothing was folded in yet.
     """
     network = population.network
     member = ReferenceMember(network.make_host())
-    for slot, blueprint, style in folds:
-        member.germinate(slot, blueprint, STYLE_BLEND[Style(style)])
-        member.fold(slot)
     for module, flat in zip(
         member.trunk, population.hosts.weights[row].split(network.trunk_sizes), strict=True
     ):
@@ -216,15 +211,11 @@ class OneAfterAnother:
         self,
         population: Population,
         states: SlotStates,
-        folds: Sequence[Sequence[Fold]] | None = None,
         rate: Callable[[float], float] = lambda done: 1.0,
     ) -> None:
-        """folds: what was folded into each member; rate: the share of the peak learning rate."""
+        """rate: the share of the peak learning rate."""
         self.population, self.states, self.config, self.rate = population, states, population.config, rate
-        self.members = [
-            reference_member(population, states, i, folds[i] if folds else ())
-            for i in range(population.num_members)
-        ]
+        self.members = [reference_member(population, states, i) for i in range(population.num_members)]
         self.optimizers: list[dict[str, torch.optim.Optimizer]] = [
             {name: self._optimizer(part) for name, part in self._parts(m).items()} for m in self.members
         ]

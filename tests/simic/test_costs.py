@@ -16,10 +16,8 @@ from esper.population.hosts import HOST_PRESETS
 from esper.population.plan.rows import Rows, measurement_rows, training_rows
 from esper.population.population import Population
 from esper.simic.costs import ForwardCosts, Work
-from esper.simic.rollout import play
-from esper.tamiyo.scripted import Static
 from tests.population.lives import Life
-from tests.simic.worlds import SMALL, make_environment, task
+from tests.simic.worlds import make_environment, task
 
 
 def slow_rows(found: ForwardCosts, population: Population, states: SlotStates, rows: Rows) -> np.ndarray:
@@ -106,29 +104,6 @@ def assert_what_waits_is_charged_as_if_it_were_done(life: Life, found: ForwardCo
     before = found.epoch(states, population, work)
     population.read_slots(states)
     torch.testing.assert_close(found.epoch(states, population, work), before, rtol=1e-12, atol=0)
-
-
-def test_an_mlp_host_costs_two_operations_per_weight() -> None:
-    environment = make_environment(members=(0,), steps=1)
-    weights = sum(p.numel() for p in environment.population.network.host.parameters() if p.ndim == 2)
-    assert environment.population.host_flops == 2 * weights
-
-
-def test_a_convolution_costs_two_operations_per_weight_and_place() -> None:
-    environment = make_environment(members=(0,), steps=1, name="digits")
-    host = environment.population.network.host
-    expected = 0
-    for segment, shape in zip(host.segments, host.slot_shapes, strict=True):
-        expected += 2 * segment[0].weight.numel() * int(np.prod(shape[1:]))
-    expected += 2 * host.head[-1].weight.numel()
-    assert environment.population.host_flops == expected
-
-
-def test_an_ungrown_episode_costs_its_epochs() -> None:
-    environment = make_environment(members=(0, 1), steps=3)
-    record = play(environment, Static(), 0)
-    per_epoch = environment.population.host_flops * 3 * 2 * SMALL.batch_size
-    np.testing.assert_array_equal(record.flops, [3 * per_epoch] * 2)  # it looks at no measurement
 
 
 def test_counting_leaves_the_bodies_as_they_were() -> None:

@@ -4,6 +4,7 @@ gradient of what that world pays."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from hypothesis import given, settings
@@ -18,9 +19,10 @@ from esper.lifecycle.stages import Stage
 from esper.simic.agent.losses import LossWeights, ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
-from esper.tamiyo.policy.features import HISTORY_LENGTH, Observation, batch_obs_to_features
-from esper.tamiyo.policy.network import PolicyOutput, TamiyoInputs, TamiyoNet, TamiyoNetConfig
+from esper.tamiyo.policy.features import batch_obs_to_features
+from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.utils.rows import map_tensors
+from tests.scenes import plain_observation as observe
 
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
 # Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.
@@ -35,15 +37,6 @@ class World:
     slots: SlotStates  # [1, 2]
     evidence: SlotEvidence  # [1, 2]
     pay: Tensor  # [T, ops, 2]
-
-
-@dataclass(frozen=True)
-class Courses:
-    """Every course that a world can take, one a row."""
-
-    steps: Transition  # [M, T, ...]
-    executed: Tensor  # [M, T] int64
-    rewards: Tensor  # [M, T]
 
 
 def masks_of(slots: SlotStates) -> ActionMasks:
@@ -72,22 +65,10 @@ def legal_actions(masks: ActionMasks, row: int) -> list[list[int]]:
     return found
 
 
-def observe(slots: SlotStates, evidence: SlotEvidence, step: int) -> TamiyoInputs:
-    members = slots.num_members
-    flat, past = torch.full((members,), 0.5), torch.zeros(members, HISTORY_LENGTH)
-    seen = Observation(
-        progress=flat * step, step_cost=flat + 1.0, steps_left=flat + 1.0,
-        val_loss=flat, val_accuracy=flat, loss_history=past, accuracy_history=past,
-        parameter_ratio=flat + 1, last_succeeded=flat > 0, last_op=torch.zeros(members, dtype=torch.long),
-        slots=slots, evidence=evidence,
-    )  # fmt: skip
-    return TamiyoInputs(*batch_obs_to_features(seen))
-
-
-def all_courses(world: World) -> Courses:
-    """Breadth first: at every step each course so far goes on with every legal action."""
+def all_courses(world: World) -> Transition:
+    """Every course that a world can take, one a row: breadth first.  # [M, T, ...]"""
     slots, evidence = world.slots, world.evidence
-    columns: list[tuple[Transition, Tensor, Tensor]] = []
+    columns: list[Transition] = []
     for t, pay in enumerate(world.pay):
         masks = masks_of(slots)
         choices = [legal_actions(masks, row) for row in range(slots.num_members)]
@@ -95,29 +76,22 @@ def all_courses(world: World) -> Courses:
         actions = torch.tensor([action for some in choices for action in some])
         pick = lambda record, rows=origin: map_tensors(lambda tensor: tensor[rows], record)  # noqa: E731
         columns = [pick(column, origin) for column in columns]
-        seen = observe(slots, evidence, t)
+        seen = observe(slots, evidence, progress=torch.full((slots.num_members,), 0.5 * t))
         slots, evidence, masks = slots[origin], pick(evidence), pick(masks)
         outcome = apply(slots, Actions(actions), evidence, RULES, "mlp")
         nothing, no = torch.zeros(len(actions)), torch.zeros(len(actions), dtype=torch.bool)
         step = Transition(
-            observation=pick(seen), masks=masks, actions=actions,
+            observation=pick(TamiyoInputs(*batch_obs_to_features(seen))), masks=masks, actions=actions,
             log_prob=torch.zeros(len(actions), len(Head)), forced=masks.op.sum(1) == 1, value=nothing,
             reward=pay[outcome.executed_op, actions[:, Head.SLOT] * outcome.succeeded],
             terminated=no, truncated=no, bootstrap_value=nothing, reset=no,
         )  # fmt: skip
-        columns.append(_Column(step, outcome.executed_op))
+        columns.append(step)
         slots = tick(outcome.states, RULES).states
-    steps = _side_by_side([column.step for column in columns])
-    return Courses(steps, torch.stack([column.executed for column in columns], dim=1), steps.reward)
+    return _side_by_side(columns)
 
 
-@dataclass(frozen=True)
-class _Column:
-    step: Transition  # [M, ...]
-    executed: Tensor  # [M]
-
-
-def _side_by_side(records: list) -> object:  # type: ignore[type-arg]
+def _side_by_side(records: list) -> Any:  # type: ignore[type-arg]
     """Records of [M, ...] as one of [M, T, ...]."""
     first = records[0]
     if isinstance(first, Tensor):
@@ -126,25 +100,19 @@ def _side_by_side(records: list) -> object:  # type: ignore[type-arg]
     return replace(first, **{name: _side_by_side([getattr(r, name) for r in records]) for name in names})
 
 
-def gradients(
-    world: World, seed: int, baseline: tuple[float, ...], part: str = "", by_executed: bool = False
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The exact gradient of the expected return, the loss's estimate of it, and how often a gate refused.
-
-    `part` is the beginning of the names of the parameters that are asked about.
-    """
+def gradients(world: World, seed: int, baseline: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """The exact gradient of the expected return, and the loss's estimate of it."""
     torch.manual_seed(seed)
     net = TamiyoNet(TamiyoNetConfig(width=8, embedding=4))
     for head in (net.op_head, net.detail_heads):
         torch.nn.init.normal_(head.weight)  # away from uniform
-    courses = all_courses(world)
-    steps = courses.steps
-    state = net.initial_state(len(courses.rewards))
+    steps = all_courses(world)
+    state = net.initial_state(len(steps.reward))
     output = net.sequence(steps.observation, steps.masks, state, steps.reset, actions=steps.actions)
     probability = output.log_prob.sum((1, 2)).exp()  # [M] of the whole course
     torch.testing.assert_close(probability.sum(), torch.ones(()))  # nothing was left out
-    togo = courses.rewards.flip(1).cumsum(1).flip(1)  # [M, T]
-    parameters = [p for name, p in net.named_parameters() if name.startswith(part)]
+    togo = steps.reward.flip(1).cumsum(1).flip(1)  # [M, T]
+    parameters = list(net.parameters())
     exact = _flat(probability @ togo[:, 0], parameters)
 
     count = (~steps.forced).sum()  # the loss is a mean over these
@@ -155,10 +123,7 @@ def gradients(
         returns=togo,
         initial_state=state,
     )
-    judged: PolicyOutput = replace(output, relevant=relevance(courses.executed)) if by_executed else output
-    estimate = _flat(-ppo_loss(judged, batch, WEIGHTS).loss, parameters)
-    refused = courses.executed != steps.actions[..., Head.OP]
-    return exact, estimate, refused.float().mean()
+    return exact, _flat(-ppo_loss(output, batch, WEIGHTS).loss, parameters)
 
 
 def _flat(value: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:
@@ -187,24 +152,6 @@ def evidence_of(health: list[float], contribution: list[float]) -> SlotEvidence:
     )  # fmt: skip
 
 
-def test_crediting_what_was_executed_would_turn_the_gradient_round() -> None:
-    """Two seeds in TRAINING, the second too young for its gate. Advancing pays 1; a refusal, like waiting, 2.
-
-    With a baseline of .5 the executed advance looks good. It is not: the refused one was worth more.
-    """
-    pay = torch.zeros(1, len(Op), 2)
-    pay[0, Op.ADVANCE], pay[0, Op.WAIT] = 1.0, 2.0
-    slots = SlotStates.from_records(
-        [[seed_in(Stage.TRAINING), replace(seed_in(Stage.TRAINING), epochs_in_stage=0)]]
-    )
-    world = World(slots, evidence_of([1.0, 1.0], [float("nan")] * 2), pay)
-    exact, estimate, refused = gradients(world, 0, (0.5,), "slot_query")
-    assert refused > 0
-    torch.testing.assert_close(estimate, exact, rtol=1e-4, atol=1e-6)
-    _, biased, _ = gradients(world, 0, (0.5,), "slot_query", by_executed=True)
-    assert torch.dot(biased, exact) < 0 < torch.dot(estimate, exact)
-
-
 @settings(max_examples=25, deadline=None)
 @given(
     stages=st.tuples(
@@ -228,5 +175,5 @@ def test_the_loss_has_the_exact_policy_gradient_whatever_the_gates_refuse(
     slots = SlotStates.from_records([[seed_in(s, e) for s, e in zip(stages, epochs, strict=True)]])
     pay = torch.randn(2, len(Op), 2, generator=torch.Generator().manual_seed(seed))
     world = World(slots, evidence_of(list(health), list(contribution)), pay)
-    exact, estimate, _ = gradients(world, seed, baseline)
+    exact, estimate = gradients(world, seed, baseline)
     torch.testing.assert_close(estimate, exact, rtol=1e-3, atol=1e-5)

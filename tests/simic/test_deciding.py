@@ -59,30 +59,6 @@ def test_one_block_shows_nothing() -> None:
     assert not decision.kept.any()
 
 
-def test_of_two_seeds_that_stand_in_for_each_other_one_stays() -> None:
-    """Neither is missed while the other is there; alone each is worth ten points."""
-    noise = torch.randn(20, 1, 4, generator=torch.Generator().manual_seed(0))
-    table = noise + torch.tensor([0.0, 10.0, 10.0, 10.0])
-    decision = decide_seeds(by_subset(table), torch.ones(1, 2, dtype=torch.bool), torch.tensor([2]))
-    assert decision.kept.sum() == 1
-    assert decision.lower_bound[decision.kept].item() > 5
-
-
-def test_losses_that_are_each_within_the_noise_are_not_added_up() -> None:
-    """Each of three seeds is worth little beside the noise, all of them a lot: not all are taken out."""
-    noise = 5.0 * torch.randn(20, 1, 8, generator=torch.Generator().manual_seed(0))
-    seeds = torch.tensor([0, 1, 1, 2, 1, 2, 2, 3])
-    decision = decide_seeds(
-        by_subset(noise + 2.5 * seeds), torch.ones(1, 3, dtype=torch.bool), torch.tensor([3])
-    )
-    alone = [
-        stats.ttest_1samp(noise[:, 0, 7] - noise[:, 0, 7 - 2**s] + 2.5, 0.0, alternative="greater")
-        for s in range(3)
-    ]
-    assert all(test.pvalue > LEVEL / 5 for test in alone)
-    assert decision.kept.any()
-
-
 def decided_slowly(scores: Tensor, seeds: int) -> set[int]:
     """The stated test for one network, step by step.  # scores [blocks, 2 ** seeds]"""
     level, full, left = LEVEL / (2 * seeds - 1), 2**seeds - 1, set(range(seeds))
@@ -164,20 +140,13 @@ def test_on_labels_of_pure_noise_nothing_stays(controller: Any, most: int) -> No
     assert stayed <= most
 
 
-class Narrow(nn.Sequential):
-    """A host that can hardly see: one feature wide at its joint."""
-
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
 def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(600, 5, generator=draw)
     y = ((x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] * x[:, 3] > 0).long()) % 3  # needs hidden units
     torch.manual_seed(0)  # the first weights of the host
     grown = esper.grow(
-        Narrow(),
+        nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)),
         train=(x[:400], y[:400]),
         val=(x[400:], y[400:]),
         controller=Scheduled(steps=(0,)),
@@ -199,23 +168,3 @@ def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
     measured = (grown.model(x[400:]).argmax(1) == y[400:]).float().mean().item()
     assert measured == pytest.approx(grown.record.accuracy[-1, 0], abs=1e-6)
     assert sum(p.numel() for p in grown.model.parameters()) == grown.record.parameters[-1, 0]
-
-
-def test_the_best_epoch_is_restored() -> None:
-    """A rate that wrecks the network at the end costs nothing: an earlier epoch comes back."""
-    x, y = models.table(200)
-    grown = esper.grow(
-        models.small_mlp(),
-        train=(x[:120], y[:120]),
-        val=(x[120:], y[120:]),
-        controller="static",
-        epochs=12,
-        lr=0.3,
-        schedule="constant",
-        progress=False,
-    )
-    scores = grown.record.accuracy[:, 0]
-    assert scores[-1] == scores.max()
-    assert scores[-1] == scores[grown.epoch]
-    measured = (grown.model(x[120:]).argmax(1) == y[120:]).float().mean().item()
-    assert measured == pytest.approx(scores[-1], abs=1e-6)

@@ -11,19 +11,16 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Actions, Blueprint, Head, Op
-from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
-from esper.population.data import DataOrder
 from esper.population.forms import NO_FORM
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig, lifecycle_for
+from esper.simic.config import EpisodeConfig, GovernorConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import play
 from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-from esper.tamiyo.scripted import RandomLegal, Static
-from tests.controllers import Scheduled
+from esper.tamiyo.scripted import RandomLegal
 from tests.simic.worlds import GAMMA, QUICK, make_agent, make_environment
 
 PLANT = {Head.OP: Op.GERMINATE, Head.BLUEPRINT: Blueprint.MLP_SMALL, Head.ALPHA_TARGET: 2, Head.TEMPO: 0}
@@ -53,22 +50,6 @@ def test_reset_measures_before_any_training() -> None:
     assert observation.loss_history[:, :-1].isnan().all()
     assert torch.equal(observation.loss_history[:, -1], observation.val_loss)
     assert (observation.parameter_ratio == 1).all()
-
-
-def test_clocks_of_a_seed_run_once_a_step() -> None:
-    environment = make_environment(steps=8)
-    environment.reset(0)
-    ages, stages, alphas = [], [], []
-    for action in (PLANT, ADVANCE, {}, ADVANCE, {}, {}):
-        result = environment.step(everyone(environment, action))
-        slots = result.observation.slots
-        ages.append(int(slots.age[0, 0]))
-        stages.append(Stage(int(slots.stage[0, 0])))
-        alphas.append(float(slots.alpha[0, 0]))
-    assert ages == [1, 2, 3, 4, 5, 6]
-    assert stages == [Stage.GERMINATED, Stage.TRAINING, Stage.TRAINING] + [Stage.BLENDING] * 3
-    assert alphas[:3] == [0, 0, 0]
-    assert 0 < alphas[3] < alphas[4] < alphas[5] == 1  # the first step of the ramp is in the same tick
 
 
 def test_an_action_meets_the_evidence_of_the_validation_before_it() -> None:
@@ -121,22 +102,6 @@ def test_the_last_step_is_terminal_and_no_other() -> None:
         environment.step(Actions.wait(4))
 
 
-def test_seeds_may_be_there_from_the_start() -> None:
-    environment = make_environment(members=(0, 1), steps=2)
-    grown = SlotRecord(
-        stage=Stage.FOSSILIZED, blueprint=Blueprint.MLP, alpha=1.0, alpha_start=1.0, alpha_target=1.0
-    )
-    slots = environment.num_slots
-    given = SlotStates.from_records([[grown] + [None] * (slots - 1), [None] * slots])
-    observation = environment.reset(0, given)
-    assert (observation.parameter_ratio > 1).tolist() == [True, False]
-    weights = environment.population.seeds.weights.view(2, slots, -1)
-    assert (weights[0, 0] != 0).any()
-    assert (weights[1] == 0).all()
-    with pytest.raises(ValueError, match=r"initial_slots are \(1, "):
-        environment.reset(0, given[0])
-
-
 # ---- what no neighbour may change ------------------------------------------------------------------------
 
 
@@ -155,20 +120,6 @@ def test_a_member_does_not_depend_on_how_many_there_are(name: str) -> None:
         few.population.hosts.weights.numpy(), many.population.hosts.weights.numpy()[rows], atol=TOLERANCE
     )
     assert (large.germinated.sum(axis=(0, 2))[rows] > 0).any()  # something grew
-
-
-def test_the_number_of_members_changes_neither_data_nor_updates() -> None:
-    orders, steps = [], []
-    for members in ((2,), (0, 1, 2)):
-        environment = make_environment(members, 3)
-        play(environment, Static(), 1)
-        population = environment.population
-        sizes = population.train_data.num_samples, population.config.batch_size
-        order = DataOrder(population.seed, population.members, *sizes)
-        orders.append(torch.stack([order.batch(1, b)[-1] for b in range(6)]))
-        steps.append(environment.population.hosts.steps[-1].item())
-    assert torch.equal(*orders)
-    assert steps == [6, 6]  # 3 epochs of 2 minibatches
 
 
 def test_a_broken_member_changes_no_other() -> None:
@@ -197,21 +148,6 @@ def test_a_broken_member_changes_no_other() -> None:
 
 
 # ---- the reward ------------------------------------------------------------------------------------------
-
-
-def test_shaped_rewards_telescope_with_the_discount_of_the_returns() -> None:
-    record = play(make_environment(steps=6), RandomLegal(0.8), 0)
-    ends = GAMMA**6 * record.potential[-1] - record.potential[0]
-    np.testing.assert_allclose(record.returns, ends, atol=1e-5)
-    assert np.abs(record.returns).max() > 0
-
-
-def test_sparse_rewards_come_at_the_end() -> None:
-    record = play(
-        make_environment(steps=5, reward=RewardConfig(mode="sparse")), Scheduled(range(0, 99, 2)), 0
-    )
-    assert (record.reward[:-1] == 0).all()
-    np.testing.assert_allclose(record.reward[-1], record.potential[-1] - record.potential[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("when", [0, 2, 4])
@@ -243,39 +179,6 @@ def test_dwell_times_follow_the_length_of_an_episode() -> None:
 
 
 # ---- saving ----------------------------------------------------------------------------------------------
-
-
-def test_another_environment_goes_on_from_a_saved_one_to_the_same_bits() -> None:
-    """In a process of its own: tests/test_resume.py, with a seed in every stage."""
-    environment, other = make_environment(steps=12), make_environment(steps=12)
-    environment.reset(3)
-    for plan in (
-        (PLANT, PLANT, PLANT, PLANT),
-        (ADVANCE, ADVANCE, ADVANCE, {}),
-        (ADVANCE, ADVANCE, {Head.OP: Op.PRUNE}, {}),
-        ({Head.OP: Op.WAIT}, {**PLANT, Head.SLOT: 1}, {}, {}),
-    ):
-        environment.step(Actions.of(list(plan)))
-    assert len(environment.slots.stage.unique()) >= 4  # seeds in several stages, and a slot that cools down
-    other.load_state_dict(environment.state_dict())
-    for action in ({}, ADVANCE, {}, {}):
-        for one in (environment, other):
-            one.step(everyone(one, action))
-    after = other.state_dict()
-    for name, value in environment.state_dict().items():
-        assert torch.equal(value.nan_to_num(-7.0), after[name].nan_to_num(-7.0)), name
-
-
-def test_a_saved_empty_slot_clears_a_live_one() -> None:
-    environment = make_environment(members=(0, 1), steps=4)
-    environment.reset(0)
-    empty = environment.state_dict()
-    environment.step(everyone(environment, PLANT))
-    assert (environment.population.seeds.weights != 0).any()
-    environment.load_state_dict(empty)
-    assert (environment.slots.stage == Stage.DORMANT).all()
-    assert (environment.population.seeds.weights == 0).all()
-    assert environment.clock == 0
 
 
 def test_a_state_of_another_environment_is_refused() -> None:

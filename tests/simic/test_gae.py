@@ -101,44 +101,17 @@ def test_gae_equals_the_golden_data(kernel: Kernel, batch: str) -> None:
     assert_same(kernel(rows, gamma, lam), (data["advantages"], data["returns"]))
 
 
-def plain_rows(rewards: list[float], value: float, **ends: int) -> GaeInputs:
-    """One row with a constant value function; `terminated=t` or `truncated=t` marks a step."""
-    steps = len(rewards)
-    flags = {name: torch.zeros(1, steps, dtype=torch.bool) for name in ("terminated", "truncated")}
-    for name, t in ends.items():
-        flags[name][0, t] = True
-    values = torch.full((1, steps), value)
-    return GaeInputs(
-        torch.tensor([rewards]),
-        values,
-        values.clone(),
-        flags["terminated"],
-        flags["truncated"],
-        torch.tensor([steps]),
-    )
-
-
 @every_kernel
 def test_a_constant_value_function_makes_the_advantage_a_formula(kernel: Kernel) -> None:
     """With r = 1, v = c and no end: δ = 1 + γc − c, and A_t = δ·(1 − (γλ)^(T−t)) / (1 − γλ)."""
     gamma, lam, value, steps = 0.9, 0.8, 3.0, 12
-    advantages, returns = kernel(plain_rows([1.0] * steps, value), gamma, lam)
+    values, never = torch.full((1, steps), value), torch.zeros(1, steps, dtype=torch.bool)
+    rows = GaeInputs(torch.ones(1, steps), values, values.clone(), never, never, torch.tensor([steps]))
+    advantages, returns = kernel(rows, gamma, lam)
     delta, decay = 1 + gamma * value - value, gamma * lam
-    formula = [delta * (1 - decay ** (steps - t)) / (1 - decay) for t in range(steps)]
-    torch.testing.assert_close(advantages[0], torch.tensor(formula), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(returns[0], torch.tensor(formula) + value, atol=1e-5, rtol=1e-5)
-
-
-@every_kernel
-def test_a_truncation_in_the_middle_uses_its_own_bootstrap_and_leaks_nothing(kernel: Kernel) -> None:
-    rows = plain_rows([1.0, 1.0, 1.0, 1.0], value=0.0, truncated=1, terminated=3)
-    rows.next_values[0, 1] = 10.0  # V of the state that was cut off
-    advantages, _ = kernel(rows, 0.5, 1.0)
-    # A_1 = 1 + 0.5·10;  A_0 = 1 + 0.5·A_1 (v = 0);  A_3 = 1;  A_2 = 1 + 0.5·A_3
-    torch.testing.assert_close(advantages[0], torch.tensor([4.0, 6.0, 1.5, 1.0]))
-    rows.rewards[0, 2:] = 1e6
-    before = kernel(rows, 0.5, 1.0)[0][0, :2]
-    torch.testing.assert_close(before, torch.tensor([4.0, 6.0]))
+    formula = torch.tensor([delta * (1 - decay ** (steps - t)) / (1 - decay) for t in range(steps)])
+    torch.testing.assert_close(advantages[0], formula, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(returns[0], formula + value, atol=1e-5, rtol=1e-5)
 
 
 @every_kernel

@@ -109,23 +109,6 @@ def act(environment: GrowthEnvironment, action: dict[Head, int], poisoned: bool 
     return environment.step(Actions.of([action] * environment.num_members))
 
 
-def test_a_rollback_prunes_the_seed_that_grew_since_and_cools_its_slot() -> None:
-    environment = make_environment(members=(0, 1), steps=10)
-    environment.reset(0)
-    act(environment, PLANT)
-    act(environment, {Head.OP: Op.ADVANCE})
-    births = environment.population.births.clone()
-    result = act(environment, {Head.OP: Op.ADVANCE}, poisoned=True)  # TRAINING → BLENDING, and it breaks
-    assert torch.equal(environment.population.births, births)
-    assert result.rolled_back.nonzero().tolist() == [[0, 0]]
-    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.BLENDING]
-    bodies = environment.population.forms[:, :, 0] != NO_FORM
-    assert bodies.nonzero().tolist() == [[1, 0]]
-    assert (result.observation.parameter_ratio > 1).tolist() == [False, True]
-    assert result.observation.evidence.gradient_health[0].isnan().all()
-    environment.slots.check()
-
-
 def test_a_rollback_keeps_a_seed_that_did_not_move() -> None:
     environment = make_environment(members=(0, 1), steps=10)
     environment.reset(0)
@@ -154,7 +137,12 @@ def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds
     second = {Head.SLOT: 1}
     act(environment, PLANT | second)
     act(environment, {Head.OP: Op.ADVANCE} | second)
-    act(environment, {Head.OP: Op.ADVANCE} | second, poisoned=True)
+    births = environment.population.births.clone()
+    result = act(environment, {Head.OP: Op.ADVANCE} | second, poisoned=True)  # TRAINING → BLENDING
+    assert result.rolled_back.nonzero().tolist() == [[0, 1]]
+    assert environment.slots.stage[1, 1] == Stage.BLENDING
+    assert torch.equal(environment.population.births, births)
+    assert result.observation.evidence.gradient_health[0, 1].isnan()
     stages, first = environment.slots.stage[0].clone(), environment.population.hosts.weights[0].clone()
     assert stages[:2].tolist() == [Stage.FOSSILIZED, Stage.PRUNED]
     for _ in range(2):
@@ -177,16 +165,6 @@ def test_snapshots_may_be_rarer_and_then_more_is_undone() -> None:
     assert torch.equal(environment.population.hosts.weights[0], first[0])
 
 
-def test_a_collapse_to_the_loss_of_chance_is_seen() -> None:
-    environment = make_environment(members=(0, 1), steps=4)
-    environment.reset(0)
-    governor = environment._governor
-    losses = replace(governor.state.losses, learned=torch.tensor([True, False]))
-    governor.state = replace(governor.state, losses=losses)
-    environment.population.hosts.weights[0] = 0.0  # every class alike
-    assert act(environment, {}).panicked.tolist() == [True, False]
-
-
 def test_without_a_governor_nothing_is_undone() -> None:
     environment = make_environment(members=(0, 1), steps=4, governor=GovernorConfig(enabled=False))
     environment.reset(0)
@@ -204,9 +182,12 @@ def test_the_seed_after_a_rollback_is_another_draw() -> None:
     assert torch.equal(environment.population.births, births + 1)
 
 
-def test_rows_under_suspicion_are_never_kept() -> None:
-    """Weights 1, 2, 3 are good; 4 is the first spike of two; the second one goes back to 3."""
-    environment = make_environment(members=(0, 1), steps=10)
+def test_rows_under_suspicion_are_never_kept_and_the_finished_are_not_judged_again() -> None:
+    """Weights 1, 2, 3 are good; 4 is the first spike of two; the second one goes back to 3.
+
+    The last member ends on its first spike, and keeps its loss.
+    """
+    environment = make_environment(members=(0, 1, 2), steps=10)
     environment.reset(0)
     population, rows = environment.population, environment.state
     config = GovernorConfig(window_min=2, spike_epochs=2)
@@ -214,12 +195,11 @@ def test_rows_under_suspicion_are_never_kept() -> None:
     panics = []
     for weight, loss in ((1.0, 3.0), (2.0, 3.0), (3.0, 3.0), (4.0, 50.0), (5.0, 50.0)):
         population.hosts.weights.fill_(weight)
-        history = rows.history.append(torch.tensor([loss, 3.0]), rows.history.accuracy)
+        history = rows.history.append(torch.tensor([loss, 3.0, loss]), rows.history.accuracy)
         measured = replace(rows, history=history)
-        after, panicked, _ = governor.review(
-            measured, torch.ones(2), torch.ones(2, dtype=torch.bool), governor.keeps_next()
-        )
+        active = torch.tensor([True, True, weight < 5])
+        after, panicked, _ = governor.review(measured, torch.ones(3), active, governor.keeps_next())
         panics.append(panicked.tolist())
-    assert panics == [[False, False]] * 4 + [[True, False]]
-    assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0]
-    assert after.history.loss.tolist() == [3.0, 3.0]
+    assert panics == [[False] * 3] * 4 + [[True, False, False]]
+    assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0, 5.0]
+    assert after.history.loss.tolist() == [3.0, 3.0, 50.0]

@@ -88,25 +88,6 @@ def test_learners_do_not_share_their_dice(trainer: Trainer) -> None:
     assert not torch.equal(one.actions, other.actions)
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_sparse_pay_comes_at_the_end_and_keeps_the_return(gamma: float) -> None:
-    spec, ppo = replace(SPEC, gamma=gamma), PPO.model_copy(update={"gamma": gamma})
-    paid = {}
-    for way in ("no_twin", "sparse"):
-        learner = make_learner(way, ppo, name="the same dice, so the same episode")
-        learner.reward = learner.reward.model_copy(update={"control_variate": False})
-        play(
-            GrowthEnvironment(spec),
-            learner,
-            episode=0,
-            on_step=lambda r, learner=learner: learner.record_step(r.reward, r.terminated, r.active),  # type: ignore[misc]
-        )
-        paid[way] = learner.buffer.get_batched_sequences().steps.reward.T.numpy()
-    assert (paid["sparse"][:-1] == 0).all()
-    first = [returns_to_go(rewards, gamma)[0] for rewards in paid.values()]
-    np.testing.assert_allclose(*first, rtol=1e-4, atol=1e-6)
-
-
 def test_a_patient_policy_differs_by_the_bias_of_its_ops_alone() -> None:
     patient, hasty = (make_learner(way).agent.policy.state_dict() for way in ("patient", "plain"))
     assert [name for name in hasty if not torch.equal(patient[name], hasty[name])] == ["op_head.bias"]

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from esper.lifecycle.actions import Head, Op
-from esper.lifecycle.stages import Stage
 from esper.population.extract import extract
 from esper.runs.schema import Event, from_json, json_values
 from esper.simic.agent.rollout_buffer import Transition
@@ -32,22 +31,6 @@ def masks_of_the_states_alone(environment: GrowthEnvironment) -> ActionMasks:
 def steps_of(trainer: Trainer) -> Transition:
     """What the learner stored of the latest episode.  # [N, T, ...]"""
     return trainer.learners["agent"].buffer.get_batched_sequences().steps
-
-
-def test_a_run_tells_what_it_did() -> None:
-    trainer = make_trainer(rounds=2, steps=5, minibatches=2)
-    rounds = [told["agent"] for told in trainer.run()]
-    assert [r.summary.round for r in rounds] == [1, 2]
-    last = rounds[-1].summary
-    assert last.member_epochs == 2 * 4 * 5
-    assert last.return_mean == pytest.approx(rounds[-1].record.returns.mean(), abs=1e-6)
-    assert sum(last.op_shares.values()) == pytest.approx(1.0)
-    assert len(last.op_shares_by_step) == 5
-    assert list(last.op_shares) == [op.name for op in Op]
-    assert rounds[0].record.episode == 0
-    assert rounds[1].record.episode == 1
-    assert rounds[-1].update.steps_learned == 4 * 5
-    assert np.isfinite([last.policy_loss, last.value_loss, last.kl, last.gradient_norm]).all()
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits() -> None:
@@ -121,26 +104,6 @@ def test_rollbacks_are_told() -> None:
     assert told[0].numbers["restored_loss"] == pytest.approx(float(result.record.loss[2, 1]))
 
 
-def test_the_control_variate_takes_the_ungrown_twin_out_of_what_is_learned() -> None:
-    """Stored rewards are those beyond the twin's; what is reported is what was paid."""
-    trainer = make_trainer(control=True)
-    result = trainer.play_round()["agent"]
-    control = play(make_environment(), Static(), 0)
-    stored = steps_of(trainer).reward.T.numpy()
-    np.testing.assert_allclose(stored, result.record.reward - control.reward, atol=1e-6)
-    assert (stored != 0).any()
-    idle = (result.record.seen_stage[:-1] == Stage.DORMANT).all(axis=2).cumprod(axis=0).astype(bool)
-    idle &= (result.record.executed_op == Op.WAIT).cumprod(axis=0).astype(bool)
-    assert idle.any()
-    assert (stored[idle] == 0).all()  # as long as a member has done nothing it has earned nothing
-    assert result.summary.member_epochs == 2 * 4 * 6
-    above = (result.record.returns - control.returns).mean()
-    assert result.summary.extra["above_twin"] == pytest.approx(above, abs=1e-6)
-    plain = make_trainer().play_round()["agent"]
-    np.testing.assert_allclose(plain.record.reward, result.record.reward, atol=1e-6)
-    assert "above_twin" not in plain.summary.extra
-
-
 def test_rounds_take_turns_on_several_tasks() -> None:
     """Whatever a task looks like; each has a buffer that fits it."""
     learner = Learner("agent", make_agent(), steps=3)
@@ -161,18 +124,6 @@ def test_a_learner_without_its_twins_says_so() -> None:
 
 
 # ---- the test split --------------------------------------------------------------------------------------
-
-
-def test_a_run_never_reads_the_test_split() -> None:
-    trainer = make_trainer()
-    given = trainer.environment.spec.task
-    reads = given.test_reads
-    list(trainer.run())
-    play(trainer.environment, RandomLegal(0.5), 7)
-    assert given.test_reads == reads
-    result = evaluate_test(trainer.environment)
-    assert given.test_reads == reads + 1
-    assert result.accuracy.shape == (4,)
 
 
 def test_the_whole_test_split_is_measured() -> None:

@@ -14,14 +14,9 @@ from torch.nn.functional import pad
 from esper.lifecycle.actions import Blueprint, Op
 from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.slot_states import SlotConfig, SlotEvidence, SlotStates
-from esper.lifecycle.stages import Stage
-from esper.tamiyo.policy.action_masks import (
-    ActionMasks,
-    SlotMaskState,
-    compute_batch_masks,
-)
+from esper.tamiyo.policy.action_masks import ActionMasks, SlotMaskState, compute_batch_masks
 from tests.lifecycle import reference as ref
-from tests.lifecycle.strategies import episode, random_members, random_rules, to_config, to_states
+from tests.lifecycle.strategies import random_members, random_rules, to_config, to_states
 from tests.operations import count_operations
 from tests.scenes import nothing_is_empty, random_states
 from tests.tamiyo.masks_by_member import masks_one_by_one, to_mask_states
@@ -85,56 +80,7 @@ def test_masks_equal_the_slow_reference(seed: int, members: int, slots: int) -> 
     masks = compute_batch_masks(to_states(population), config=to_config(rules), topology=rules.topology)
     expected = [ref.masks(member, rules) for member in population]
     assert_equal(masks, {name: torch.tensor([e[name] for e in expected]) for name in expected[0]})
-
-
-@settings(deadline=None, max_examples=25)
-@given(RNG_SEEDS, st.integers(1, 512), st.integers(1, 25), st.integers(0, 3))
-def test_the_batch_equals_each_member_alone(seed: int, members: int, slots: int, max_seeds: int) -> None:
-    rng = np.random.default_rng(seed)
-    states = random_states(rng, members, slots)
-    config = LifecycleConfig(max_seeds=max_seeds)
-    batch = compute_batch_masks(states, config=config)
-    for member in rng.choice(members, min(members, 16), replace=False).tolist():
-        alone = compute_batch_masks(states[member], config=config)
-        assert_equal(alone, {name: value[member : member + 1] for name, value in batch.tensors().items()})
-
-
-@settings(deadline=None, max_examples=30)
-@given(RNG_SEEDS, st.integers(1, 64), st.integers(1, 25))
-def test_wait_is_open_and_an_op_is_legal_where_its_row_is_not_empty(
-    seed: int, members: int, slots: int
-) -> None:
-    masks = compute_batch_masks(random_states(np.random.default_rng(seed), members, slots))
-    assert bool(masks.op[:, Op.WAIT].all())
     assert nothing_is_empty(masks)
-    assert not bool((masks.slot_by_op & ~masks.slot.unsqueeze(1)).any()), (
-        "disabled slots are legal for nothing"
-    )
-    weights = masks.op.float()
-    op = torch.multinomial(weights, 1)  # any legal op
-    rows = masks.slot_by_op.gather(1, op.unsqueeze(2).expand(-1, 1, slots)).squeeze(1)
-    assert bool(rows.any(dim=1).all()), "op-then-slot never meets an empty row"
-
-
-def test_masks_obey_the_rules_along_whole_episodes() -> None:
-    for seed in range(4):
-        for step in episode(seed, 4, 3, steps=30):
-            masks = compute_batch_masks(step.ticked.states)
-            assert nothing_is_empty(masks)
-            assert bool(masks.op[:, Op.WAIT].all())
-
-
-def test_the_call_of_the_finding_works() -> None:
-    batch: list[list[SlotMaskState | None]] = [
-        [None, SlotMaskState(Stage.BLENDING, seed_age_epochs=7), SlotMaskState(Stage.FOSSILIZED)],
-        [SlotMaskState(Stage.TRAINING, 3), None, None],
-    ]
-    masks = compute_batch_masks(batch, SlotConfig.grid(1, 3), device="cpu")
-    legal = [{Op(op).name for op in row.nonzero().flatten().tolist()} for row in masks.op]
-    assert legal == [{"WAIT", "GERMINATE", "SET_ALPHA_TARGET", "PRUNE", "ADVANCE"}, {"WAIT", "ADVANCE"}]
-    assert masks.slot_by_op[0, Op.GERMINATE].tolist() == [True, False, False]
-    assert masks.style.tolist() == [[True] * 4, [False, False, True, False]]
-    assert masks.alpha_target.tolist() == [[True] * 3, [False, False, True]]
 
 
 @settings(deadline=None, max_examples=25)

@@ -101,24 +101,6 @@ def test_unmeasured_measured_zero_and_fresh_read_differently(field: str) -> None
         assert read(value) != schema.unknown or (field == "gradient_norm" and value < 0), value
 
 
-def test_the_sentinel_stays_on_every_step_until_a_measurement_exists() -> None:
-    for age in range(0, 60, 7):
-        states = SlotStates.from_records([[SlotRecord(Stage.TRAINING, 3, age=age, epochs_in_stage=age)]])
-        for name in MEASURED.values():
-            schema = next(c for c in COLUMNS if c.name == name)
-            assert column(observe(states), name).item() == schema.unknown
-
-
-def test_no_seed_is_not_a_seed_of_age_zero_or_a_target_of_zero() -> None:
-    empty = observe(SlotStates.empty(1, 1))
-    young = observe(SlotStates.from_records([[SlotRecord(Stage.GERMINATED, 1)]]))
-    for name in ("age", "tempo", "alpha_target"):
-        assert column(empty, name).item() == -1.0
-        assert column(young, name).item() >= 0.0
-    assert column(empty, "algorithm").sum().item() == 0
-    assert column(young, "algorithm").sum().item() == 1
-
-
 def test_a_broken_member_changes_no_other_row() -> None:
     observation = random_observation(np.random.default_rng(5), 8, 3)
     before, _ = batch_obs_to_features(observation)

@@ -103,27 +103,6 @@ def test_scripted_controllers_are_never_refused_by_a_gate(name: str) -> None:
     assert {Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE} <= set(executed.unique().tolist())
 
 
-@pytest.mark.parametrize("name", ["random", "scheduled", "heuristic"])
-def test_a_member_decides_alike_beside_any_others(name: str) -> None:
-    def decide(members: list[int]) -> torch.Tensor:
-        controller = MAKE[name]()
-        controller.begin(EpisodeInfo(torch.tensor(members), 3, 7, torch.device("cpu")))
-        rng = np.random.default_rng(0)
-        states, said = SlotStates.empty(len(members), 3), []
-        for step in range(15):
-            evidence = random_evidence(rng, 1, 3)
-            evidence = SlotEvidence(
-                **{n: v.expand(len(members), 3).clone() for n, v in evidence.tensors().items()}
-            )
-            masks = compute_batch_masks(states, evidence=evidence)
-            actions = controller.decide(observe(states, evidence), masks, step)
-            said.append(actions.choices)
-            states = tick(apply(states, actions, evidence, RULES, "cnn").states, RULES).states
-        return torch.stack(said)
-
-    assert torch.equal(decide([4])[:, 0], decide([0, 9, 4, 2])[:, 2])
-
-
 @pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
 def test_random_germinates_at_its_rate(rate: float) -> None:
     chances = hits = 0
