@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -11,15 +12,20 @@ from torch.utils._python_dispatch import TorchDispatchMode
 class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
+        self.counts[str(func)] += 1
         return func(*args, **(kwargs or {}))
+
+
+def operations_of(call: Callable[[], object]) -> Counter[str]:
+    """How often one call sends each operation through the dispatcher."""
+    with _Counter() as counter:
+        call()
+    return counter.counts
 
 
 def count_operations(call: Callable[[], object]) -> int:
     """How many operations one call sends through the dispatcher."""
-    with _Counter() as counter:
-        call()
-    return counter.count
+    return operations_of(call).total()

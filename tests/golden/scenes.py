@@ -268,7 +268,6 @@ def grow_resumed(growth: str) -> Iterator[tuple[str, Series]]:
 
 def fit_lightning(folder: Path, checkpoint: Path | None = None) -> Series:
     """Grow in Lightning's Trainer, which saves a checkpoint after every step."""
-    from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     torch.manual_seed(0)
@@ -278,16 +277,7 @@ def fit_lightning(folder: Path, checkpoint: Path | None = None) -> Series:
     train, val = TensorDataset(x[:120], y[:120]), TensorDataset(x[120:], y[120:])
     grower = esper.LightningGrower(val=DataLoader(val, 60), controller="schedule:widen_full@0.1")
     saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = Trainer(
-        max_epochs=EPOCHS,
-        callbacks=[grower, saving] if checkpoint is None else [grower],
-        enable_checkpointing=checkpoint is None,
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )
+    trainer = models.lightning_trainer(EPOCHS, grower, [saving] if checkpoint is None else [])
     module = models.lightning_module(models.small_cnn().double())
     loader = DataLoader(train, 30, shuffle=True)
     trainer.fit(module, loader, DataLoader(val, 60), ckpt_path=checkpoint, weights_only=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growing.criterion import Criterion, UserStep
+from esper.growing.settings import check_settings
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 
 QUICK = LifecycleConfig(gates=GateConfig(training_epochs=1, min_health=0.0))  # a few epochs see a whole life
 
 
-def rising_score() -> Callable[..., tuple[Tensor, float]]:
-    """A step whose score only rises, so that the last epoch is the best."""
-    scores = count()
-    return lambda model, batch: (F.cross_entropy(model(batch[0]), batch[1]), next(scores) / 1e6)
+def rising_score(sign: int = 1) -> UserStep:
+    """A step whose score only rises, so that the last epoch is the best, or, with -1, only falls."""
+    judge, scores = Criterion(check_settings({})), count()
+    return lambda model, batch: (judge(model, batch).loss, sign * next(scores) / 1e6)
 
 
 def small_cnn(width: int = 4) -> nn.Sequential:
@@ -282,3 +284,18 @@ def lightning_module(net: nn.Module) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
     return Module()
+
+
+def lightning_trainer(epochs: int, grower: Any, saving: Sequence[Any] = ()) -> Any:
+    """Lightning's Trainer with a callback, and with others that save checkpoints, which says nothing."""
+    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    return lightning.Trainer(
+        max_epochs=epochs,
+        callbacks=[grower, *saving],
+        enable_checkpointing=bool(saving),
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )

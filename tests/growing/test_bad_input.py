@@ -141,12 +141,7 @@ def test_a_mistake_is_told_in_one_sentence(message: str) -> None:
         (models.small_mlp(), FOREIGN, {}, "the SGD holds none of the 6 parameters of the model"),
         (models.small_mlp, FOREIGN, {}, r"model is a function; give an nn\.Module"),
         *(
-            (
-                models.small_mlp(),
-                FOREIGN,
-                {name: 2},
-                f"{name} has no effect in a loop of your own; allowed",
-            )
+            (models.small_mlp(), FOREIGN, {name: 2}, f"{name} has no effect in a loop of your own; allowed")
             for name in ("device", "schedule", "patience", "host_lr")
         ),
     ],
@@ -211,13 +206,6 @@ def test_a_score_that_is_nan_before_any_training_is_refused_and_a_later_one_is_w
         esper.grow(models.small_mlp(), LOADER, LOADER, step=step, epochs=1, progress=False)
 
 
-@pytest.mark.parametrize("controller", [None, "static"])
-def test_a_frozen_model_is_warned_of(controller: str | None) -> None:
-    model = models.small_mlp().requires_grad_(False)
-    with pytest.warns(UserWarning, match="all parameters of Sequential are frozen"):
-        esper.grow(model, LOADER, LOADER, controller=controller, epochs=1, progress=False)
-
-
 class Raising(nn.Module):
     """Raises in its own code."""
 
@@ -247,6 +235,14 @@ def test_an_exception_of_the_users_own_is_told_with_its_place(given: dict[str, A
         esper.grow(**{"model": models.small_mlp(), "train": LOADER, "val": LOADER, "progress": False} | given)
 
 
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    store = f"file://{tmp_path / 'store'}"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
 def entries(model: nn.Module) -> list[Callable[[], Any]]:
     return [
         lambda: esper.grow(model, LOADER, LOADER, progress=False),
@@ -267,25 +263,18 @@ def entries(model: nn.Module) -> list[Callable[[], Any]]:
         ),
         (lambda: models.small_mlp().to("meta"), r"0\.weight of Sequential is on the meta device"),
         (lambda: nn.DataParallel(models.small_mlp()), "model is a DataParallel, wrapped for several"),
+        (
+            lambda: nn.parallel.DistributedDataParallel(models.small_mlp()),
+            "model is a DistributedDataParallel, wrapped for several",
+        ),
     ],
 )
+@pytest.mark.usefixtures("process_group")
 def test_a_model_that_cannot_grow_is_refused_everywhere(make: Any, told: str) -> None:
     for entry in entries(make()):
         with pytest.raises(UserError, match=told) as caught:
             entry()
         assert "\n" not in str(caught.value)
-
-
-def test_a_model_in_ddp_is_refused(tmp_path: Path) -> None:
-    store = f"file://{tmp_path / 'store'}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(models.small_mlp())
-        for entry in entries(wrapped):
-            with pytest.raises(UserError, match="model is a DistributedDataParallel, wrapped for several"):
-                entry()
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def test_several_processes_are_refused_before_anything_is_planted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 import esper
 from esper import cli
+from esper.growing.data import GeneratorStates, seeded_generators
 from esper.growing.result import Grown
 from esper.runs import files
 from esper.runs.run_folder import RunFolder, describe
@@ -24,26 +29,42 @@ from tests.controllers import Scheduled
 from tests.growing import models
 from tests.growing.models import QUICK
 
+CPU = torch.device("cpu")
 EPOCHS = 6
-ROOT = Path(__file__).parents[2]
-STORY = ("events.jsonl", "growth.json")
 
 
 class Killed(BaseException):
     """Stands for the end of the process."""
 
 
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Images that are shifted anew whenever they are read, by all three global generators."""
+
+    def __init__(self) -> None:
+        self.images, self.labels = models.images(48)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        noise = random.random() + float(np.random.rand()) + 0.1 * torch.randn(())  # noqa: NPY002
+        return self.images[index] + 0.1 * noise, self.labels[index]
+
+
 def grow(out: Path | None, **settings: Any) -> Grown:
     torch.manual_seed(0)
-    chosen = {
-        "controller": Scheduled(steps=(0, 3)),
-        "epochs": EPOCHS,
-        "lr": 1e-2,
-        "lifecycle": QUICK,
-        "batch_size": 16,
-        "progress": False,
-    } | settings
+    chosen = {"controller": Scheduled(steps=(0, 3)), "epochs": EPOCHS, "lr": 1e-2, "batch_size": 16}
+    chosen |= {"lifecycle": QUICK, "progress": False, **settings}
     return esper.grow(models.small_mlp(), models.table(), out=out, **chosen)
+
+
+def grow_augmented(out: Path | None, **settings: Any) -> Grown:
+    """With a controller that remembers, augmentation and a loader that shuffles by a generator of its own."""
+    torch.manual_seed(0)
+    loader = DataLoader(Augmented(), 16, shuffle=True, generator=torch.Generator().manual_seed(3))
+    chosen = {"controller": "tamiyo", "force": True, "epochs": EPOCHS, "patience": 7, **settings}
+    val = models.images(30, seed=1)
+    return esper.grow(models.small_cnn(), loader, val, out=out, lifecycle=QUICK, progress=False, **chosen)
 
 
 def bits(grown: Grown) -> list[Tensor]:
@@ -57,8 +78,9 @@ def same(one: Grown, other: Grown) -> bool:
 
 
 @pytest.mark.usefixtures("no_report")
+@pytest.mark.parametrize("grow", [grow, grow_augmented])
 def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    grow: Callable[..., Grown], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = grow(tmp_path / "whole")
     assert same(whole, grow(None)), "the folder changes nothing"
@@ -86,12 +108,7 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
     for line in (*lines, *told):
         line.pop("seconds")
     assert told == lines
-    for name in (
-        "events.jsonl",
-        "growth.json",
-        "network.safetensors",
-        "lanes/000000.safetensors",
-    ):
+    for name in ("events.jsonl", "growth.json", "network.safetensors", "lanes/000000.safetensors"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert same(grow(out, resume=True), whole), "a finished one is read, not grown again"
 
@@ -167,12 +184,22 @@ def test_nothing_is_erased_and_nothing_goes_on_with_other_arguments(tmp_path: Pa
         grow(tmp_path / "other", resume=True)
 
 
-@pytest.mark.usefixtures("no_report")
-def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/grow_your_own.md").read_text(encoding="utf-8")
-    for section in ("## A folder, and going on", "## Was it worth it?"):
-        code = page.split(section)[1].split("```python\n")[1].split("```")[0]
-        names = dict(zip(("x", "y", "x_val", "y_val"), (*models.table(), *models.table(30)), strict=True))
-        exec(code.replace("epochs=30", "epochs=2"), {"esper": esper, "model": models.small_mlp(), **names})
-    assert describe(tmp_path / "runs/mine").state == "finished"
+def test_all_generators_go_on_where_they_stood_and_those_of_the_caller_are_left_alone() -> None:
+    own = torch.Generator()
+    loader = DataLoader(Augmented(), 16, shuffle=True, generator=own)
+
+    def draw() -> list[float]:
+        drawn = [random.gauss(0, 1), float(np.random.randn()), float(torch.rand(()))]  # noqa: NPY002
+        return [*drawn, float(torch.rand((), generator=own))]
+
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
+    with seeded_generators(1, CPU):
+        draw()
+        randomness = GeneratorStates(CPU, [loader])
+        state = randomness.state_dict()
+        first = [draw(), draw()]
+        randomness.load_state_dict(state)
+        assert [draw(), draw()] == first
+    assert random.getstate() == before[0]
+    assert np.random.get_state()[1].tolist() == before[1]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[2])

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growing.result import describe_gain
+from esper.runs.run_folder import describe
 from examples import grow_adapters, own_loop
 from tests.growing import models
 from tests.growing.test_trainers import Sentences
@@ -24,7 +25,6 @@ ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
     r"```python\n(.*?)```", (ROOT / "docs/grow_your_own.md").read_text(encoding="utf-8"), re.S
 )
-TESTED_ELSEWHERE = ("out=", "baseline=")  # with what they leave: test_folder.py
 
 
 def block_with(words: str) -> str:
@@ -46,21 +46,6 @@ def table_loaders() -> dict[str, Any]:
     return {"loader": DataLoader(train, 15), "val_loader": DataLoader(val, 15)}
 
 
-class Answers(nn.Module):
-    """Reads a picture and a question."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.image, self.question = nn.Linear(4, 8), nn.Linear(3, 8)
-        self.body = nn.Linear(8, 8)
-        self.head = nn.Linear(8, 3)
-
-    def forward(self, image: Tensor, question: Tensor) -> Tensor:
-        hidden = torch.relu(self.image(image) + self.question(question))
-        logits: Tensor = self.head(torch.relu(self.body(hidden)))
-        return logits
-
-
 def test_arrays() -> None:
     x, y = torch.randn(60, 16), torch.randint(26, (60,))
     made = run(block_with("budget=1500"), x=x, y=y, x_val=x[:30], y_val=y[:30])
@@ -77,13 +62,28 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.usefixtures("no_report")
+def test_a_folder_and_a_baseline() -> None:
+    names = dict(zip(("x", "y", "x_val", "y_val"), (*models.table(), *models.table(30)), strict=True))
+    for code in (block_with("out="), block_with("baseline=")):
+        run(code, model=models.small_mlp(), **names)
+    assert describe(Path("runs/mine")).state == "finished"
+
+
+class Answers(models.TwoInputs):
+    """Reads a picture and a question."""
+
+    def forward(self, image: Tensor, question: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(image, question)["logits"]
+
+
 def test_a_step_of_ones_own() -> None:
     batches = [
-        {"image": torch.randn(8, 4), "question": torch.randn(8, 3), "answer": torch.randint(3, (8,))}
+        {"image": torch.randn(8, 5), "question": torch.randn(8, 3), "answer": torch.randint(3, (8,))}
         for _ in range(3)
     ]
     made = run(block_with("def step"), model=Answers(), loader=batches, val_loader=batches)
-    assert made["grown"].model(torch.randn(2, 4), torch.randn(2, 3)).shape == (2, 3)
+    assert made["grown"].model(torch.randn(2, 5), torch.randn(2, 3)).shape == (2, 3)
 
 
 def test_units_doubled_twice_by_a_schedule() -> None:
@@ -141,7 +141,7 @@ def test_gymnasium() -> None:
 
 def test_every_block_is_run() -> None:
     source = Path(__file__).read_text(encoding="utf-8")
-    words = [*re.findall(r'block_with\("(.*?)"\)', source), *TESTED_ELSEWHERE]
+    words = re.findall(r'block_with\("(.*?)"\)', source)
     assert [block for block in BLOCKS if not any(word in block for word in words)] == []
 
 

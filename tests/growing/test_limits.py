@@ -23,7 +23,6 @@ from esper.population.hosts import Host
 from esper.population.population import Population
 from esper.tamiyo.policy.action_masks import compute_batch_masks
 from esper.tamiyo.scripted import RandomLegal, Static
-from esper.utils.errors import UserError
 from tests.growing import models
 from tests.scenes import nothing_is_empty
 
@@ -98,12 +97,3 @@ def test_a_run_stays_within_its_budget_and_its_blueprints(
     planted = grown.record.seen_blueprint
     if budget is None:
         assert set(planted[planted >= 0].tolist()) == {int(Blueprint.LORA)}
-
-
-def test_a_budget_below_the_smallest_seed_is_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"budget is 8 parameters and the smallest seed .* has 9; give a budget of"
-    ):
-        LimitedController(Static(), BODIES, 8)
-    with pytest.raises(UserError, match="has 152"):
-        LimitedController(Static(), BODIES, 100, ["CONV_LIGHT"])

@@ -1,8 +1,10 @@
-"""A living model goes back to what it was, in the same process or in another: weights, seeds and moments."""
+"""A living model goes back to what it was: weights, seeds and moments.
+
+That it goes on in another process as well is held by the resumed scenes of tests/golden.
+"""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -61,14 +63,9 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["ours", "the user's"])
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["rolled back", "in another process"])
-def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_the_bit(
-    own: bool, elsewhere: bool
-) -> None:
+def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_the_bit(own: bool) -> None:
     torch.manual_seed(0)
-    model = models.small_cnn()
-    twin = copy.deepcopy(model)
-    live = living(model, own)
+    live = living(models.small_cnn(), own)
     states = states_of(
         live, (Stage.TRAINING, Blueprint.CONV_LIGHT, 0.0), (Stage.BLENDING, Blueprint.NORM, 0.5)
     )
@@ -77,32 +74,11 @@ def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_th
     saved = live.snapshot()
     train(live, states, 1)
     wanted = {name: value.clone() for name, value in live.tensors().items()}
-    if elsewhere:
-        live = living(twin, own)
-    else:
-        live.prune(torch.tensor([[True, True]]))
+    live.prune(torch.tensor([[True, True]]))
     live.restore(saved)
     assert_same(live.tensors(), saved)
     train(live, states, 1)
     assert_same(live.tensors(), wanted)
-
-
-def test_new_parameters_join_the_users_group_of_their_kind() -> None:
-    model = models.small_cnn()
-    chosen = check_settings({})
-    flat = [p for p in model.parameters() if p.ndim <= 1]
-    thick = [p for p in model.parameters() if p.ndim > 1]
-    rule = torch.optim.AdamW([{"params": flat, "weight_decay": 0.0}, {"params": thick, "weight_decay": 0.1}])
-    loaders = make_loaders([(X, Y)], [(X, Y)], chosen)
-    bodies = LivePopulation(model, loaders, chosen, CPU, ["3", "7"], optimizer=rule)
-    states = states_of(
-        bodies, (Stage.BLENDING, Blueprint.CONV_LIGHT, 0.5), (Stage.DORMANT, Blueprint(0), 0.0)
-    )
-    bodies.germinate(states.stage == Stage.BLENDING, states.blueprint)
-    bodies.sync_slots(states)
-    assert {p.ndim for p in rule.param_groups[0]["params"]} == {1}
-    assert min(p.ndim for p in rule.param_groups[1]["params"]) > 1
-    assert sum(len(group["params"]) for group in rule.param_groups) > len(flat) + len(thick)
 
 
 def grown_mlp(own: bool = True) -> tuple[LivePopulation, SlotStates]:
@@ -125,8 +101,7 @@ def fold(live: LivePopulation, *slots: int) -> SlotStates:
     return SlotStates.empty(1, live.num_slots)
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["rolled back", "in another process"])
-def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits(elsewhere: bool) -> None:
+def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits() -> None:
     live, states = grown_mlp()
     live.germinate(states.stage > Stage.DORMANT, states.blueprint)
     train(live, states, 0)
@@ -136,12 +111,9 @@ def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits(elsew
     late = live.snapshot()
     train(live, states, 2)
     wanted = {name: value.clone() for name, value in live.tensors().items()}
-    if elsewhere:
-        live = grown_mlp()[0]
-    else:
-        live.restore(early)
-        assert_same(live.tensors(), early)
-        assert not live.live.folds
+    live.restore(early)
+    assert_same(live.tensors(), early)
+    assert not live.live.folds
     live.restore(late)
     assert_same(live.tensors(), late)
     train(live, states, 2)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import esper
 from esper.growing.result import save_archive, save_onnx
@@ -52,15 +51,6 @@ def test_every_graft_has_a_plain_form_with_the_same_output(topology: str, bluepr
         torch.testing.assert_close(plain(longer), graft(longer), rtol=1e-4, atol=1e-5)
 
 
-def grown(make: Callable[[], nn.Module], data: tuple[Tensor, Tensor]) -> nn.Module:
-    """A plain model with a seed."""
-    torch.manual_seed(0)
-    settings = {"controller": "schedule:norm@0.1", "epochs": 3, "lifecycle": QUICK, "progress": False}
-    result = esper.grow(make(), data, **settings)
-    assert result.added
-    return result.model
-
-
 READER = """
 import sys
 class Wall:
@@ -79,39 +69,24 @@ print("equal")
 
 
 @pytest.mark.usefixtures("everything_stays")
-def test_an_archive_is_read_where_esper_is_not_installed(tmp_path: Path) -> None:
+def test_an_archive_is_read_where_esper_is_not_installed_and_onnx_gives_equal_outputs(tmp_path: Path) -> None:
     x, y = models.images(16)
-    plain = grown(models.small_cnn, (x, y))
+    torch.manual_seed(0)
+    settings = {"controller": "schedule:norm@0.1", "epochs": 3, "lifecycle": QUICK, "progress": False}
+    grown = esper.grow(models.small_cnn(), (x, y), **settings)
+    assert grown.added
+    plain = grown.model
     archive = save_archive(plain, x[:4], tmp_path / "grown.pt2")
     torch.save(x[:7], tmp_path / "in.pt")  # another batch size than the sample's
     torch.save(plain(x[:7]).detach(), tmp_path / "out.pt")
-    arguments = [str(archive), str(tmp_path / "in.pt"), str(tmp_path / "out.pt")]
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", READER, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
+    command = [sys.executable, "-W", "ignore", "-c", READER, archive, tmp_path / "in.pt", tmp_path / "out.pt"]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.stdout.strip() == "equal", run.stderr
-
-
-@pytest.mark.usefixtures("everything_stays")
-@pytest.mark.parametrize(
-    ("make", "data"),
-    [
-        (models.small_cnn, models.images(16)),
-        pytest.param(models.LanguageModel, models.text(16), marks=pytest.mark.long),
-    ],
-)
-def test_onnx_gives_equal_outputs(
-    make: Callable[[], nn.Module], data: tuple[Tensor, Tensor], tmp_path: Path
-) -> None:
     pytest.importorskip("onnxscript")
     runtime = pytest.importorskip("onnxruntime")
-    plain = grown(make, data)
-    session = runtime.InferenceSession(save_onnx(plain, data[0][:4], tmp_path / "grown.onnx"))
-    (result,) = session.run(None, {session.get_inputs()[0].name: data[0][:7].numpy()})
-    torch.testing.assert_close(torch.from_numpy(result), plain(data[0][:7]).detach(), rtol=1e-4, atol=1e-5)
+    session = runtime.InferenceSession(save_onnx(plain, x[:4], tmp_path / "grown.onnx"))
+    (result,) = session.run(None, {session.get_inputs()[0].name: x[:7].numpy()})
+    torch.testing.assert_close(torch.from_numpy(result), plain(x[:7]).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_one_sample_is_not_enough_to_leave_the_batch_free() -> None:

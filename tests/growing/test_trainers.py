@@ -75,8 +75,8 @@ BATCHES = 2  # of an epoch
 @pytest.mark.parametrize(
     ("loader", "validates", "steps"),
     [
-        ("torch's randomness", True, (1, 4, 5, 8, 13, 14)),
-        ("torch's randomness", False, (5, 6, 14)),
+        ("torch's randomness", True, (1, 4, 5, 14)),
+        ("torch's randomness", False, (6, 13)),
         ("the loader's own", True, (5,)),
         ("resumable", False, (5,)),
     ],
@@ -95,16 +95,7 @@ def test_lightning_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(
         grower = LightningGrower(val=val, **rules)
         save = partial(lightning.callbacks.ModelCheckpoint, tmp_path, save_top_k=-1)
         saving = [save(filename="{step}", every_n_train_steps=1), save(filename="after-{epoch}")]
-        trainer = lightning.Trainer(
-            max_epochs=EPOCHS,
-            callbacks=[grower, *([] if checkpoint else saving)],
-            enable_checkpointing=checkpoint is None,
-            num_sanity_val_steps=0,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            accelerator="cpu",
-        )
+        trainer = models.lightning_trainer(EPOCHS, grower, [] if checkpoint else saving)
         draw = torch.Generator().manual_seed(1) if loader == "the loader's own" else None
         plain = DataLoader(TensorDataset(X[:30], Y[:30]), 15, shuffle=True, generator=draw)
         train = Resumable() if loader == "resumable" else plain
@@ -126,19 +117,17 @@ def test_lightning_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(
 
 
 def test_growth_may_last_for_fewer_epochs_than_lightning_trains() -> None:
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
+    pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     from esper import LightningGrower
 
-    grower = LightningGrower(epochs=2, controller="static")
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False}
-    trainer = lightning.Trainer(max_epochs=4, callbacks=[grower], accelerator="cpu", **quiet)
-    loader = DataLoader(TensorDataset(X, Y), 30)
+    grower, loader = LightningGrower(epochs=2, controller="static"), DataLoader(TensorDataset(X, Y), 30)
+    trainer = models.lightning_trainer(4, grower)
     trainer.fit(models.lightning_module(models.small_cnn()), loader, loader)
     assert grower.decisions == ["waited", "the end"]
     assert grower.grown is not None
 
 
-def test_trainers_on_several_devices_are_refused() -> None:
+def test_trainers_on_several_devices_without_epochs_or_with_two_optimizers_are_refused() -> None:
     pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     pytest.importorskip("transformers", reason="the extra transformers is not installed")
     from esper import LightningGrower, TransformersGrower
@@ -149,12 +138,6 @@ def test_trainers_on_several_devices_are_refused() -> None:
         arguments = SimpleNamespace(world_size=world_size, n_gpu=n_gpu)
         with pytest.raises(UserError, match="2 processes or devices train together"):
             TransformersGrower(val=None).on_train_begin(arguments, None, None)
-
-
-def test_lightning_without_epochs_is_told() -> None:
-    pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-    from esper import LightningGrower
-
     optimizer = torch.optim.SGD(models.small_cnn().parameters(), lr=0.1)
     with pytest.raises(UserError, match="max_epochs is -1"):
         LightningGrower().on_train_start(SimpleNamespace(optimizers=[optimizer], max_epochs=-1), None)
@@ -218,7 +201,7 @@ def test_transformers_goes_on_from_a_checkpoint_of_any_step_to_the_same_bits(tmp
         return grower
 
     # By steps, a checkpoint of an epoch's last step holds no decision after that epoch; by epochs it does.
-    for strategy, decided in (("steps", (0, 3, 4, 7, 12, 13)), ("epoch", [4])):
+    for strategy, decided in (("steps", (0, 3, 4, 13)), ("epoch", [4])):
         whole = fit(strategy)
         assert len(whole.decisions) == EPOCHS
         assert any("grown" in name for name in whole.grown.state_dict())

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import cache
 from io import StringIO
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import esper
-from esper.growing.criterion import Criterion, UserStep
+from esper.growing.criterion import Criterion
 from esper.growing.settings import check_settings
 from esper.tamiyo.schedule import Schedule
 from tests.growing import models
@@ -87,12 +86,6 @@ ZOO: list[tuple[str, Callable[[], nn.Module], Any, str, list[str] | None]] = [
 ]
 
 
-def rising() -> UserStep:
-    """A step with a score that only rises, so that the last epoch is the best."""
-    judge, counted = Criterion(check_settings({})), count()
-    return lambda model, batch: (judge(model, batch).loss, next(counted) / 1e6)
-
-
 # Between them these have every kind of grown part; to ONNX the others take ten seconds a model.
 EXPORTED = {"vit": "onnx", "unet": "program", "lstm": "program", "resnet": "program", "gpt2": "program"}
 CASES = [pytest.param(*row[1:], EXPORTED.get(row[0], ""), id=row[0]) for row in ZOO] + [
@@ -111,7 +104,7 @@ def test_a_model_grows_folds_and_exports(
     before = copy.deepcopy(model.state_dict())
     plain = grows.split()[-1].lower()
     recipe = [(0.1, "clone", "all"), (0.2, "widen_half", "all"), (0.35, plain, [0])]
-    settings = {"epochs": 8, "lr": 1e-3, "progress": False, "folds": 3, "step": rising()}
+    settings = {"epochs": 8, "lr": 1e-3, "progress": False, "folds": 3, "step": models.rising_score()}
     grown = esper.grow(
         model, train=[batch], val=[batch], slots=slots, controller=Schedule(recipe), **settings
     )
@@ -166,7 +159,7 @@ def logits(output: Any) -> Tensor:
 
 def test_a_deeper_gpt2_writes_with_its_cache_and_loads_where_esper_is_not(tmp_path: Any) -> None:
     torch.manual_seed(0)
-    settings = {"epochs": 6, "lr": 1e-3, "progress": False, "folds": 2, "step": rising()}
+    settings = {"epochs": 6, "lr": 1e-3, "progress": False, "folds": 2, "step": models.rising_score()}
     recipe = Schedule([(0.1, "clone", "all"), (0.4, "clone", [1])])
     model = esper.grow(gpt2(), train=[GPT2], val=[GPT2], controller=recipe, **settings).model
     assert model.config.n_layer == 5

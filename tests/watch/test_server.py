@@ -174,18 +174,6 @@ def test_a_stream_tells_old_rounds_as_one_event_new_ones_within_a_second_and_res
         assert rounds_of(events, 7) == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_resumed_run_that_went_back_begins_anew(served: Served, folder: RunFolder) -> None:
-    with served.stream("/api/stream?run=demo") as events:
-        assert rounds_of(events, 6) == [1, 2, 3, 4, 5, 6]
-        folder.truncate_after(3)
-        folder.metrics_file.append(line(4))
-        told = next(event for event in events if event["event"] == "rounds")
-        assert told["data"]["restarted"]
-        missing = 4 - len(told["data"]["lines"])  # the cut and the new line may come apart
-        found = [record["round"] for record in told["data"]["lines"]]
-        assert found + (rounds_of(events, missing) if missing else []) == [1, 2, 3, 4]
-
-
 def test_a_stream_says_when_files_and_runs_appear(served: Served, folder: RunFolder) -> None:
     with served.stream("/api/stream?run=demo") as events:
         assert {next(events)["event"] for _ in range(3)} == {"facts", "rounds", "runs"}
