@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper import builders
-from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs, make_trainer
-from esper.config import RunConfig, load_config
+from esper.builders import agent_schema, load_tasks, make_agent, make_environment, make_specs
+from esper.config import load_config
 from esper.controllers import load_learned
 from esper.lifecycle.actions import Blueprint, Head
 from esper.runs.checkpoints import save_checkpoint
@@ -31,10 +30,6 @@ def several(seed: int) -> list[Task]:
     return [permuted_labels(load_task("spirals"), seed + k) for k in range(3)]
 
 
-def wrong(seed: int) -> int:
-    return seed
-
-
 def test_a_function_of_ones_own_makes_the_task() -> None:
     config = load_config(overrides=[*TINY, "task=tests.test_builders:mine", "task_seed=3", "host.width=5"])
     (spec,) = make_specs(config)
@@ -50,40 +45,6 @@ def test_several_tasks_of_one_shape_are_dealt_and_several_names_take_turns() -> 
     assert len(other.variants) == 3
     with pytest.raises(UserError, match="several take turns in 'esper train' alone"):
         make_environment(config)
-
-
-@pytest.mark.parametrize(
-    ("given", "make", "said"),
-    [
-        (["episode.clock=steps", "budgets=[1, 2]"], make_trainer, "budgets is given; set episode.clock=comp"),
-        (["episode.clock=steps", "episode.flops=1e9"], make_trainer, "episode.flops is given; set"),
-        (["budgets=[1, 2]"], make_environment, r"budgets is \[1.0, 2.0\]; those are for 'esper train' alone"),
-        (
-            ["episode.flops=1e12"],
-            make_trainer,
-            r"pays for [\d,]+ steps .* a learner keeps \d+; set",
-        ),
-    ],
-)
-def test_a_budget_that_would_not_be_spent_or_kept_is_refused(
-    given: list[str], make: Callable[[RunConfig], object], said: str
-) -> None:
-    with pytest.raises(UserError, match=said):
-        make(load_config(overrides=[*TINY, "task=spirals", *given]))
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("spirls", "MODULE:FUNCTION"),
-        ("nowhere.at_all:mine", "could not be called"),
-        ("tests.test_builders:nothing", "could not be called"),
-        ("tests.test_builders:wrong", "returned int"),
-    ],
-)
-def test_what_is_no_task_is_refused_with_a_sentence(name: str, said: str) -> None:
-    with pytest.raises(UserError, match=said):
-        load_tasks(name)
 
 
 def test_a_module_beside_the_caller_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,35 +31,35 @@ def nested(path: str, value: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_a_wrong_type_names_key_value_and_what_is_allowed(key: object) -> None:
-    wrong = next(values for kind, values in WRONG_TYPE.items() if key.allowed.startswith(kind))  # type: ignore[attr-defined]
+def test_a_wrong_type_names_key_value_and_what_is_allowed(key: Any) -> None:
+    wrong = next(values for kind, values in WRONG_TYPE.items() if key.allowed.startswith(kind))
     for value in wrong:
-        if value is None and "null" in key.allowed:  # type: ignore[attr-defined]
+        if value is None and "null" in key.allowed:
             continue
         with pytest.raises(UserError) as caught:
-            build(RunConfig, nested(key.path, value))  # type: ignore[attr-defined]
+            build(RunConfig, nested(key.path, value))
         said = str(caught.value)
-        assert key.path in said  # type: ignore[attr-defined]
+        assert key.path in said
         assert repr(value) in said or isinstance(value, list)
-        assert key.allowed in said  # type: ignore[attr-defined]
+        assert key.allowed in said
 
 
 @pytest.mark.parametrize(
     "key", [k for k in KEYS if "at least" in k.allowed or "above" in k.allowed], ids=lambda k: k.path
 )
-def test_out_of_range_names_key_value_and_bounds(key: object) -> None:
+def test_out_of_range_names_key_value_and_bounds(key: Any) -> None:
     with pytest.raises(UserError) as caught:
-        build(RunConfig, nested(key.path, -7))  # type: ignore[attr-defined]
-    assert f"{key.path} is -7; allowed is {key.allowed}" in str(caught.value)  # type: ignore[attr-defined]
+        build(RunConfig, nested(key.path, -7))
+    assert f"{key.path} is -7; allowed is {key.allowed}" in str(caught.value)
 
 
 @pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_an_unknown_key_is_refused_with_the_nearest_one(key: object) -> None:
-    path = key.path + "x"  # type: ignore[attr-defined]
+def test_an_unknown_key_is_refused_with_the_nearest_one(key: Any) -> None:
+    path = key.path + "x"
     with pytest.raises(UserError, match="is not a setting") as caught:
         build(RunConfig, nested(path, 1))
     assert str(caught.value).startswith(path)
-    assert repr(key.path.split(".")[-1]) in str(caught.value)  # type: ignore[attr-defined]
+    assert repr(key.path.split(".")[-1]) in str(caught.value)
 
 
 def test_every_key_says_what_it_means() -> None:
@@ -86,7 +87,7 @@ def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("given", "says"),
     [
         ("members", "expected key=value"),
         ("=3", "expected key=value"),
@@ -97,18 +98,6 @@ def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
         ("ppo.gamma=.inf", "only finite numbers"),
         ("members.deep=3", "members is {'deep': 3}; allowed is a whole number at least 1"),
         ("lifecycle=3", "lifecycle is 3; allowed is the keys max_seeds"),
-    ],
-)
-def test_bad_overrides_are_one_sentence(text: str, says: str) -> None:
-    with pytest.raises(UserError) as caught:
-        load_config(overrides=[text])
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
         (b"\xff\xfe\x00", "is not a text file"),
         (b"- 1\n- 2\n", "expected keys and values"),
         (b"a: 1\na: 2\n", "line 1: the key 'a' is written twice"),
@@ -118,10 +107,11 @@ def test_bad_overrides_are_one_sentence(text: str, says: str) -> None:
         (b"? [1]\n: 2\n", "not valid YAML"),
     ],
 )
-def test_bad_files_are_one_sentence(tmp_path: Path, data: bytes, says: str) -> None:
-    (tmp_path / "c.yaml").write_bytes(data)
+def test_bad_overrides_and_files_are_one_sentence(tmp_path: Path, given: str | bytes, says: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_bytes(given if isinstance(given, bytes) else b"")
     with pytest.raises(UserError) as caught:
-        load_config(tmp_path / "c.yaml")
+        load_config(file, overrides=[given] if isinstance(given, str) else [])
     assert says in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -28,11 +28,14 @@ from tests.tiny import TINY, sets
 
 Say = Callable[..., str]
 RESNET = ("--task", "digits", "--set", "host.preset=resnet")
+SPIRALS = ("--task", "spirals")
+STEPS = ("--set", "episode.clock=steps")
 FLAT = ("--set", "population.schedule=flat")
 MODULES = {  # of tasks
     "wrong_syntax": "x = 1\ndef task(:\n",
     "wrong_value": 'def task(seed):\n    raise ValueError("boom")\n',
     "wrong_silent": "def task(seed):\n    raise RuntimeError\n",
+    "wrong_type": "def task(seed):\n    return seed\n",
 }
 
 
@@ -105,6 +108,10 @@ def last(run: Path) -> Path:
         # settings that are right each and wrong together
         (["train", "-s", "episode.flops=1"], "the smallest budget of a member is 1 FLOPs, and one step of"),
         (["train", "-s", "budgets=[1e-9]"], "and one step of its host costs"),
+        (["train", "-s", "budgets=[1, 2]", *STEPS], "budgets is given; set episode.clock=compute"),
+        (["train", "-s", "episode.flops=1e9", *STEPS], "episode.flops is given; set episode.clock=compute"),
+        (["train", *SPIRALS, "-s", "episode.flops=1e12"], " and a learner keeps "),
+        (["grow", "-s", "budgets=[1, 2]"], "budgets is [1.0, 2.0]; those are for 'esper train' alone"),
         (
             ["train", "-s", "budgets=[0]"],
             "budgets[0] is 0; allowed is a list of at least 1, each item a number",
@@ -113,6 +120,7 @@ def last(run: Path) -> Path:
         (["train", "-s", "governor.window=5"], "window is 5 and window_min is 10"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
         (["train", "-s", "telemetry.sinks=[wandb,wandb]"], "name each sink once"),
+        (["train", *SPIRALS, "-s", "population.batch_size=5000"], "is 5000, and spirals has 1000 samples"),
         # arms and controllers
         (["compare", "-C", "final:final:tamiyo,tamiyo"], "after final: give a controller, as in final:heur"),
         (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; allowed is a whole"),
@@ -120,6 +128,10 @@ def last(run: Path) -> Path:
         (["compare", "-C", "static,fixed:width=4+width=5"], "options of the host, each once"),
         (["compare", "-C", "static,fixed:heads=3"], "the resnet host has no option 'heads'"),
         (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give some of tamiyo"),
+        (["compare", "-C", "static,static"], "names static more than once"),
+        (["compare", "-C", "final:habit,final:habit"], "names final:habit more than once"),
+        (["compare", "-C", "static,best-of:0"], "1 to 1000"),
+        (["compare", "-C", "static,best-of:x"], "1 to 1000"),
         (["grow", "-C", "schedule:clone@0.1x1000"], "1,000 seeds in a slot, and one takes at most 5"),
         # the user's own modules
         (["train", "-t", "wrong_syntax:task"], "wrong_syntax.py, line 2;"),
@@ -129,6 +141,8 @@ def last(run: Path) -> Path:
             "that function could not be called with a seed: RuntimeError at ",
         ),
         (["train", "-t", "missing_module:task"], "No module named 'missing_module'"),
+        (["train", "-t", "wrong_type:task"], "returned int"),
+        (["train", "-t", "wrong_type:tusk"], "could not be called"),
         # options that are settings
         (["train", "--rounds", "5"], "there is no option --rounds, but a setting: use --set rounds=5; see"),
         (["compare", "--batch-size", "8"], "use --set population.batch_size=8; see 'esper compare --help'"),
@@ -181,6 +195,8 @@ def test_foreign_and_damaged_checkpoints(run: Path, tmp_path: Path, say: Say) ->
     foreign = tmp_path / "foreign.safetensors"
     save_file({"weight": torch.zeros(3)}, foreign)
     assert "is not a checkpoint of esper" in say("grow", "-C", foreign)
+    foreign.write_bytes(last(run).read_bytes()[:-9])  # more damages: tests/runs/test_checkpoints.py
+    assert "foreign.safetensors is damaged" in say("grow", "-C", foreign)
     whole = load_checkpoint(last(run))
     strange = tmp_path / "strange.safetensors"
     save_checkpoint(strange, whole.tensors, whole.record, "another schema")
@@ -213,32 +229,17 @@ def test_a_config_of_another_schema(run: Path, tmp_path: Path, say: Say) -> None
     assert "has run format 99; this esper reads 1" in say("resume", copy)
 
 
-def test_a_run_without_a_finished_round_has_no_controller(run: Path, tmp_path: Path, say: Say) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "copy"))
-    last(copy).unlink()
-    assert "the run has finished no round yet" in say("grow", "-C", copy)
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "says"),
     [
-        MemoryError(),
-        torch.OutOfMemoryError("CUDA out of memory"),
-        RuntimeError("can't allocate memory: 9 bytes"),
+        (MemoryError(), "there is not enough memory: lower members"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory: lower members"),
+        (RuntimeError("can't allocate memory: 9 bytes"), "there is not enough memory: lower members"),
+        (ValueError("boom"), f"ValueError: boom at {__file__}, line "),
+        (OSError(), f"esper: OSError at {__file__}, line "),
     ],
 )
-def test_too_little_memory_is_told(error: Exception, say: Say, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr("esper.training.make_trainer", full)
-    assert "there is not enough memory: lower members" in say("train")
-
-
-@pytest.mark.parametrize(
-    ("error", "says"), [(ValueError("boom"), "ValueError: boom at "), (OSError(), "esper: OSError at ")]
-)
-def test_an_error_of_the_users_own_code_is_told_with_its_place(
+def test_too_little_memory_and_errors_of_the_users_own_code_are_told(
     error: Exception, says: str, say: Say, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -247,47 +248,16 @@ def test_an_error_of_the_users_own_code_is_told_with_its_place(
     monkeypatch.setattr("esper.training.make_trainer", fail)
     output = say("train")
     assert says in output
-    assert f"{__file__}, line {fail.__code__.co_firstlineno + 1}\n" in output
+    assert "line " not in says or f"line {fail.__code__.co_firstlineno + 1}\n" in output
 
 
-def test_a_minibatch_larger_than_the_data_is_refused_before_anything_is_written(
-    tmp_path: Path, say: Say
-) -> None:
-    output = say(
-        "train", "--task", "spirals", "--set", "population.batch_size=5000", "--out", tmp_path / "run"
-    )
-    assert "population.batch_size is 5000, and spirals has 1000 samples" in output
-    assert not (tmp_path / "run").exists()
-
-
-# ---- many damaged inputs ----------------------------------------------------------------------------
+def test_a_run_without_a_finished_round_has_no_controller(run: Path, tmp_path: Path, say: Say) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    last(copy).unlink()
+    assert "the run has finished no round yet" in say("grow", "-C", copy)
 
 
 MANY = [pytest.param(60, id="sixty"), pytest.param(1000, id="a thousand", marks=pytest.mark.long)]
-
-
-@pytest.mark.parametrize("times", MANY)
-def test_damaged_checkpoints(times: int, run: Path, tmp_path: Path, say: Say) -> None:
-    """Cut short, flipped bytes, swapped parts, noise: whatever reads it says so."""
-    draw, data = random.Random(1), last(run).read_bytes()
-    file = tmp_path / "damaged.safetensors"
-    damages: list[Callable[[], bytes]] = [
-        lambda: data[: draw.randrange(len(data))],
-        lambda: _flipped(data, draw, 1),
-        lambda: _flipped(data[:4096], draw, 3) + data[4096:],
-        lambda: draw.randbytes(draw.randrange(2000)),
-        lambda: data + draw.randbytes(1 + draw.randrange(9)),
-    ]
-    for i in range(times):
-        file.write_bytes(damages[i % len(damages)]())
-        assert "damaged.safetensors" in say("grow", "-C", file)
-
-
-def _flipped(data: bytes, draw: random.Random, count: int) -> bytes:
-    changed = bytearray(data)
-    for _ in range(count):
-        changed[draw.randrange(len(changed))] ^= draw.randrange(1, 256)
-    return bytes(changed)
 
 
 @pytest.mark.parametrize("times", MANY)

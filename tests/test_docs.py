@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from esper import cli
-from esper.lifecycle.actions import (
-    Blueprint,
-)
+from esper.lifecycle.actions import Blueprint
 from tests.tiny import sets
 
 ROOT = Path(__file__).parent.parent

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +24,6 @@ from esper.runs.console import RunView
 from esper.runs.lanes import LanesFolder
 from esper.simic.environment import GrowthEnvironment
 from esper.training import TrainingRun
-from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets
@@ -66,15 +63,6 @@ def play_out(run: TrainingRun) -> None:
         run.run(RunView(), StopRequest())
 
 
-def wait_for_round(run: Path, number: int, process: subprocess.Popen[str]) -> None:
-    until = time.monotonic() + PATIENCE
-    file = run / "metrics.jsonl"
-    while not file.exists() or file.read_text().count("\n") < number:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < until, "the run is too slow to be killed"
-        time.sleep(0.005)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was never stopped."""
@@ -82,31 +70,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     play_out(TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path))
     assert len(metrics(path)) == ROUNDS
     return path
-
-
-class AfterRounds(StopRequest):
-    """A stop that is asked for once so many rounds are done."""
-
-    def __init__(self, run: TrainingRun, rounds: int) -> None:
-        super().__init__()
-        self.run, self.rounds = run, rounds
-
-    @property
-    def requested(self) -> bool:
-        return self.run.trainer.rounds_done >= self.rounds
-
-
-def test_lines_that_no_checkpoint_knows_and_half_lines_are_cut_off(whole: Path, tmp_path: Path) -> None:
-    """What a kill may leave; that the writer of a run is killed indeed is held in test_processes.py."""
-    path = tmp_path / "killed"
-    run = TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path)
-    with run.folder:
-        run.run(RunView(), AfterRounds(run, 2))
-    assert len(metrics(path)) == 2
-    tear(path)
-    assert cli.run(["resume", str(path), "--quiet"]) == 0
-    assert_same_run(path, whole)
-    assert (path / "report.html").read_text().count("api/lanes ") > 0
 
 
 def tear(run: Path) -> None:
@@ -117,7 +80,7 @@ def tear(run: Path) -> None:
         file.write(b'{"round": 99, "step": 0}\n\x00\x00\n')
 
 
-def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
+def test_after_a_term_signal_and_lines_that_no_checkpoint_knows_a_run_goes_on(
     whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "stopped"
@@ -132,21 +95,16 @@ def test_a_term_signal_finishes_the_round_and_says_how_to_go_on(
     assert len(metrics(run)) == 2
     assert f"stopped after round 2 of {ROUNDS}; go on with: esper resume {run}" in capsys.readouterr().out
     assert (run / "report.html").is_file()
-    play_out(TrainingRun.resume(run))
+    tear(run)  # what a kill may leave; that the writer is killed indeed is held in test_processes.py
+    monkeypatch.setattr(RunView, "progress", lambda view, rounds_done: None)
+    assert cli.run(["resume", str(run), "--quiet"]) == 0
     assert_same_run(run, whole)
+    assert (run / "report.html").read_text().count("api/lanes ") > 0
 
 
-@pytest.fixture
-def young(tmp_path: Path) -> Iterator[TrainingRun]:
-    """A run that has not finished a round."""
-    run = TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), tmp_path / "young")
-    yield run
-    run.folder.close()
-
-
-def test_a_run_that_was_killed_in_its_first_round_begins_again(young: TrainingRun, whole: Path) -> None:
-    path = young.folder.path
-    young.folder.close()
+def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_path: Path) -> None:
+    path = tmp_path / "young"
+    TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path).folder.close()
     (path / "events.jsonl").write_text('{"round": 1, "step": 0, "member": 0, "kind": "germinated"}\n')
     again = TrainingRun.resume(path)
     assert again.trainer.rounds_done == 0
@@ -155,37 +113,11 @@ def test_a_run_that_was_killed_in_its_first_round_begins_again(young: TrainingRu
     assert_same_run(path, whole)
 
 
-def test_two_processes_cannot_write_one_run(young: TrainingRun) -> None:
-    with pytest.raises(UserError, match="another process is writing"):
-        TrainingRun.resume(young.folder.path)
-
-
-def test_a_run_can_go_on_from_an_older_checkpoint(
-    whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("esper.watch.report.write_report", lambda folder: folder.report_path)
-    run = Path(shutil.copytree(whole, tmp_path / "back"))
-    older = run / "checkpoints" / "round-000002.safetensors"
-    assert cli.run(["resume", str(run), "--quiet", "--checkpoint", str(older)]) == 0
-    assert f"what came after round 2, up to round {ROUNDS}, is done again" in capsys.readouterr().err
-    assert_same_run(run, whole)
-
-
-def test_the_second_signal_ends_at_once() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest() as stop:
-        assert (stop.requested, stop.exit_code) == (False, 0)
-        os.kill(os.getpid(), signal.SIGINT)
-        assert (stop.requested, stop.exit_code) == (True, 130)
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
-    assert signal.getsignal(signal.SIGINT) is before
-
-
 def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, calls, progress = tmp_path / "run", iter(range(1000)), RunView.progress
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupted(view: RunView, rounds_done: float) -> None:
         progress(view, rounds_done)
@@ -202,6 +134,7 @@ def test_ctrl_c_is_answered_and_the_second_one_ends_at_once(
     assert last.endswith(f"go on with: esper resume {run}")
     assert err.index("finishing the round") < err.index("stopped at once")
     assert "Traceback" not in err
+    assert signal.getsignal(signal.SIGINT) is before
     assert TrainingRun.resume(run).trainer.rounds_done == 0
 
 
@@ -262,12 +195,8 @@ def test_a_checkpoint_with_a_seed_in_every_stage_goes_on_in_another_environment(
     assert theirs.keys() == environment.state_dict().keys()
     for name, mine in environment.state_dict().items():
         assert torch.equal(mine.nan_to_num(-7.0), theirs[name].nan_to_num(-7.0)), name
-
-
-def test_a_checkpoint_of_empty_slots_clears_live_ones(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "c", live_environment(episode=2, empty=True).state_dict(), {}, "test")
-    environment = live_environment(episode=2)
-    assert bool((environment.population.seeds.weights != 0).any())
-    environment.load_state_dict(load_checkpoint(tmp_path / "c").tensors)
-    assert bool((environment.slots.stage == Stage.DORMANT).all())
-    assert bool((environment.population.seeds.weights == 0).all())
+    assert bool((other.population.seeds.weights != 0).any())
+    save_checkpoint(before, live_environment(episode=2, empty=True).state_dict(), {}, "test")
+    other.load_state_dict(load_checkpoint(before).tensors)
+    assert bool((other.slots.stage == Stage.DORMANT).all())
+    assert bool((other.population.seeds.weights == 0).all()), "empty slots clear live ones"

@@ -66,16 +66,6 @@ def test_an_interrupted_comparison_is_done_again_as_it_was_asked_for(
     assert files(path) == before
 
 
-def test_an_interrupted_growth_is_done_again(tmp_path: Path) -> None:
-    path = interrupted(tmp_path / "grown", "grow")
-    assert cli.run(["resume", str(path), "--quiet"]) == 0
-    assert (path / "network.pt2").is_file()
-    results = RunFolder.read(path).results()
-    assert results is not None
-    assert [r.name for r in results.controllers] == ["static", "heuristic"], "growth beside no growth"
-    assert not (path / "metrics.jsonl").exists(), "nothing was trained"
-
-
 @pytest.mark.parametrize("kind", ["compare", "grow"])
 def test_nothing_is_trained_in_a_folder_of_another_kind(
     tmp_path: Path, kind: Kind, capsys: pytest.CaptureFixture[str]
@@ -117,60 +107,52 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_run_without_its_checkpoints_is_not_begun_again(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = Path(shutil.copytree(trained, tmp_path / "run"))
-    shutil.rmtree(path / "checkpoints")
-    before = files(path)
-    assert cli.run(["resume", str(path)]) == 2
-    output = capsys.readouterr().err
-    assert "to go on would erase them" in output
-    assert files(path) == before
-
-
+@pytest.mark.parametrize("command", [["resume"], ["train", "--resume", "--out"]])
 def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
-    trained: Path, tmp_path: Path
+    command: list[str], trained: Path, tmp_path: Path
 ) -> None:
     longer, path = tmp_path / "longer", Path(shutil.copytree(trained, tmp_path / "run"))
     run = TrainingRun.start(SETTINGS.model_copy(update={"rounds": 3}), longer)
     with run.folder:
         run.run(RunView(), StopRequest())
-    assert cli.run(["resume", str(path), "--quiet", "--set", "rounds=3"]) == 0
+    assert cli.run([*command, str(path), "--quiet", "--set", "rounds=3"]) == 0
     for name in ("events.jsonl", "config.yaml"):
         assert (path / name).read_bytes() == (longer / name).read_bytes(), name
     assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
-    assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"
+    if command == ["resume"]:
+        assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"
 
 
-def test_a_training_that_is_started_again_honours_its_settings_or_refuses_them(
+def test_metrics_that_were_deleted_are_missed(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(shutil.copytree(trained, tmp_path / "run"))
-    again = ["train", "--quiet", "--resume", "--out", str(path)]
-    same = sets("task=spirals", "members=2")
-    before = files(path)
-    assert cli.run([*again, *same, "--set", "members=3"]) == 2
-    assert "members is 3, and" in capsys.readouterr().err
-    assert cli.run([*again, "--task", "digits"]) == 2
-    assert "was begun with" in capsys.readouterr().err
-    assert files(path) == before
-    assert cli.run([*again, *same, "--set", "rounds=3"]) == 0
-    assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
-
-
-@pytest.mark.parametrize("command", [["resume"], ["train", "--resume", "--out"]])
-def test_metrics_that_were_deleted_are_missed(
-    command: list[str], trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = Path(shutil.copytree(trained, tmp_path / "run"))
     (path / "metrics.jsonl").unlink()
-    assert cli.run([*command, str(path), "--set", "rounds=3"]) == 0
+    assert cli.run(["resume", str(path), "--set", "rounds=3"]) == 0
     assert "metrics.jsonl lacks 2 rounds of the 2 that are done" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["resume"], ["train", "--resume", "--out"]])
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rounds=1", "rounds is 1, and 2 are done; give at least that"),
+        ("members=5", "was begun with 2, which stays as it is; give the same"),
+        ("ppo.gamma=0.5", "ppo.gamma is 0.5, and"),
+        ("round=9", "round is not a setting; did you mean 'rounds'?"),
+    ],
+)
+def test_other_settings_of_a_run_that_has_begun_stay(
+    command: list[str], trained: Path, override: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(trained)
+    assert cli.run([*command, str(trained), "--set", override]) == 2
+    assert says in capsys.readouterr().err
+    assert files(trained) == before
+
+
 @pytest.mark.parametrize("kind", ["compare", "grow"])
-def test_a_run_that_was_killed_before_its_report_gets_it(
+def test_an_interrupted_run_is_done_again_and_one_that_was_killed_before_its_report_gets_it(
     kind: Kind, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = interrupted(tmp_path / "run", kind)
@@ -184,31 +166,16 @@ def test_a_run_that_was_killed_before_its_report_gets_it(
             cli.run(["resume", str(path), "--quiet"])
     before = files(path)
     assert "report.html" not in before
+    assert "metrics.jsonl" not in before, "nothing was trained"
+    assert ("network.pt2" in before) == (kind == "grow")
+    results = RunFolder.read(path).results()
+    assert results is not None
+    arms = ["static", "heuristic" if kind == "grow" else "random:0.5"]
+    assert [result.name for result in results.controllers] == arms, "growth beside no growth"
     capsys.readouterr()
     assert cli.run(["resume", str(path)]) == 0
     assert f"wrote {path / 'report.html'}" in capsys.readouterr().out
     assert files(path) == before | {"report.html": b"a report"}
-
-
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [
-        ("rounds=1", "rounds is 1, and 2 are done; give at least that"),
-        (
-            "members=5",
-            "was begun with 2, which stays as it is; give the same",
-        ),
-        ("ppo.gamma=0.5", "ppo.gamma is 0.5, and"),
-        ("round=9", "round is not a setting; did you mean 'rounds'?"),
-    ],
-)
-def test_other_settings_of_a_run_that_has_begun_stay(
-    trained: Path, override: str, says: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = files(trained)
-    assert cli.run(["resume", str(trained), "--set", override]) == 2
-    assert says in capsys.readouterr().err
-    assert files(trained) == before
 
 
 def test_runs_are_listed_with_kind_task_state_and_figures(

@@ -1,10 +1,6 @@
-"""Settings for runs of a second, and a run in a process of its own."""
+"""Settings for runs of a second."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
-from pathlib import Path
 
 TINY = (
     "members=3",
@@ -26,13 +22,3 @@ TINY = (
 def sets(*more: str) -> list[str]:
     """The tiny settings and more, as options of a command."""
     return [word for setting in (*TINY, *more) for word in ("--set", setting)]
-
-
-def start_esper(*arguments: str | Path, before: str = "") -> subprocess.Popen[str]:
-    """The command in a process of its own, which does something `before`."""
-    return subprocess.Popen(
-        [sys.executable, "-c", f"{before}\nfrom esper.cli import main; main()", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
