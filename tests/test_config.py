@@ -68,11 +68,11 @@ def test_every_key_says_what_it_means() -> None:
 
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
-    file.write_text("members: 5\nlifecycle:\n  gates: {mode: strict}\n")
+    file.write_text("members: 5\nlifecycle:\n  max_seeds: 3\n")
     config = load_config(file, "demo", ["lifecycle.gates.min_health=3e-1", "telemetry.sinks=[wandb]"])
     assert config.seed == 7, "from the preset"
     assert config.members == 5, "from the file"
-    assert config.lifecycle.gates.mode == "strict"
+    assert config.lifecycle.max_seeds == 3
     alone = load_config(preset="demo")
     assert alone.lifecycle.gates.training_epochs != GateConfig().training_epochs
     assert config.lifecycle.gates.training_epochs == alone.lifecycle.gates.training_epochs, "key by key"

@@ -145,9 +145,18 @@ def preset_names() -> list[str]:
 _ANY = object()
 # Settings of earlier versions, with the value that is now the only behaviour. A run that was saved with it
 # still opens.
-RETIRED: dict[str, dict[str, object]] = {
+RETIRED: dict[str, Any] = {
     "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY},
-    "lifecycle": {"resetting_ticks": 1},
+    "lifecycle": {
+        "resetting_ticks": 1,
+        "gates": {
+            "mode": "permissive",
+            "min_shadow_gain": _ANY,
+            "min_gradient_ratio": _ANY,
+            "blending_epochs": _ANY,
+            "min_contribution": _ANY,
+        },
+    },
     "ppo": {
         "kl_stop": _ANY,
         "adam_epsilon": 1e-5,
@@ -172,17 +181,21 @@ RETIRED: dict[str, dict[str, object]] = {
 
 def saved_config(data: Mapping[str, Any]) -> RunConfig:
     """Check the settings of a run folder or a checkpoint; raise UserError where they do not fit."""
-    kept = dict(data)
-    for group, retired in RETIRED.items():
-        if isinstance(values := data.get(group), dict):
-            kept[group] = {key: value for key, value in values.items() if key not in retired}
-            for key in retired.keys() & values.keys():
-                if retired[key] not in (_ANY, values[key]):
-                    raise UserError(
-                        f"{group}.{key} is {values[key]!r}; that setting is gone, and only "
-                        f"{retired[key]!r} is left of it"
-                    )
-    return build(RunConfig, kept)
+    return build(RunConfig, _without_retired(data, RETIRED))
+
+
+def _without_retired(values: Mapping[str, Any], retired: Mapping[str, Any], path: str = "") -> dict[str, Any]:
+    """Return settings without those of earlier versions; raise UserError where one had another value."""
+    kept = dict(values)
+    for key in retired.keys() & values.keys():
+        here, only = values[key], retired[key]
+        if isinstance(here, dict) and isinstance(only, dict):
+            kept[key] = _without_retired(here, only, f"{path}{key}.")
+            continue
+        if only not in (_ANY, here):
+            raise UserError(f"{path}{key} is {here!r}; that setting is gone, and only {only!r} is left of it")
+        del kept[key]
+    return kept
 
 
 def read_preset(name: str) -> dict[str, Any]:

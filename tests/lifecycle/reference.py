@@ -41,7 +41,7 @@ FIRST_CURVE = {0: 0, 1: 0, 2: 3, 3: 3}  # by style
 CLONE = 13
 GROWTH = (13, 14, 15)  # CLONE, WIDEN_HALF, WIDEN_FULL: no training alone
 STEEPNESS = {2: 6.0, 3: 12.0, 4: 24.0}  # by curve
-EVIDENCE = ("contribution", "shadow_gain", "gradient_health", "exploding", "gradient_ratio")
+EVIDENCE = ("contribution", "gradient_health", "exploding")
 
 
 @dataclass
@@ -50,10 +50,8 @@ class Rules:
 
     max_seeds: int = 0
     allow_advance: bool = True
-    strict: bool = False
     open: bool = False
     training_epochs: int = 10
-    blending_epochs: int = 10
     topology: str = "cnn"
     allow_unfinished: bool = False
 
@@ -97,7 +95,7 @@ class Verdict:
 
 def of_the_blind(rules: Rules) -> Rules:
     """The rules of those whose controller looks at nothing: no gate asks for measurements or for time."""
-    return replace(rules, open=True, strict=False, allow_unfinished=True)
+    return replace(rules, open=True, allow_unfinished=True)
 
 
 def is_legal(
@@ -153,7 +151,7 @@ def steps_needed(slot: Slot, op: int, rules: Rules, blueprint: int = 1) -> int:
     if op == ADVANCE:
         seed.alpha_target = 1.0
     perform(seed, op, {head: 0 for head in HEAD_NAMES} | {"blueprint": blueprint, "alpha_target": 2})
-    healthy = {"exploding": 0.0, "gradient_health": 1.0, "shadow_gain": 1.0, "gradient_ratio": 1.0}
+    healthy = {"exploding": 0.0, "gradient_health": 1.0}
     decisions = 1
     while seed.stage != HOLDING:
         pass_time(seed)
@@ -188,19 +186,13 @@ def refusing_gate(slot: Slot, op: int, fits: bool, evidence: dict[str, float], r
     if op == ADVANCE and slot.stage == TRAINING:
         if rules.open or slot.blueprint in GROWTH:
             return NO_GATE
-        if rules.strict:
-            good = evidence["shadow_gain"] >= 0.5 and evidence["gradient_ratio"] >= 0.10
-        else:
-            good = evidence["exploding"] == 0 and evidence["gradient_health"] >= 0.7
+        good = evidence["exploding"] == 0 and evidence["gradient_health"] >= 0.7
         return NO_GATE if good and slot.epochs_in_stage >= rules.training_epochs else 2
     if op == ADVANCE and slot.stage == BLENDING:
         good = slot.alpha_target == 1.0 and slot.alpha == 1.0 and slot.alpha_mode == HOLD
-        if rules.strict and slot.blueprint not in GROWTH:
-            good = good and slot.epochs_in_stage >= rules.blending_epochs
         return NO_GATE if good else 3
     if op == FOSSILIZE and not rules.open:
-        contribution = evidence["contribution"]
-        return NO_GATE if (contribution >= 1.0 if rules.strict else contribution > 0) else 5
+        return NO_GATE if evidence["contribution"] > 0 else 5
     return NO_GATE
 
 
@@ -235,10 +227,10 @@ def act(
     action: dict[str, int],
     evidence: list[dict[str, float]],
     rules: Rules,
-    steps_left: float = math.inf,
-    fitting: list[set[int]] | None = None,
+    steps_left: float,
+    fitting: list[set[int]],
 ) -> Verdict:
-    """Carry out one member's action in place; `fitting`: each slot's blueprints, if not the topology's."""
+    """Carry out one member's action in place; `fitting`: the blueprints that each slot takes."""
     op = action["op"]
     if op not in READS:
         return Verdict(False, False, WAIT, NO_GATE)
@@ -249,11 +241,11 @@ def act(
         return Verdict(True, True, WAIT, NO_GATE)
     index = action["slot"]
     slot = member[index]
-    fits = fitting[index] if fitting else None
+    fits = fitting[index]
     if not is_legal(member, op, index, rules, steps_left, fits):
         return Verdict(False, False, WAIT, NO_GATE)
-    blueprints = BLUEPRINTS[rules.topology] if fits is None else in_time(slot, fits, rules, steps_left)
-    gate = refusing_gate(slot, op, action["blueprint"] in blueprints, evidence[index], rules)
+    fitting_now = in_time(slot, fits, rules, steps_left)
+    gate = refusing_gate(slot, op, action["blueprint"] in fitting_now, evidence[index], rules)
     if gate != NO_GATE:
         return Verdict(True, False, WAIT, gate)
     verdict = Verdict(True, True, op, NO_GATE)

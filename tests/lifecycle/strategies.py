@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from esper.lifecycle.actions import Actions
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, TickOutcome, apply, tick
+from esper.lifecycle.legality import blueprint_table
 from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from tests.lifecycle import reference as ref
 from tests.scenes import SEED_STAGES, STAGES
@@ -57,14 +59,10 @@ def to_states(members: list[list[ref.Slot]]) -> SlotStates:
 
 
 def random_rules(rng: np.random.Generator) -> ref.Rules:
-    mode = rng.choice(["open", "permissive", "strict"], p=[0.2, 0.4, 0.4])
     return ref.Rules(
         max_seeds=int(rng.integers(0, 4)),
         allow_advance=bool(rng.random() < 0.8),
-        strict=mode == "strict",
-        open=mode == "open",
         training_epochs=int(rng.integers(0, 4)),
-        blending_epochs=int(rng.integers(0, 4)),
         topology=str(rng.choice(["cnn", "transformer", "mlp"])),
         allow_unfinished=bool(rng.random() < 0.3),
     )
@@ -75,31 +73,15 @@ def to_config(rules: ref.Rules) -> LifecycleConfig:
         max_seeds=rules.max_seeds,
         allow_advance=rules.allow_advance,
         allow_unfinished=rules.allow_unfinished,
-        gates=GateConfig(
-            mode="open" if rules.open else "strict" if rules.strict else "permissive",
-            training_epochs=rules.training_epochs,
-            blending_epochs=rules.blending_epochs,
-        ),
+        gates=GateConfig(training_epochs=rules.training_epochs),
     )
 
 
 def random_evidence(rng: np.random.Generator, num_members: int, num_slots: int) -> SlotEvidence:
     """Mostly good news, sometimes bad, sometimes none."""
     shape = (num_members, num_slots)
-    good = {
-        "contribution": 2.0,
-        "shadow_gain": 1.0,
-        "gradient_health": 0.9,
-        "exploding": 0.0,
-        "gradient_ratio": 0.3,
-    }
-    bad = {
-        "contribution": -0.5,
-        "shadow_gain": 0.1,
-        "gradient_health": 0.5,
-        "exploding": 0.2,
-        "gradient_ratio": 0.05,
-    }
+    good = {"contribution": 2.0, "gradient_health": 0.9, "exploding": 0.0}
+    bad = {"contribution": -0.5, "gradient_health": 0.5, "exploding": 0.2}
     values = {}
     for name in ref.EVIDENCE:
         luck = rng.random(shape)
@@ -129,6 +111,11 @@ def random_action(
     elif rng.random() < 0.4:
         action[str(rng.choice(ref.HEAD_NAMES))] = int(rng.choice([-(2**62), -7, -1, 16, 40, 2**62]))
     return action
+
+
+def fits_of(states: SlotStates, topology: str = "cnn") -> Tensor:
+    """The blueprints of a topology in every slot.  # [N, S, blueprints]"""
+    return blueprint_table(states.device, topology).expand(*states.stage.shape, -1)
 
 
 @dataclass
@@ -168,7 +155,7 @@ def episode(seed: int, num_members: int, num_slots: int, steps: int) -> Iterator
         plans = [random_action(rng, member, rules, fit) for member, fit in zip(members, fitting, strict=True)]
         choices = torch.tensor([[plan[head] for head in ref.HEAD_NAMES] for plan in plans])
         lefts = (left - torch.arange(num_members) % 3).clamp(min=0)  # some are finished before the others
-        applied = apply(states, Actions(choices), evidence, config, rules.topology, lefts, fits, uses_metrics)
+        applied = apply(states, Actions(choices), evidence, config, fits, lefts, uses_metrics)
         ticked = tick(applied.states, config)
         verdicts = [
             ref.act(member, plan, evidence_of(evidence, i), theirs[i], int(lefts[i]), fitting[i])

@@ -22,6 +22,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
 from esper.utils.rows import map_tensors
+from tests.lifecycle.strategies import fits_of
 from tests.scenes import plain_observation as observe
 
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
@@ -78,7 +79,7 @@ def all_courses(world: World) -> Transition:
         columns = [pick(column, origin) for column in columns]
         seen = observe(slots, evidence, progress=torch.full((slots.num_members,), 0.5 * t))
         slots, evidence, masks = slots[origin], pick(evidence), pick(masks)
-        outcome = apply(slots, Actions(actions), evidence, RULES, "mlp")
+        outcome = apply(slots, Actions(actions), evidence, RULES, fits_of(slots, "mlp"))
         nothing, no = torch.zeros(len(actions)), torch.zeros(len(actions), dtype=torch.bool)
         step = Transition(
             observation=pick(TamiyoInputs(*batch_obs_to_features(seen))), masks=masks, actions=actions,

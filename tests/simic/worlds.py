@@ -28,7 +28,7 @@ QUICK = LifecycleConfig(
     min_prune_age=2,
     embargo_ticks=2,
     allow_unfinished=True,  # episodes are a few steps long here
-    gates=GateConfig(training_epochs=1, blending_epochs=1),
+    gates=GateConfig(training_epochs=1),
 )
 
 

@@ -31,7 +31,7 @@ from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
-from tests.lifecycle.strategies import random_evidence
+from tests.lifecycle.strategies import fits_of, random_evidence
 from tests.scenes import plain_observation as observe
 
 GATES = GateConfig(training_epochs=2)
@@ -68,7 +68,7 @@ def turns(
         observation = observe(states, evidence, accuracy_history=history)
         masks = compute_batch_masks(states, config=RULES, topology=topology, evidence=evidence)
         actions = controller.decide(observation, masks, step)
-        outcome = apply(states, actions, evidence, RULES, topology)
+        outcome = apply(states, actions, evidence, RULES, fits_of(states, topology))
         yield Turn(step, observation, masks, actions, outcome)
         states = tick(outcome.states, RULES).states
 

@@ -17,24 +17,8 @@ BlueprintName = Literal[
 class GateConfig(Config):
     """When a seed may move on. A refused gate changes nothing but costs the step."""
 
-    mode: Literal["open", "permissive", "strict"] = Field(
-        default="permissive",
-        description="which column of the gate table holds; open: seeds move on unmeasured",
-    )
     training_epochs: int = Field(default=10, ge=0, description="G2: epochs in TRAINING before BLENDING")
-    min_health: float = Field(
-        default=0.7, ge=0, le=1, description="G2 permissive: gradient health at least this"
-    )
-    min_shadow_gain: float = Field(
-        default=0.5, description="G2 strict: points of shadow improvement at least this"
-    )
-    min_gradient_ratio: float = Field(
-        default=0.10, ge=0, description="G2 strict: seed-to-host gradient ratio at least this"
-    )
-    blending_epochs: int = Field(default=10, ge=0, description="G3 strict: epochs in BLENDING before HOLDING")
-    min_contribution: float = Field(
-        default=1.0, description="G5 strict: points of contribution at least this"
-    )
+    min_health: float = Field(default=0.7, ge=0, le=1, description="G2: gradient health at least this")
 
 
 class LifecycleConfig(Config):

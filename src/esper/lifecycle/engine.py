@@ -29,11 +29,10 @@ from esper.lifecycle.actions import (
     relevance,
     tempo_ticks,
 )
-from esper.lifecycle.config import GateConfig, LifecycleConfig
+from esper.lifecycle.config import LifecycleConfig
 from esper.lifecycle.legality import (
     Gate,
     fitting_in_time,
-    g0_valid_blueprint,
     gate_table,
     grows_block,
     holds_seed,
@@ -162,17 +161,16 @@ def apply(
     actions: Actions,
     evidence: SlotEvidence,
     config: LifecycleConfig,
-    topology: str,
+    fits: Tensor,
     steps_left: int | Tensor | None = None,
-    fits: Tensor | None = None,
     uses_metrics: Tensor | None = None,
 ) -> ActionOutcome:
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
-    evidence: what is measured of every slot, for the gates. topology: the kind of host, for the blueprints;
-    or fits [N, S, blueprints] bool: what G0 lets through in each slot. steps_left, uses_metrics: as in
-    `legal_slots_by_op`. Raises ValueError where the shapes of the three records differ; values are never
-    read back, so that a bad choice fails in its own row alone.
+    evidence: what is measured of every slot, for the gates. fits [N, S, blueprints] bool: what G0 lets
+    through in each slot. steps_left, uses_metrics: as in `legal_slots_by_op`. Raises ValueError where the
+    shapes of the three records differ; values are never read back, so that a bad choice fails in its own row
+    alone.
     """
     _check_rows(states, actions, evidence)
     last = _last_choices(states.device, states.num_slots)
@@ -182,20 +180,20 @@ def apply(
     in_range = choices == actions.choices
     read = relevance(op)  # [N, heads]
     members = torch.arange(states.num_members, device=states.device)
-    if fits is not None:
-        fits = fitting_in_time(fits, config, steps_left, uses_metrics)
+    fits = fitting_in_time(fits, config, steps_left, uses_metrics)
     # Without evidence: what a gate refuses is legal and costs the step, so `refused_by` can name the gate.
     pair_legal = legal_slots_by_op(states, config, None, steps_left, uses_metrics, fits)[members, op, slot]
     legal = (in_range | ~read).all(dim=1) & (pair_legal | (op == Op.WAIT))
 
     gate = gate_table(states.device)[op, _at(states.stage, slot)]
-    known = (
-        g0_valid_blueprint(choices[:, Head.BLUEPRINT], topology) if fits is None else _fitting(fits, choices)
-    )
-    passed = _passed(states, evidence, config.gates, known, choices, uses_metrics)
+    # G0, into GERMINATED: the blueprint fits its slot. The other gates are asked about the slot alone.
+    refused = (op == Op.GERMINATE) & ~fits[members, slot, choices[:, Head.BLUEPRINT]]
+    for gated, passes in open_gates(states, evidence, config.gates, uses_metrics).items():
+        refused = refused | ((op == gated) & ~_at(passes, slot))
+    passed = ~refused
     succeeded = legal & passed
     executed = op.masked_fill(~succeeded, int(Op.WAIT))
-    after, germinated, pruned = _execute(states, _Orders.of(choices, executed, states.num_slots))
+    after, germinated, pruned = _execute(states, choices, executed)
     return ActionOutcome(
         states=after,
         legal=legal,
@@ -275,61 +273,49 @@ def _at(values: Tensor, slot: Tensor) -> Tensor:
     return values.gather(1, slot.unsqueeze(1)).squeeze(1)
 
 
-def _fitting(fits: Tensor, choices: Tensor) -> Tensor:
-    """Whether each member's blueprint fits its slot.  # fits [N, S, blueprints] → [N] bool"""
-    members = torch.arange(len(choices), device=choices.device)
-    return fits[members, choices[:, Head.SLOT], choices[:, Head.BLUEPRINT]]
+def _execute(states: SlotStates, choices: Tensor, op: Tensor) -> tuple[SlotStates, Tensor, Tensor]:
+    """Execute ops that are legal and let through; return the states, where seeds began and where they ended.
 
-
-def _passed(
-    states: SlotStates,
-    evidence: SlotEvidence,
-    gates: GateConfig,
-    fits: Tensor,
-    choices: Tensor,
-    uses_metrics: Tensor | None,
-) -> Tensor:
-    """Whether the gate before each member's op, if there is one, lets it through.  # fits [N] → [N] bool"""
-    op, slot = choices[:, Head.OP], choices[:, Head.SLOT]
-    refused = (op == Op.GERMINATE) & ~fits
-    for gated, passes in open_gates(states, evidence, gates, uses_metrics).items():
-        refused = refused | ((op == gated) & ~_at(passes, slot))
-    return ~refused
-
-
-@dataclass(frozen=True)
-class _Orders:
-    """What is to be carried out: legal, and let through by the gates."""
-
-    pick: dict[Head, Tensor]  # each [N, 1]: the member's choices
-    at: dict[Op, Tensor]  # each [N, S] bool: the slots on which the op is carried out
-
-    @staticmethod
-    def of(choices: Tensor, op: Tensor, num_slots: int) -> _Orders:
-        pick = dict(zip(Head, choices.unsqueeze(2).unbind(1), strict=True))
-        here = torch.arange(num_slots, device=op.device) == pick[Head.SLOT]  # [N, S]
-        kinds = op.unsqueeze(1) == torch.arange(len(Op), device=op.device)  # [N, ops]
-        at = (here.unsqueeze(1) & kinds.unsqueeze(2)).unbind(1)
-        return _Orders(pick, dict(zip(Op, at, strict=True)))
-
-
-def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, Tensor]:
-    """Execute the orders; return the states, where seeds began and where they ended."""
-    at = orders.at
+    choices [N, heads]: the members' choices, in range; op [N]: what is carried out
+    """
+    pick = dict(zip(Head, choices.unsqueeze(2).unbind(1), strict=True))  # each [N, 1]
+    here = torch.arange(states.num_slots, device=op.device) == pick[Head.SLOT]  # [N, S]
+    kinds = op.unsqueeze(1) == torch.arange(len(Op), device=op.device)  # [N, ops]
+    # Where each op is carried out.  # each [N, S] bool
+    at = dict(zip(Op, (here.unsqueeze(1) & kinds.unsqueeze(2)).unbind(1), strict=True))
     # INSTANT, or an alpha of 0, prunes in this step; otherwise a ramp to 0 comes first.
-    at_once = (orders.pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
+    at_once = (pick[Head.ALPHA_SPEED] == AlphaSpeed.INSTANT) | (states.alpha == 0)
     prune_now, prune_later = at[Op.PRUNE] & at_once, at[Op.PRUNE] & ~at_once
-    after = _plant(_without_seed(states, at[Op.GERMINATE] | prune_now), orders)
-    immediate = at[Op.GERMINATE] & grows_block(after.blueprint) & (after.tempo == Tempo.FAST)  # at once
-    after = _begin_ramps(after, orders, immediate, prune_later)
+    new = at[Op.GERMINATE]
+    after = _without_seed(states, new | prune_now)
+    target = _target_alpha(pick[Head.ALPHA_TARGET])
+    after = after.replace(
+        blueprint=torch.where(new, pick[Head.BLUEPRINT], after.blueprint),
+        style=torch.where(new | at[Op.SET_ALPHA_TARGET], pick[Head.STYLE], after.style),
+        tempo=torch.where(new, pick[Head.TEMPO], after.tempo),
+        alpha_target=torch.where(new, target, after.alpha_target),  # kept until the first ramp
+    )
+    # A block that is repeated or widened with a FAST tempo has no ramp: it is active from its first step on.
+    at_once = grows_block(after.blueprint) & (after.tempo == Tempo.FAST)
+    immediate = new & at_once
+    # The first ramp of a seed, which enters BLENDING, a ramp to a new target, or one down to a prune.
+    first = immediate | (at[Op.ADVANCE] & (after.stage == Stage.TRAINING))
+    tempo = tempo_ticks(after.tempo).masked_fill(at_once, 0)
+    after = retarget(
+        after,
+        where=first | at[Op.SET_ALPHA_TARGET] | prune_later,
+        target=torch.where(first, after.alpha_target, target.masked_fill(prune_later, 0.0)),
+        ticks=torch.where(first, tempo, _speed_ticks(pick[Head.ALPHA_SPEED])),
+        curve=torch.where(first, _style_curve(after.style), pick[Head.ALPHA_CURVE]),
+    )
 
     stage = torch.where(at[Op.ADVANCE], _next_stage(states.stage), states.stage)
     # HOLDING means alpha 1 at rest: leaving full alpha leaves HOLDING.
     lowered = (at[Op.SET_ALPHA_TARGET] | prune_later) & (after.alpha_target < 1.0)
     entered = {
-        Stage.GERMINATED: at[Op.GERMINATE],
+        Stage.GERMINATED: new,
         Stage.HOLDING: immediate,
-        Stage.BLENDING: (lowered & (states.stage == Stage.HOLDING))  # HOLDING is alpha 1 at rest
+        Stage.BLENDING: (lowered & (states.stage == Stage.HOLDING))
         | (immediate & (after.alpha_target < 1.0)),
         Stage.FOSSILIZED: at[Op.FOSSILIZE],
         Stage.PRUNED: prune_now,
@@ -337,43 +323,8 @@ def _execute(states: SlotStates, orders: _Orders) -> tuple[SlotStates, Tensor, T
     for into, where in entered.items():
         stage = stage.masked_fill(where, int(into))
     clock = states.epochs_in_stage.masked_fill(stage != states.stage, 0)
-    return after.replace(stage=stage, epochs_in_stage=clock), at[Op.GERMINATE], prune_now
-
-
-def _plant(states: SlotStates, orders: _Orders) -> SlotStates:
-    """Write the choices of new seeds; SET_ALPHA_TARGET writes the style too.
-
-    A seed keeps its target until its first ramp.
-    """
-    new, pick = orders.at[Op.GERMINATE], orders.pick
-    target = _target_alpha(pick[Head.ALPHA_TARGET])
-    return states.replace(
-        blueprint=torch.where(new, pick[Head.BLUEPRINT], states.blueprint),
-        style=torch.where(new | orders.at[Op.SET_ALPHA_TARGET], pick[Head.STYLE], states.style),
-        tempo=torch.where(new, pick[Head.TEMPO], states.tempo),
-        alpha_target=torch.where(new, target, states.alpha_target),
-    )
-
-
-def _begin_ramps(states: SlotStates, orders: _Orders, immediate: Tensor, prune_later: Tensor) -> SlotStates:
-    """Begin the first ramp of a seed that enters BLENDING, a ramp to a new target, or one down to a prune.
-
-    immediate [N, S] bool: seeds that are active from the step of their birth on.
-    """
-    pick = orders.pick
-    first = immediate | (orders.at[Op.ADVANCE] & (states.stage == Stage.TRAINING))
-    chosen = _target_alpha(pick[Head.ALPHA_TARGET]).masked_fill(prune_later, 0.0)
-    tempo, speed = tempo_ticks(states.tempo), _speed_ticks(pick[Head.ALPHA_SPEED])
-    # A grown block with a FAST tempo has no ramp at all.
-    tempo = tempo.masked_fill(grows_block(states.blueprint) & (states.tempo == Tempo.FAST), 0)  # at once
-    ramped = retarget(
-        states,
-        where=first | orders.at[Op.SET_ALPHA_TARGET] | prune_later,
-        target=torch.where(first, states.alpha_target, chosen),
-        ticks=torch.where(first, tempo, speed),
-        curve=torch.where(first, _style_curve(states.style), pick[Head.ALPHA_CURVE]),
-    )
-    return ramped.replace(prune_pending=states.prune_pending | prune_later)
+    pending = after.prune_pending | prune_later
+    return after.replace(stage=stage, epochs_in_stage=clock, prune_pending=pending), new, prune_now
 
 
 _BLANK = SlotRecord()

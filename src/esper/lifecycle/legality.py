@@ -84,58 +84,6 @@ def blueprint_table(topology: str) -> Tensor:
 grows_block = lookup([*(blueprint in GROWTH_BLUEPRINTS for blueprint in Blueprint), False])
 
 
-def g0_valid_blueprint(blueprint: Tensor, topology: str) -> Tensor:
-    """Check G0, into GERMINATED: the blueprint exists and fits the topology. Any shape, any integer."""
-    known = blueprint_table(blueprint.device, topology)[blueprint.clamp(0, NUM_BLUEPRINTS - 1)]
-    return known & (blueprint >= 0) & (blueprint < NUM_BLUEPRINTS)
-
-
-def g1_ready_to_train(states: SlotStates) -> Tensor:
-    """Check G1, into TRAINING: the seed has germinated.  # [N, S]"""
-    return states.stage == Stage.GERMINATED
-
-
-def g2_ready_to_blend(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
-    """Check G2, into BLENDING: long enough in TRAINING, healthy (permissive) or useful (strict).  # [N, S]
-
-    A seed that repeats or widens a block needs no training alone: it moves on at once.
-    """
-    training = states.stage == Stage.TRAINING
-    if config.mode == "open":
-        return training
-    dwelt = states.epochs_in_stage >= config.training_epochs
-    if config.mode == "strict":
-        gains = _at_least(evidence.shadow_gain, config.min_shadow_gain)
-        ready = dwelt & gains & _at_least(evidence.gradient_ratio, config.min_gradient_ratio)
-    else:
-        ready = dwelt & (evidence.exploding == 0) & _at_least(evidence.gradient_health, config.min_health)
-    return training & (ready | grows_block(states.blueprint))
-
-
-def g3_ready_to_hold(states: SlotStates, config: GateConfig) -> Tensor:
-    """Check G3, into HOLDING: a target of 1, reached and at rest; strict asks for time too.  # [N, S]"""
-    full = (states.alpha_target == 1.0) & (states.alpha == 1.0) & (states.alpha_mode == AlphaMode.HOLD)
-    ready = (states.stage == Stage.BLENDING) & full
-    if config.mode == "strict":
-        return ready & ((states.epochs_in_stage >= config.blending_epochs) | grows_block(states.blueprint))
-    return ready
-
-
-def g5_ready_to_fossilize(states: SlotStates, evidence: SlotEvidence, config: GateConfig) -> Tensor:
-    """Check G5, into FOSSILIZED: a contribution above 0 or (strict) at least the minimum.  # [N, S]"""
-    contribution = evidence.contribution
-    if config.mode == "open":
-        return states.stage == Stage.HOLDING
-    if config.mode == "strict":
-        earned = _at_least(contribution, config.min_contribution)
-    else:
-        earned = (contribution > 0) & contribution.isfinite()
-    return (states.stage == Stage.HOLDING) & earned
-
-
-OPEN = GateConfig(mode="open")
-
-
 def open_gates(
     states: SlotStates, evidence: SlotEvidence, config: GateConfig, uses_metrics: Tensor | None = None
 ) -> dict[Op, Tensor]:
@@ -143,23 +91,27 @@ def open_gates(
 
     An op that is not named meets no gate on a slot: G0, before GERMINATE, asks about the blueprint alone.
     uses_metrics [N] bool: whose seeds are judged by what was measured, by default everyone's; the gates of
-    the others are open.
+    the others are open. What was never measured is NaN and compares as False.
     """
+    stage = states.stage
+    # G2, into BLENDING: long enough in TRAINING, and healthy. A block that is repeated or widened needs no
+    # training alone: it moves on at once.
+    healthy = (evidence.exploding == 0) & (evidence.gradient_health >= config.min_health)
+    trained = (states.epochs_in_stage >= config.training_epochs) & healthy | grows_block(states.blueprint)
+    # G5, into FOSSILIZED: a contribution above 0.
+    earned = (evidence.contribution > 0) & evidence.contribution.isfinite()
     if uses_metrics is not None:
-        judged, unjudged = open_gates(states, evidence, config), open_gates(states, evidence, OPEN)
-        return {op: torch.where(uses_metrics.unsqueeze(1), judged[op], unjudged[op]) for op in judged}
+        unjudged = ~uses_metrics.unsqueeze(1)
+        trained, earned = trained | unjudged, earned | unjudged
+    # G3, into HOLDING: a target of 1, reached and at rest.
+    full = (states.alpha_target == 1.0) & (states.alpha == 1.0) & (states.alpha_mode == AlphaMode.HOLD)
     return {
-        Op.ADVANCE: g1_ready_to_train(states)
-        | g2_ready_to_blend(states, evidence, config)
-        | g3_ready_to_hold(states, config),
-        Op.FOSSILIZE: g5_ready_to_fossilize(states, evidence, config),
+        # G1, into TRAINING, lets every germinated seed through.
+        Op.ADVANCE: (stage == Stage.GERMINATED)
+        | ((stage == Stage.TRAINING) & trained)
+        | ((stage == Stage.BLENDING) & full),
+        Op.FOSSILIZE: (stage == Stage.HOLDING) & earned,
     }
-
-
-def _at_least(value: Tensor, minimum: float) -> Tensor:
-    """Find finite values that reach the minimum: NaN is unmeasured, infinity is no measurement."""
-    # NaN compares as False, infinity has to be excluded.
-    return (value >= minimum) & value.isfinite()
 
 
 LEGAL_STAGES: dict[Op, frozenset[Stage]] = {
@@ -254,7 +206,7 @@ def fitting_in_time(
     """
     if steps_left is None or config.allow_unfinished:
         return fits
-    needed = _steps_by_blueprint(fits.device, *_least_dwell_times(config.gates))  # [blueprints]
+    needed = _steps_by_blueprint(fits.device, config.gates.training_epochs)  # [blueprints]
     return fits & _in_time(needed, steps_left, uses_metrics)
 
 
@@ -271,38 +223,32 @@ def steps_to_finish(states: SlotStates, gates: GateConfig) -> Tensor:
     gate opens as soon as it may. For SET_ALPHA_TARGET: the shortest ramp, and a step at the new strength.
     Else 0.  # [N, S, ops] int64
     """
-    table = _finish_table(states.device, *_least_dwell_times(gates))
+    table = _finish_table(states.device, gates.training_epochs)
     return table[states.stage, states.tempo, grows_block(states.blueprint).long()]
 
 
-def _least_dwell_times(gates: GateConfig) -> tuple[int, int]:
-    """Return the fewest steps of a fresh seed in TRAINING and in BLENDING."""
-    alone = 0 if gates.mode == "open" else gates.training_epochs
-    return max(1, alone), gates.blending_epochs if gates.mode == "strict" else 0
-
-
 @device_table
-def _steps_by_blueprint(alone: int, dwell: int) -> Tensor:
+def _steps_by_blueprint(alone: int) -> Tensor:
     """Return the fewest decisions from planting a seed to HOLDING, by blueprint.  # [blueprints]
 
     A block is repeated or widened within the decision that plants its seed.
     """
-    fresh = _finish_table(torch.device("cpu"), alone, dwell)[Stage.DORMANT, 0, 0, Op.GERMINATE]
+    fresh = _finish_table(torch.device("cpu"), alone)[Stage.DORMANT, 0, 0, Op.GERMINATE]
     return torch.where(grows_block(torch.arange(NUM_BLUEPRINTS)), 1, fresh)
 
 
 @device_table
-def _finish_table(alone: int, dwell: int) -> Tensor:
+def _finish_table(alone: int) -> Tensor:
     """Tabulate `steps_to_finish` by stage, tempo and kind: other seeds, and those that grow a block.
 
-    `alone` steps pass in TRAINING, at least `dwell` in BLENDING; the second kind dwells nowhere, and FAST is
-    at once.  # [stages, tempos, kinds, ops]
+    At least `alone` steps pass in TRAINING; the second kind waits nowhere, and FAST is at once.
+    # [stages, tempos, kinds, ops]
     """
     table = torch.zeros(STAGE_TABLE_SIZE, len(Tempo), 2, NUM_OPS, dtype=torch.long)
     ticks = tempo_ticks(torch.arange(len(Tempo)))
     at_once = ticks.masked_fill(torch.arange(len(Tempo)) == Tempo.FAST, 1)  # HOLDING is the next decision
     table[..., Op.ADVANCE] = 1
-    for kind, training, blending in ((0, alone, ticks.clamp(min=dwell)), (1, 1, at_once)):
+    for kind, training, blending in ((0, max(1, alone), ticks), (1, 1, at_once)):
         table[Stage.GERMINATED, :, kind, Op.ADVANCE] = 1 + training + blending
         table[Stage.TRAINING, :, kind, Op.ADVANCE] = 1 + blending
     # One decision plants, then the fewest of a germinated seed.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
@@ -12,10 +11,8 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
-from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage, stage_names
+from esper.lifecycle.stages import SEED_STAGES, Stage, stage_names
 from esper.utils.rows import RowRecord, map_tensors
-
-_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
 
 
 @dataclass(frozen=True)
@@ -24,21 +21,9 @@ class SlotConfig:
 
     slot_ids: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        if not self.slot_ids:
-            raise ValueError("slot_ids is empty; give at least one id such as 'r0c0'")
-        for slot_id in self.slot_ids:
-            if not _SLOT_ID.fullmatch(slot_id):
-                raise ValueError(f"slot id is {slot_id!r}; expected r<row>c<col>, for example 'r0c1'")
-        doubles = sorted({s for s in self.slot_ids if self.slot_ids.count(s) > 1})
-        if doubles:
-            raise ValueError(f"slot ids must differ; given more than once: {', '.join(doubles)}")
-
     @classmethod
     def grid(cls, rows: int, cols: int) -> SlotConfig:
         """Return a full grid, row by row."""
-        if rows < 1 or cols < 1:
-            raise ValueError(f"a grid of {rows} x {cols} has no slots; rows and cols must be at least 1")
         return cls(tuple(f"r{r}c{c}" for r in range(rows) for c in range(cols)))
 
     @property
@@ -79,18 +64,6 @@ class SlotRecord:
     room: int = 0
     enabled: bool = True
 
-    def __post_init__(self) -> None:
-        stage = check_stage(self.stage, "the stage of a slot record")
-        for name, (low, high) in _LIMITS.items():
-            _check_limits(name, getattr(self, name), getattr(self, name), low, high)
-        if stage in SEED_STAGES:
-            if self.blueprint not in tuple(Blueprint):
-                raise ValueError(
-                    f"a slot in {stage.name} has blueprint {self.blueprint}; give one of 0..{max(Blueprint)}"
-                )
-        elif self.blueprint != NO_BLUEPRINT:
-            raise ValueError(f"a slot in {stage.name} holds no seed, but its blueprint is {self.blueprint}")
-
 
 # The least and greatest value of each field; stages have gaps and are checked by `check_stages`.
 _LIMITS: dict[str, tuple[float, float]] = {
@@ -108,13 +81,6 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "epochs_in_stage": (0, math.inf),
     "room": (0, math.inf),
 }
-
-
-def _check_limits(name: str, least: float, greatest: float, low: float, high: float) -> None:
-    """Refuse values outside [low, high]; NaN is outside."""
-    for value in (least, greatest):
-        if not low <= value <= high:
-            raise ValueError(f"{name} is {value}; allowed is {low} to {high}")
 
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -192,8 +158,9 @@ class SlotStates(RowRecord):
         """Refuse values that no rule can produce. Reads the tensors back: for entrances, not for steps."""
         check_stages(self.stage)
         for name, (low, high) in _LIMITS.items():
-            least, greatest = getattr(self, name).aminmax()
-            _check_limits(name, least.item(), greatest.item(), low, high)
+            for value in (limit.item() for limit in getattr(self, name).aminmax()):
+                if not low <= value <= high:  # so is NaN
+                    raise ValueError(f"{name} is {value}; allowed is {low} to {high}")
         seeds = torch.isin(self.stage, torch.tensor([int(s) for s in SEED_STAGES], device=self.device))
         # A stage with a seed and a blueprint come together or not at all.
         odd = (seeds != (self.blueprint != NO_BLUEPRINT)).nonzero().tolist()

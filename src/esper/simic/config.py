@@ -99,14 +99,14 @@ class GovernorConfig(Config):
 
 
 def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
-    """Fit dwell times to an episode of `steps`: a tenth of it for each, at most 10 epochs.
+    """Fit the time in TRAINING to an episode of `steps`: a tenth of it, at most 10 epochs.
 
     In an episode of 30 steps a seed trains alone for 3 epochs, so that three of them can grow one after
     another.
     """
     base = base or LifecycleConfig()
     dwell = max(1, min(10, steps // 10))
-    gates: GateConfig = base.gates.model_copy(update={"training_epochs": dwell, "blending_epochs": dwell})
+    gates: GateConfig = base.gates.model_copy(update={"training_epochs": dwell})
     return base.model_copy(update={"gates": gates})
 
 

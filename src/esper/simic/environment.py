@@ -361,7 +361,7 @@ class Environment:
         for wanted in choices:
             fits = bodies.growable()  # after what the actions before this one planted
             asked = Actions(torch.where(active.unsqueeze(1), wanted, 0))  # the finished wait
-            outcome = apply(slots, asked, evidence, rules, bodies.topology, steps_left, fits, uses_metrics)
+            outcome = apply(slots, asked, evidence, rules, fits, steps_left, uses_metrics)
             bodies.prune(outcome.pruned)
             bodies.germinate(outcome.germinated, outcome.states.blueprint)
             slots, evidence = outcome.states, evidence.forget(outcome.pruned | outcome.germinated)
