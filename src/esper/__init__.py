@@ -13,19 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
-    from esper.growing.grower import Grower as Grower
-    from esper.growing.lightning_callback import LightningGrower as LightningGrower
     from esper.growing.result import Grown as Grown
-    from esper.growing.transformers_callback import TransformersGrower as TransformersGrower
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "grow": "esper.growing.api",
     "Grown": "esper.growing.result",
-    "Grower": "esper.growing.grower",
-    "LightningGrower": "esper.growing.lightning_callback",
-    "TransformersGrower": "esper.growing.transformers_callback",
 }
 
 

@@ -1,8 +1,8 @@
 """Small runs whose numbers must survive a redesign of the package.
 
 Every scene returns series: arrays of numbers under the names that they have now. Names, files and the order
-of fields may change, the numbers may not. Scenes use the command line, `esper.grow`, `esper.Grower`,
-`esper.LightningGrower` and `load_controller`; what else they take from the package is marked.
+of fields may change, the numbers may not. Scenes use the command line, `esper.grow` and `load_controller`;
+what else they take from the package is marked.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper import cli
@@ -266,85 +265,6 @@ def grow_resumed(growth: str) -> Iterator[tuple[str, Series]]:
             yield copy.name, grow_model(growth, out=copy, resume=True)
 
 
-def fit_lightning(folder: Path, checkpoint: Path | None = None) -> Series:
-    """Grow in Lightning's Trainer, which saves a checkpoint after every step."""
-    from lightning.pytorch.callbacks import ModelCheckpoint
-
-    torch.manual_seed(0)
-    # In float32 the biases ahead of a BatchNorm are moved by rounding alone, which Adam scales up.
-    x, y = models.images(240)
-    x = x.double()
-    train, val = TensorDataset(x[:120], y[:120]), TensorDataset(x[120:], y[120:])
-    grower = esper.LightningGrower(val=DataLoader(val, 60), controller="schedule:widen_full@0.1")
-    saving = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
-    trainer = models.lightning_trainer(EPOCHS, grower, [saving] if checkpoint is None else [])
-    module = models.lightning_module(models.small_cnn().double())
-    loader = DataLoader(train, 30, shuffle=True)
-    trainer.fit(module, loader, DataLoader(val, 60), ckpt_path=checkpoint, weights_only=False)
-    assert grower.grown is not None
-    weights = grower.grown.state_dict()
-    assert weights["net.0.weight"].shape[0] == 8, "what grew stays"
-    return tensors(weights, "weights")
-
-
-def lightning() -> Series:
-    with controlled() as folder:
-        return fit_lightning(folder)
-
-
-def lightning_resumed() -> Iterator[tuple[str, Series]]:
-    """Go on in the middle of an epoch and at its last step."""
-    with controlled() as folder:
-        fit_lightning(folder)
-        for step in (6, 12):
-            yield f"from step {step}", fit_lightning(folder, folder / f"step={step}.ckpt")
-
-
-def grow_in_a_loop(stop: int | None = None) -> Series:
-    """Grow a seed beside the model in a loop of one's own; `stop`: an epoch after which to begin anew."""
-
-    def begin() -> tuple[nn.Module, torch.optim.Optimizer, esper.Grower]:
-        torch.manual_seed(0)
-        layers = (nn.Linear(5, 2), nn.ReLU(), nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 3))
-        model = nn.Sequential(*layers).double()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        train, val = (x[:300], y[:300]), (x[300:], y[300:])
-        recipe = "schedule:mlp@0.1"
-        grower = esper.Grower(model, optimizer, train, val, controller=recipe, epochs=EPOCHS, batch_size=30)
-        return model, optimizer, grower
-
-    x, y = models.table(600)
-    x = x.double()
-    model, optimizer, grower = begin()
-    for epoch in range(EPOCHS):
-        for index in torch.randperm(300).split(30):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model.train()(x[index]), y[index]).backward()
-            optimizer.step()
-        grower.step()
-        if epoch == stop:
-            file = io.BytesIO()
-            torch.save([optimizer.state_dict(), grower.state_dict()], file)
-            model, optimizer, grower = begin()
-            saved = torch.load(io.BytesIO(file.getvalue()))
-            optimizer.load_state_dict(saved[0])
-            grower.load_state_dict(saved[1])
-    weights = grower.finish().state_dict()
-    assert len(weights) > 6, "what grew stays"
-    return tensors(weights, "weights")
-
-
-def loop() -> Series:
-    with controlled():
-        return grow_in_a_loop()
-
-
-def loop_resumed() -> Iterator[tuple[str, Series]]:
-    with controlled():
-        for epoch in (0, 2, 3):  # planted, being blended in, at full strength
-            yield f"stopped after epoch {epoch + 1}", grow_in_a_loop(epoch)
-
-
 # ---- the shipped controller ------------------------------------------------------------------------------
 
 
@@ -394,8 +314,6 @@ SCENES: dict[str, Callable[[], Series]] = {
     "compare": compare,
     **{f"grow {task}": partial(grow_host, task) for task in ("spirals", "text")},
     **{f"grow by {growth}": partial(grow, growth) for growth in GROWTHS},
-    "own loop": loop,
-    "lightning": lightning,
     "tamiyo": tamiyo,
 }
 OF_THIS_PYTHON = ("train gpt", "grow text")  # the task "text" reads the standard library's sources
@@ -404,6 +322,4 @@ SAME: dict[str, Callable[[], Iterator[tuple[str, Series]]]] = {
     "train resmlp": partial(train_resumed, "resmlp"),
     "train sharded": train_in_two_processes,
     **{f"grow by {growth}": partial(grow_resumed, growth) for growth in GROWTHS},
-    "own loop": loop_resumed,
-    "lightning": lightning_resumed,
 }

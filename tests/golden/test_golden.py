@@ -22,8 +22,6 @@ def test_a_scene_has_the_recorded_numbers(scene: str) -> None:
     recorded = load()
     if scene in OF_THIS_PYTHON and recorded["python"] != platform.python_version():
         pytest.skip("its data are the sources of another Python")
-    if scene == "lightning":
-        pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     exact = recorded["machine"] == machine()
     lost = differences(found(scene), recorded["scenes"][scene], exact)
     assert not lost, "\n".join(lost)
@@ -31,8 +29,6 @@ def test_a_scene_has_the_recorded_numbers(scene: str) -> None:
 
 @pytest.mark.parametrize("scene", SAME)
 def test_resumed_or_shared_it_has_the_same_bits(scene: str) -> None:
-    if scene == "lightning":
-        pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
     for how, series in SAME[scene]():
         lost = differences(digests(series), found(scene), exact=True)
         assert not lost, f"{how}:\n" + "\n".join(lost)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
-from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -260,42 +257,3 @@ class TwoInputs(nn.Module):
         h = torch.relu(self.left(left) + self.right(right))
         h = self.body(h) if h.mean() > -1 else h
         return {"logits": self.head(torch.relu(h))}
-
-
-def lightning_module(net: nn.Module) -> Any:
-    """A model in a LightningModule as anyone writes it; skips where Lightning is not installed."""
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(x)
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            return F.cross_entropy(self(batch[0]), batch[1])
-
-        def validation_step(self, batch: Any, index: int) -> None:
-            self.log("val_loss", F.cross_entropy(self(batch[0]), batch[1]))
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.AdamW(self.parameters(), lr=1e-2)
-
-    return Module()
-
-
-def lightning_trainer(epochs: int, grower: Any, saving: Sequence[Any] = ()) -> Any:
-    """Lightning's Trainer with a callback, and with others that save checkpoints, which says nothing."""
-    lightning = pytest.importorskip("lightning.pytorch", reason="the extra lightning is not installed")
-    return lightning.Trainer(
-        max_epochs=epochs,
-        callbacks=[grower, *saving],
-        enable_checkpointing=bool(saving),
-        num_sanity_val_steps=0,
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        accelerator="cpu",
-    )

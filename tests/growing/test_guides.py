@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growing.result import describe_gain
 from esper.runs.run_folder import describe
-from examples import grow_adapters, own_loop
+from examples import grow_adapters
 from tests.growing import models
-from tests.growing.test_trainers import Sentences
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(
@@ -48,7 +46,7 @@ def table_loaders() -> dict[str, Any]:
 
 def test_arrays() -> None:
     x, y = torch.randn(60, 16), torch.randint(26, (60,))
-    made = run(block_with("budget=1500"), x=x, y=y, x_val=x[:30], y_val=y[:30])
+    made = run(block_with("grown.history"), x=x, y=y, x_val=x[:30], y_val=y[:30])
     assert not made["grown"].model.training
     code = block_with("save_archive")
     if importlib.util.find_spec("onnx") is None:
@@ -93,47 +91,6 @@ def test_units_doubled_twice_by_a_schedule() -> None:
     assert "wide" in made["grown"].diff()
 
 
-def test_a_loop_of_ones_own() -> None:
-    model = models.small_mlp()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    made = run(
-        block_with("esper.Grower("),
-        model=model,
-        optimizer=optimizer,
-        loss_fn=F.cross_entropy,
-        **table_loaders(),
-    )
-    assert made["plain"](models.table()[0]).shape == (60, 3)
-
-
-def test_lightning() -> None:
-    module = models.lightning_module(models.small_mlp())
-    loaders = table_loaders()
-    code = block_with("LightningGrower").replace(
-        "max_epochs=40,", 'max_epochs=3, logger=False, accelerator="cpu", enable_checkpointing=False,'
-    )
-    made = run(code, module=module, train_loader=loaders["loader"], val_loader=loaders["val_loader"])
-    assert isinstance(made["grower"].grown, nn.Module)
-
-
-def test_transformers() -> None:
-    transformers = pytest.importorskip("transformers", reason="the extra transformers is not installed")
-    pytest.importorskip("accelerate", reason="the extra transformers is not installed")
-    shape = {"vocab_size": 16, "n_positions": 8, "n_embd": 8, "n_layer": 2, "n_head": 2}
-    args = transformers.TrainingArguments(
-        output_dir="trained", num_train_epochs=3, report_to=[], use_cpu=True, disable_tqdm=True,
-        save_strategy="no", logging_strategy="no",
-    )  # fmt: skip
-    made = run(
-        block_with("TransformersGrower"),
-        model=transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)),
-        args=args,
-        train_dataset=Sentences(24),
-        eval_dataset=Sentences(8),
-    )
-    assert isinstance(made["grower"].grown, nn.Module)
-
-
 def test_gymnasium() -> None:
     made = run(block_with("make_vec"))
     assert made["infos"]["action_mask"].shape[0] == 16
@@ -148,18 +105,8 @@ def test_every_block_is_run() -> None:
 # ---- examples ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda: own_loop.main(epochs=2, seeds=2, samples=100),
-        lambda: grow_adapters.main(epochs=2, seeds=2, windows=(32, 16, 16)),
-    ],
-    ids=["own loop", "adapters"],
-)
-def test_a_guide_to_one_real_model_ends_with_a_paired_interval(
-    run: Callable[[], str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    gain = run()
+def test_the_guide_to_adapters_ends_with_a_paired_interval(capsys: pytest.CaptureFixture[str]) -> None:
+    gain = grow_adapters.main(epochs=2, seeds=2, windows=(32, 16, 16))
     assert capsys.readouterr().out.strip().endswith(gain)
     assert " over 2 pairs. Growth " in gain
 

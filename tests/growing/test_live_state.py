@@ -5,11 +5,8 @@ That it goes on in another process as well is held by the resumed scenes of test
 
 from __future__ import annotations
 
-from typing import Any
-
-import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.growing.data import make_loaders
 from esper.growing.live import LivePopulation
@@ -25,14 +22,6 @@ X, Y = models.images(32)
 TABLE = models.table(32)
 
 
-def living(model: nn.Module, own: bool = True, **settings: Any) -> LivePopulation:
-    """A population of one over these weights; with an optimizer of the user's where asked."""
-    chosen = check_settings({"lr": 1e-2, **settings})
-    rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loaders = make_loaders([(X, Y)], [(X, Y)], chosen)
-    return LivePopulation(model, loaders, chosen, CPU, ["3", "7"], optimizer=rule)
-
-
 def states_of(live: LivePopulation, *stages: tuple[Stage, Blueprint, float]) -> SlotStates:
     """Slots in these stages, with these blueprints and strengths."""
     stage, blueprint, alpha = zip(*stages, strict=True)
@@ -46,14 +35,7 @@ def states_of(live: LivePopulation, *stages: tuple[Stage, Blueprint, float]) -> 
 
 def train(live: LivePopulation, states: SlotStates, epoch: int) -> None:
     torch.manual_seed(epoch)
-    if live.optimizer.owned:
-        live.run_training(states, Clock(0, epoch, 8))
-        return
-    live.sync_slots(states)
-    live.optimizer.inner.zero_grad()
-    live.criterion(live.model, next(iter(live.train_loader))).loss.backward()
-    live.optimizer.inner.step()
-    live.train_isolated(states)
+    live.run_training(states, Clock(0, epoch, 8))
 
 
 def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
@@ -62,10 +44,11 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
         assert torch.equal(value, right[name]), name
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["ours", "the user's"])
-def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_the_bit(own: bool) -> None:
+def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_the_bit() -> None:
     torch.manual_seed(0)
-    live = living(models.small_cnn(), own)
+    chosen = check_settings({"lr": 1e-2})
+    loaders = make_loaders([(X, Y)], [(X, Y)], chosen)
+    live = LivePopulation(models.small_cnn(), loaders, chosen, CPU, ["3", "7"])
     states = states_of(
         live, (Stage.TRAINING, Blueprint.CONV_LIGHT, 0.0), (Stage.BLENDING, Blueprint.NORM, 0.5)
     )
@@ -81,14 +64,13 @@ def test_going_back_restores_moments_with_weights_so_that_training_repeats_to_th
     assert_same(live.tensors(), wanted)
 
 
-def grown_mlp(own: bool = True) -> tuple[LivePopulation, SlotStates]:
+def grown_mlp() -> tuple[LivePopulation, SlotStates]:
     """A perceptron that learns with a repeated and a widened layer."""
     torch.manual_seed(0)
     model = models.small_mlp().double()
     chosen = check_settings({"lr": 1e-2})
     data = [(TABLE[0].double(), TABLE[1])]
-    rule = None if own else torch.optim.AdamW(model.parameters(), lr=1e-2)
-    live = LivePopulation(model, make_loaders(data, data, chosen), chosen, CPU, optimizer=rule)
+    live = LivePopulation(model, make_loaders(data, data, chosen), chosen, CPU)
     return live, states_of(
         live, (Stage.HOLDING, Blueprint.WIDEN_HALF, 1.0), (Stage.BLENDING, Blueprint.CLONE, 0.5)
     )
@@ -120,12 +102,10 @@ def test_a_model_whose_layers_have_grown_goes_back_and_on_to_the_same_bits() -> 
     assert_same(live.tensors(), wanted)
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["ours", "the user's"])
-def test_a_fold_keeps_outputs_moments_and_groups(own: bool) -> None:
-    live, states = grown_mlp(own)
+def test_a_fold_keeps_outputs_moments_and_groups() -> None:
+    live, states = grown_mlp()
     live.germinate(states.stage > Stage.DORMANT, states.blueprint)
-    if own:
-        train(live, states, 0)
+    train(live, states, 0)
     live.sync_slots(states)
     for slot in live.slots:
         slot.alpha = 1.0
@@ -135,15 +115,14 @@ def test_a_fold_keeps_outputs_moments_and_groups(own: bool) -> None:
     seed = live.slots[0].seed
     assert seed is not None
     beside = seed.side[-1].weight
-    before = [rule.state[p]["exp_avg"].clone() for p in (weight, beside)] if own else []
+    before = [rule.state[p]["exp_avg"].clone() for p in (weight, beside)]
     fold(live, 0, 1)
     torch.testing.assert_close(model(x), said, rtol=1e-12, atol=1e-12)
     assert [tuple(p.shape) for p in model.parameters()][:2] == [(9, 5), (9,)]
     held = [p for group in rule.param_groups for p in group["params"]]
     assert {id(p) for p in held} == {id(p) for p in model.parameters()}
     assert len(held) == len(list(model.parameters()))
-    if own:
-        torch.testing.assert_close(rule.state[model[0].weight]["exp_avg"], torch.cat(before), rtol=0, atol=0)
-        decayed = {id(p) for group in rule.param_groups if group["weight_decay"] for p in group["params"]}
-        assert decayed == {id(p) for p in model.parameters() if p.ndim > 1}
+    torch.testing.assert_close(rule.state[model[0].weight]["exp_avg"], torch.cat(before), rtol=0, atol=0)
+    decayed = {id(p) for group in rule.param_groups if group["weight_decay"] for p in group["params"]}
+    assert decayed == {id(p) for p in model.parameters() if p.ndim > 1}
     train(live, SlotStates.empty(1, live.num_slots), 1)

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -69,7 +68,6 @@ def grow(
     slots: Sequence[str | int] | None = None,
     controller: str | Controller | None = None,
     epochs: int = 30,
-    budget: int | None = None,
     step: UserStep | None = None,
     out: str | Path | None = None,
     resume: bool = False,
@@ -88,7 +86,6 @@ def grow(
         epochs), heuristic, static (never grows) ..., or an object. Without one the model is trained plainly
         and nothing grows, because at equal compute that did better than every controller that was tried.
     epochs: passes over the training data; before each the controller decides once.
-    budget: the most parameters that growth may add at any one time; None is no limit.
     step: (model, batch) → loss, score, for batches and models of any kind.
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
         network and a report page. 'esper watch' shows it while it is written.
@@ -110,7 +107,7 @@ def grow(
         raise UserError(f"out is {out!r}; give the path of a folder")
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
-    check_arguments(epochs, budget, step)
+    _check_arguments(epochs, step)
     chosen = check_settings(settings)
     device = choose_device(chosen.device, kinds=ANY)
     with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
@@ -118,11 +115,11 @@ def grow(
         start = generators.state_dict()
         make = partial(_build_model, model, device)
         prepare = partial(Growth, train=train, val=val, device=device, slots=slots, step=step, force=force)
-        growth = prepare(make(), settings=chosen, controller=controller, epochs=epochs, budget=budget)
+        growth = prepare(make(), settings=chosen, controller=controller, epochs=epochs)
         folder = None
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
-            asked |= {"budget": budget, "step": step, "baseline": baseline, "seed": chosen.seed}
+            asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
             asked |= ({"force": True} if force else {}) | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         with nullcontext() if folder is None else folder.folder:
@@ -164,16 +161,13 @@ class Growth:
         step: UserStep | None = None,
         controller: str | Controller | None = None,
         force: bool = False,
-        budget: int | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
     ):
-        """model: on `device`; it is changed. optimizer: the user's own, whose loop trains the model; without
-        one it is trained here. The others are those of `grow`."""
+        """model: on `device`; it is changed. The others are those of `grow`."""
         self.settings = settings
         loaders = make_loaders(train, val, settings, floating_dtype(model))
         decider, self.controller_name, remarks = choose_controller(controller, force)
         grows = not isinstance(decider, Static)
-        self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows, optimizer)
+        self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
         if not trainable_parameters(model):
             rest = "only what grows is trained" if grows else "nothing is trained, and nothing grows"
             warnings.warn(
@@ -182,9 +176,8 @@ class Growth:
             )
         self.environment = LiveEnvironment(self.bodies, epochs)
         # Limits are for controllers that grow: a model that cannot grow can be trained all the same.
-        budget, allowed = (budget, settings.blueprints) if grows else (None, None)
-        live = self.bodies.live
-        self.controller = LimitedController(decider, self.bodies, budget, allowed, live.refusals)
+        allowed, live = settings.blueprints if grows else None, self.bodies.live
+        self.controller = LimitedController(decider, self.bodies, allowed, live.refusals)
         self.remarks = (*remarks, *self.controller.remarks)  # on what was asked for and cannot be had
         self.generators = GeneratorStates(device, loaders)
         self.slot_names = tuple(live.names)
@@ -372,47 +365,36 @@ def _progress_bar(
 # ---- arguments -----------------------------------------------------------------------------------------
 
 
-def check_arguments(epochs: Any, budget: Any, step: Any) -> None:
+def _check_arguments(epochs: Any, step: Any) -> None:
     """Raise a UserError for values that are not allowed, and where several processes train together."""
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise several_processes(distributed.get_world_size())
+        raise UserError(
+            f"{distributed.get_world_size()} processes train together, and the seeds of each would differ; "
+            "grow in one process on one device, without DDP or FSDP"
+        )
     if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
         raise UserError(f"epochs is {epochs!r}; give a whole number, at least 1")
-    number = isinstance(budget, int | float | np.integer) and not isinstance(budget, bool)
-    if budget is not None and not (number and budget >= 1 and budget % 1 == 0):
-        raise UserError(
-            f"budget is {budget!r}; give a whole number of parameters, at least 1, or None for no limit"
-        )
     if step is not None and not callable(step):
         raise UserError(f"step is a {type(step).__name__}; give a function (model, batch) → loss, score")
 
 
-def several_processes(count: int) -> UserError:
-    """Return the error for training in several processes, or on several devices."""
-    return UserError(
-        f"{count} processes or devices train together, and the seeds of each would differ; grow in one "
-        "process on one device, without DDP or FSDP"
-    )
-
-
 def _build_model(model: ModelOrMaker, device: torch.device) -> nn.Module:
     """Return a copy of the model, or of what the given function makes, on a device."""
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(check_model(model)).to(device)
     try:
-        made = model() if callable(model) else model
+        made = model() if callable(model) and not isinstance(model, nn.Module) else model
     except TypeError as error:
         raise UserError(
             f"model cannot be made ({one_line(error)}{raised_at(error)}); give an nn.Module, or a "
             "function without arguments that makes one"
         ) from error
-    return copy.deepcopy(check_model(made, "an nn.Module, or a function that makes one")).to(device)
+    _check_model(made)
+    return copy.deepcopy(made).to(device)
 
 
-def check_model(model: Any, allowed: str = "an nn.Module") -> nn.Module:
-    """Return a model that can grow; raises a UserError for any other."""
+def _check_model(model: Any) -> None:
+    """Raise a UserError for what is no model that can grow."""
     if not isinstance(model, nn.Module):
-        raise UserError(f"model is a {type(model).__name__}; give {allowed}")
+        raise UserError(f"model is a {type(model).__name__}; give an nn.Module, or a function that makes one")
     for name, module in model.named_modules():
         kind = f"{f'the submodule {name}' if name else 'model'} is a {type(module).__name__}"
         if isinstance(module, torch.jit.ScriptModule):
@@ -430,4 +412,3 @@ def check_model(model: Any, allowed: str = "an nn.Module") -> nn.Module:
                 f"{name} of {type(model).__name__} is on the meta device and has no values; make it by "
                 "model.to_empty(device='cpu') and load its weights first"
             )
-    return model

@@ -23,7 +23,6 @@ from esper.growing.live_optimizer import LiveOptimizer, RateSchedule
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
-from esper.growing.surgery.widening import Widening
 from esper.lifecycle.actions import (
     GROWTH_BLUEPRINTS,
     NUM_BLUEPRINTS,
@@ -99,12 +98,11 @@ class LivePopulation:
         slots: SlotNames | None = None,
         step: UserStep | None = None,
         grows: bool = True,
-        optimizer: torch.optim.Optimizer | None = None,
     ):
         """Find the slots by a first pass, and check that model, data and functions fit.
 
-        device: of the model. grows: whether clones and widenings are looked for. optimizer: the user's own,
-        whose loop trains the model; without one it is trained here. Raises a UserError for what does not fit.
+        device: of the model. grows: whether clones and widenings are looked for. Raises a UserError for what
+        does not fit.
         """
         self.model, self.settings, self.model_device = model, settings, device
         self.train_loader, self.val_loader = loaders
@@ -113,7 +111,7 @@ class LivePopulation:
         )
         self.criterion = Criterion(settings, step)
         self.live = self._attach_slots(slots, grows)
-        if optimizer is None and not model.training:
+        if not model.training:
             model.train()  # else submodules in eval mode were put there by the user, and stay there
         self.num_slots = len(self.live.slots)
         self.members = torch.zeros(1, dtype=torch.long)
@@ -121,7 +119,7 @@ class LivePopulation:
         self.finished = torch.zeros(1, dtype=torch.bool)
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
-        self.optimizer = LiveOptimizer(model, settings, self.config, optimizer)
+        self.optimizer = LiveOptimizer(model, settings, self.config)
         self.rates = RateSchedule(settings.make_scheduler, self.config, self.optimizer.peak)
         self.host_flops = self.live.flops
         self.batches = length_hint(self.train_loader)  # 0 where it is not known before the first epoch
@@ -129,7 +127,6 @@ class LivePopulation:
         self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
         self.out_of_time: Callable[[], bool] = lambda: False
         self.interrupted = False  # whether an epoch was ended early
-        self.reported: dict[str, float] = {}  # what the user measured of this epoch
         self._validated = False  # whether `val` was read before
         self._evaluations: dict[tuple[Any, ...], Evaluation] = {}  # by alphas, until the weights change
         self._snapshot: dict[str, Tensor] | None = None  # the latest one, until anything changes
@@ -200,15 +197,9 @@ class LivePopulation:
             if slot.seed is None:
                 continue
             slot.requires_grad_(int(states.alpha_mode[0, k]) != AlphaMode.DOWN)
-            if stage in FORWARD_STAGES or (self.optimizer.owned and stage is Stage.TRAINING):
+            if stage in FORWARD_STAGES or stage is Stage.TRAINING:
                 self._snapshot = self._snapshot if k in self.optimizer.seeds else None
-                self._train_seed(k)
-
-    def _train_seed(self, k: int) -> None:
-        """Let the optimizer train the seed of slot k from now on."""
-        slot = self.slots[k]
-        neighbours = slot.seed.neighbours() if isinstance(slot.seed, Widening) else None
-        self.optimizer.add_seed(k, slot.parameters(), neighbours)
+                self.optimizer.add_seed(k, slot.parameters())
 
     def _remove_seed(self, k: int) -> None:
         self.optimizer.remove_seed(k)
@@ -220,7 +211,7 @@ class LivePopulation:
         slot = self.slots[k]
         slot.blend, slot.alpha = Blend.ADD if slot.blueprint in GROWTH_BLUEPRINTS else blend, 1.0
         slot.requires_grad_(True)
-        self._train_seed(k)
+        self.optimizer.add_seed(k, slot.parameters())
         self.optimizer.fold(k, self.live.fold(k))
         self._forget_measurements()
 
@@ -263,30 +254,6 @@ class LivePopulation:
             seeds=self._seed_gradients(host_norm),
         )
 
-    def train_isolated(self, states: SlotStates) -> TrainMetrics:
-        """Train the seeds in isolation for one pass over the loader each; nothing else changes.
-
-        The model's gradients are those that the user's own latest backward pass left.
-        """
-        self.sync_slots(states)
-        self._forget_measurements()
-        norms = [p.grad.norm() for p in self.optimizer.host if p.grad is not None]
-        host_norm = torch.stack(norms).norm() if norms else torch.zeros((), device=self.model_device)
-        losses = torch.full((1, self.num_slots), math.nan)
-        for k in self._isolated(states):
-            slot = self.slots[k]
-            optimizer = self.optimizer.isolated_optimizer(k, slot)
-            total, count = torch.zeros((), device=self.model_device), 0
-            for batch in self._read_train():
-                optimizer.zero_grad(set_to_none=True)
-                total += self._backward_isolated(k, batch)
-                nn.utils.clip_grad_norm_(slot.parameters(), self.config.clip_norm)
-                optimizer.step()
-                count += 1
-            losses[0, k] = float(total) / max(count, 1)
-        unknown = torch.zeros(1)  # the loss of the user's own epoch
-        return TrainMetrics(unknown, losses, self._seed_gradients(host_norm))
-
     def _isolated(self, states: SlotStates) -> list[int]:
         return [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
 
@@ -322,10 +289,7 @@ class LivePopulation:
         """Return the loss with the seed of slot k at alpha 1; add the seed's gradients.  # → []"""
         slot = self.slots[k]
         own = [p for p in slot.parameters() if p.requires_grad]
-        if self.model.training:
-            slot.copy_modes(self.live.modules[k])
-        else:  # a user's own loop may call `step` in eval mode, which says nothing about training
-            slot.train()
+        slot.copy_modes(self.live.modules[k])
         # Running statistics and dropout belong to the model's own pass.
         with in_eval_mode(self.model), slot.at_alpha(1.0, isolated=True), self._autocast():
             loss = self.criterion(self.model, batch).loss
@@ -354,12 +318,10 @@ class LivePopulation:
     ) -> ValidationMetrics:
         """Measure the model and, with `ablate`, each seed: one pass over `val` each.
 
-        What the user reported of this epoch is not measured again; without a seed to measure, `val` is then
-        not read at all. `unfinished` changes nothing: there is one member.
+        `unfinished` changes nothing: there is one member.
         """
         self.sync_slots(states)
         key = tuple((slot.blueprint, slot.alpha, slot.blend) for slot in self.slots)
-        reported, self.reported = self.reported, {}
         found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
         isolated = self._isolated(states)
         measured = [
@@ -367,14 +329,10 @@ class LivePopulation:
             for k, slot in enumerate(self.slots if ablate else [])
             if slot.alpha > 0 or (slot.seed is not None and k in isolated)
         ]
-        if not measured and len(reported) == 2:
-            found.loss[0], found.accuracy[0] = reported["val_loss"], reported["val_accuracy"]
-            return found
         if key not in self._evaluations:
             self._evaluations = {key: self.evaluate()}
         own = self._evaluations[key]
-        found.loss[0] = reported.get("val_loss", own.loss)
-        found.accuracy[0] = reported.get("val_accuracy", own.score)
+        found.loss[0], found.accuracy[0] = own.loss, own.score
         for k in measured:
             slot = self.slots[k]
             if slot.alpha > 0:
@@ -508,7 +466,6 @@ class LivePopulation:
             if slot.seed is not None:
                 named[f"slot.{k}.seed"] = torch.tensor([slot.blueprint, slot.born])
                 named[f"slot.{k}.trained"] = torch.tensor([k in self.optimizer.seeds])
-                named[f"slot.{k}.isolated"] = torch.tensor([k in self.optimizer.isolated])
                 named |= {f"slot.{k}.{name}": value for name, value in _named_tensors(slot)}
         moments = self.optimizer.tensors(self._parameter_names())
         return named | {f"{OPTIMIZER}{name}": value for name, value in moments.items()}
@@ -525,16 +482,13 @@ class LivePopulation:
         return self._take_snapshot(moments) if bool(where) else saved
 
     def _take_snapshot(self, reusable: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if self._snapshot is None or not self.optimizer.owned:  # a user's loop changes weights unseen
+        if self._snapshot is None:
             self._snapshot = _copy_tensors(self.tensors(), reusable)
         return self._snapshot
 
     @torch.no_grad()
     def restore(self, saved: Mapping[str, Tensor], where: Tensor | None = None) -> None:
-        """Go back to a snapshot of this process or another.
-
-        The moments in a user's optimizer go back together with the weights that they belong to.
-        """
+        """Go back to a snapshot of this process or another."""
         if where is not None and not bool(where):
             return
         self._forget_measurements()
@@ -546,13 +500,11 @@ class LivePopulation:
         for k, slot in enumerate(self.slots):
             for name, value in _named_tensors(slot):
                 value.copy_(saved[f"slot.{k}.{name}"])
-            trained, isolated = (bool(saved.get(f"slot.{k}.{by}", False)) for by in ("trained", "isolated"))
+            trained = bool(saved.get(f"slot.{k}.trained", False))
             if k in self.optimizer.seeds and not trained:
                 self.optimizer.remove_seed(k)
             if trained:
-                self._train_seed(k)
-            if isolated:
-                self.optimizer.isolated_optimizer(k, slot)
+                self.optimizer.add_seed(k, slot.parameters())
         moments = {n.removeprefix(OPTIMIZER): value for n, value in saved.items() if n.startswith(OPTIMIZER)}
         self.optimizer.restore(self._parameter_names(), moments)
 

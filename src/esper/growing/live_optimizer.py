@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import trainable_parameters
@@ -25,22 +24,16 @@ NUMBER = "number:"  # before the name of a state that is a number and no tensor
 
 
 class LiveOptimizer:
-    """Updates the model and its seeds: by an optimizer made here, whose rates follow the schedule, or the
-    user's.
+    """Updates the model and its seeds; all rates follow one schedule.
 
-    Parameters with more than one axis are decayed, norms and biases are not. A seed enters with a state of
-    its own, the others keep theirs. In the user's optimizer a new parameter joins the group of the parameter
-    that it stands beside or, where there is none, the group that holds most parameters of its kind. There,
-    seeds in isolation have optimizers of their own, in `isolated`.
+    Parameters with more than one axis are decayed, norms and biases are not. A seed enters as groups of its
+    own, with a state of its own; the others keep theirs.
     """
 
-    def __init__(
-        self, model: nn.Module, settings: GrowSettings, config: PopulationConfig, given: Optimizer | None
-    ):
-        self.model, self.config, self.owned = model, config, given is None
-        self.eps = _adam_eps(model.parameters(), config.second_beta)
+    def __init__(self, model: nn.Module, settings: GrowSettings, config: PopulationConfig):
+        self.model, self.config = model, config
         self.host = trainable_parameters(model)
-        self.inner = self._make(settings) if given is None else given
+        self.inner = self._make(settings)
         held = {id(p) for group in self.inner.param_groups for p in group["params"]}
         if self.host and not any(id(p) in held for p in self.host):
             raise UserError(
@@ -48,21 +41,26 @@ class LiveOptimizer:
                 "model; give it model.parameters(), or the groups that make_optimizer is called with"
             )
         self.seeds: dict[int, list[nn.Parameter]] = {}  # by slot
-        self.isolated: dict[int, Optimizer] = {}  # by slot
 
     def _make(self, settings: GrowSettings) -> Optimizer:
         config = self.config
         nothing = nn.Parameter(torch.zeros(0))  # an optimizer of a frozen model waits for its seeds
         groups = self._groups(self.host or [nothing], config.host_lr)
         if settings.make_optimizer is not None:
-            made = check_optimizer("make_optimizer gives", settings.make_optimizer(groups))
+            made = settings.make_optimizer(groups)
+            if not isinstance(made, Optimizer):
+                raise UserError(
+                    f"make_optimizer gives {made!r}; it must return an optimizer of torch.optim over the "
+                    "parameter groups that it is called with"
+                )
             for group in made.param_groups:
                 group["peak"] = group["lr"]
             return made
         if config.optimizer == "sgd":
             return torch.optim.SGD(groups, config.host_lr, config.momentum)
         betas = (config.momentum, config.second_beta)
-        return torch.optim.AdamW(groups, config.host_lr, betas, self.eps)
+        eps = _adam_eps(self.model.parameters(), config.second_beta)
+        return torch.optim.AdamW(groups, config.host_lr, betas, eps)
 
     def _groups(self, parameters: list[nn.Parameter], lr: float) -> list[dict[str, Any]]:
         decayed = [p for p in parameters if p.ndim > 1]
@@ -76,8 +74,8 @@ class LiveOptimizer:
         return float(self.inner.param_groups[0].get("peak", self.config.host_lr))
 
     def set_rate_factor(self, factor: float) -> None:
-        """Set every rate to its peak times `factor`; the user's own optimizer keeps its schedule."""
-        for group in self.inner.param_groups if self.owned else []:
+        """Set every rate to its peak times `factor`."""
+        for group in self.inner.param_groups:
             group["lr"] = factor * group["peak"]
 
     def step(self) -> Tensor:
@@ -90,57 +88,22 @@ class LiveOptimizer:
 
     # ---- seeds -----------------------------------------------------------------------------------------
 
-    def add_seed(
-        self,
-        k: int,
-        parameters: Iterable[nn.Parameter],
-        neighbours: Mapping[nn.Parameter, nn.Parameter] | None = None,
-    ) -> None:
-        """Train the seed of slot k from now on; one that is there already stays.
-
-        neighbours: the model's own parameter that a new one stands beside, where there is one.
-        """
+    def add_seed(self, k: int, parameters: Iterable[nn.Parameter]) -> None:
+        """Train the seed of slot k from now on; one that is there already stays."""
         if k in self.seeds:
             return
-        self.isolated.pop(k, None)
         self.seeds[k] = list(parameters)
-        if self.owned:
-            for group in self._groups(self.seeds[k], self.config.seed_lr):
-                self.inner.add_param_group({**group, "lr": self.config.seed_lr})
-            return
-        for parameter in self.seeds[k]:
-            parameter.grad = None
-            self._group_for(parameter, (neighbours or {}).get(parameter))["params"].append(parameter)
-
-    def _group_for(self, parameter: nn.Parameter, neighbour: nn.Parameter | None) -> dict[str, Any]:
-        """Return the user's group for a new parameter."""
-        most = len(self.host) + 1
-
-        def rank(group: dict[str, Any]) -> int:
-            if any(p is neighbour for p in group["params"]):
-                return most
-            return sum((p.ndim > 1) == (parameter.ndim > 1) for p in group["params"])
-
-        return max(self.inner.param_groups, key=rank)
-
-    def isolated_optimizer(self, k: int, seed: nn.Module) -> Optimizer:
-        """Return the optimizer of a seed in isolation, beside the user's."""
-        if k not in self.isolated:
-            own, config = list(seed.parameters()), self.config
-            decay = config.weight_decay
-            self.isolated[k] = torch.optim.AdamW(own, config.seed_lr, eps=self.eps, weight_decay=decay)
-        return self.isolated[k]
+        for group in self._groups(self.seeds[k], self.config.seed_lr):
+            self.inner.add_param_group({**group, "lr": self.config.seed_lr})
 
     def remove_seed(self, k: int) -> None:
         """Remove the parameters of the seed of slot k, and their state."""
-        self.isolated.pop(k, None)
         gone = {id(p) for p in self.seeds.pop(k, [])}
         for group in self.inner.param_groups:
             for parameter in [p for p in group["params"] if id(p) in gone]:
                 self.inner.state.pop(parameter, None)
             group["params"] = [p for p in group["params"] if id(p) not in gone]
-        if self.owned:
-            self.inner.param_groups = [group for group in self.inner.param_groups if group["params"]]
+        self.inner.param_groups = [group for group in self.inner.param_groups if group["params"]]
 
     def fold(self, k: int, fold: Fold) -> None:
         """Replace parameters that a fold has made wider, and keep those of the seed that joined the model.
@@ -176,10 +139,10 @@ class LiveOptimizer:
 
     # ---- saving ----------------------------------------------------------------------------------------
 
-    def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
+    def tensors(self, names: Mapping[Any, str]) -> dict[str, Tensor]:
         """Return the optimizer state of these parameters, by name and key. Views, not copies."""
         found: dict[str, Tensor] = {}
-        for parameter, state in self._states():
+        for parameter, state in self.inner.state.items():
             for key, value in state.items() if parameter in names else ():
                 if isinstance(value, Tensor):
                     found[f"{names[parameter]}/{key}"] = value
@@ -189,7 +152,7 @@ class LiveOptimizer:
 
     def check_savable(self) -> None:
         """Raise a UserError for an optimizer whose state holds more than tensors and numbers."""
-        for _, state in self._states():
+        for state in self.inner.state.values():
             for key, value in state.items():
                 if not isinstance(value, Tensor | int | float | None):
                     raise UserError(
@@ -198,23 +161,18 @@ class LiveOptimizer:
                         "state is tensors"
                     )
 
-    def _states(self) -> Iterator[tuple[Any, dict[str, Any]]]:
-        for optimizer in (self.inner, *self.isolated.values()):
-            yield from optimizer.state.items()
-
-    def restore(self, names: Mapping[nn.Parameter, str], saved: Mapping[str, Tensor]) -> None:
+    def restore(self, names: Mapping[Any, str], saved: Mapping[str, Tensor]) -> None:
         """Replace the state of these parameters by what `tensors` returned."""
         states: dict[str, dict[str, Any]] = {}
         for name, value in saved.items():
             owner, _, key = name.rpartition("/")
             number = key.startswith(NUMBER)
             states.setdefault(owner, {})[key.removeprefix(NUMBER)] = value.item() if number else value.clone()
-        for optimizer in (self.inner, *self.isolated.values()):
-            for group in optimizer.param_groups:
-                for parameter in [p for p in group["params"] if p in names]:
-                    optimizer.state.pop(parameter, None)
-                    if names[parameter] in states:
-                        optimizer.state[parameter] = _to_device(states[names[parameter]], parameter, group)
+        for group in self.inner.param_groups:
+            for parameter in [p for p in group["params"] if p in names]:
+                self.inner.state.pop(parameter, None)
+                if names[parameter] in states:
+                    self.inner.state[parameter] = _to_device(states[names[parameter]], parameter, group)
 
 
 def _adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:
@@ -225,15 +183,6 @@ def _adam_eps(parameters: Iterable[nn.Parameter], second_beta: float) -> float:
     """
     half = any(p.dtype is torch.float16 for p in parameters)
     return max(1e-8, (2.0**-25 / (1.0 - second_beta)) ** 0.5) if half else 1e-8
-
-
-def check_optimizer(subject: str, given: Any) -> Optimizer:
-    """Return an optimizer of the user's; raises a UserError, whose message begins with `subject`, else."""
-    if isinstance(given, Optimizer):
-        return given
-    raise UserError(
-        f"{subject} {given!r}; it must be an optimizer of torch.optim over the model's parameters"
-    )
 
 
 def _merge_states(
@@ -321,51 +270,3 @@ class RateSchedule:
             self._stand_in.step()
             self._scheduler.step()
             self.steps += 1
-
-
-# ---- a user's optimizer, saved as if nothing had grown ----------------------------------------------------
-
-State = dict[str, Any]
-
-
-def hide_seeds(optimizer: Optimizer, seeds: Callable[[], Collection[int]]) -> tuple[RemovableHandle, ...]:
-    """Leave seeds out of `optimizer.state_dict()` and keep their state when one is loaded.
-
-    So what is saved has the same form whatever has grown, and loads into a fresh optimizer before or after
-    seeds are planted again; `Grower.state_dict` holds the state of the seeds.
-    seeds: returns the ids of their parameters. The handles remove the hooks.
-    """
-    return (
-        optimizer.register_state_dict_post_hook(lambda own, state: _without_seeds(own, state, seeds())),
-        optimizer.register_load_state_dict_pre_hook(lambda own, state: _with_seeds(own, state, seeds())),
-    )
-
-
-def _without_seeds(optimizer: Optimizer, state: State, seeds: Collection[int]) -> State:
-    """Return a saved state without seeds, its parameters numbered anew."""
-    groups, kept = [], dict[int, int]()  # from the old number to the new one
-    for own, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        pairs = zip(own["params"], saved["params"], strict=True)
-        stay = [number for parameter, number in pairs if id(parameter) not in seeds]
-        kept |= {number: len(kept) + k for k, number in enumerate(stay)}
-        groups.append({**saved, "params": [kept[number] for number in stay]})
-    states = {kept[number]: value for number, value in state["state"].items() if number in kept}
-    return {**state, "state": states, "param_groups": groups}
-
-
-def _with_seeds(optimizer: Optimizer, state: State, seeds: Collection[int]) -> State:
-    """Return a state to be loaded, with that of the seeds now; unchanged where it does not fit anyway."""
-    own = [[p for p in group["params"] if id(p) not in seeds] for group in optimizer.param_groups]
-    if [len(group) for group in own] != [len(group["params"]) for group in state["param_groups"]]:
-        return state
-    groups, states, count = [], dict[int, Any](), 0
-    for group, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
-        numbers = iter(saved["params"])
-        for number, parameter in enumerate(group["params"], count):
-            hidden = id(parameter) in seeds
-            found = optimizer.state.get(parameter) if hidden else state["state"].get(next(numbers))
-            if found:
-                states[number] = found
-        groups.append({**saved, "params": list(range(count, count + len(group["params"])))})
-        count += len(group["params"])
-    return {**state, "state": states, "param_groups": groups}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -12,10 +12,8 @@ from pydantic import ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from esper.controllers import make_controller
-from esper.lifecycle.actions import Actions, Blueprint, Head, Op, Style, has_gate
+from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.config import LifecycleConfig
-from esper.lifecycle.legality import grows_block
-from esper.lifecycle.slot_states import SlotStates
 from esper.population.config import PopulationConfig
 from esper.simic.bodies import Bodies
 from esper.tamiyo.controller import Controller, EpisodeInfo
@@ -40,11 +38,10 @@ NOT_TRAINED_FOR = (
     "force=True lets it act all the same"
 )
 PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer no position sees a later one
-_NO_LIMIT = 1 << 60  # parameters
 
 
 class GrowSettings(Config):
-    """The settings of `esper.grow` and `esper.Grower`; `training` holds those of `PopulationConfig`."""
+    """The settings of `esper.grow`; `training` holds those of `PopulationConfig`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -106,24 +103,22 @@ REMOVED = {
     "engine": "every model is trained as it is; leave engine out",
     "members": "one model is grown at a time; leave members out, and call esper.grow once for each seed",
     "control": "a wider model can be trained by a call of its own; leave control out",
+    "budget": "a schedule says how much grows; leave budget out",
 }
 
 
-def check_settings(
-    given: Mapping[str, Any], allowed: Collection[str] = SETTINGS, where: str = "esper.grow"
-) -> GrowSettings:
+def check_settings(given: Mapping[str, Any]) -> GrowSettings:
     """Return settings from keyword arguments: those of `GrowSettings` and of `PopulationConfig` together.
 
-    Raises a UserError for a key that is not in `allowed`, which has no effect in `where`, and for a value
-    that does not fit its key.
+    Raises a UserError for a key that has no effect in `esper.grow`, and for a value that does not fit it.
     """
     given = with_new_spellings(given)
-    known = (*OWN_SETTINGS, *PopulationConfig.model_fields)
-    for key in (key for key in given if key not in allowed):
+    for key in (key for key in given if key not in SETTINGS):
         if key in REMOVED:
-            raise UserError(f"{key} is {given[key]!r}, and {where} no longer takes it: {REMOVED[key]}")
-        problem = f"{key} has no effect in {where}" if key in known else f"there is no setting {key!r}"
-        raise UserError(f"{problem}; allowed are {', '.join(allowed)}")
+            raise UserError(f"{key} is {given[key]!r}, and esper.grow no longer takes it: {REMOVED[key]}")
+        known = key in PopulationConfig.model_fields
+        problem = f"{key} has no effect in esper.grow" if known else f"there is no setting {key!r}"
+        raise UserError(f"{problem}; allowed are {', '.join(SETTINGS)}")
     training = {key: value for key, value in given.items() if key not in OWN_SETTINGS}
     _validate(PopulationConfig, training)
     own = {key: value for key, value in given.items() if key in OWN_SETTINGS}
@@ -173,18 +168,15 @@ def choose_controller(asked: str | Controller | None, force: bool) -> tuple[Cont
 
 
 class LimitedController:
-    """A controller that is never offered a blueprint that is not allowed, nor a seed that breaks the budget.
+    """A controller that is offered, and given, only blueprints that are allowed and fit.
 
-    A slot stays open for GERMINATE while the cheapest seed fits there; a blueprint stays open while it fits
-    in every slot that is open; the gated style stays open while its gate fits as well. So no combination of
-    open choices breaks the budget. The budget counts the parameters of the seeds that live at one time.
+    A slot is open for GERMINATE while an allowed blueprint fits there, a blueprint while a slot for it is.
     """
 
     def __init__(
         self,
         controller: Controller,
         bodies: Bodies,
-        budget: int | None = None,
         allowed: Sequence[str] | None = None,
         refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
     ):
@@ -194,7 +186,6 @@ class LimitedController:
         Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
         """
         self.controller, self.bodies = controller, bodies
-        self.budget = _NO_LIMIT if budget is None else budget
         self.uses_metrics = getattr(controller, "uses_metrics", True)  # a user's own may not have it
         self._refusals = refusals
         fits = bodies.growable()[0].any(dim=0).tolist()
@@ -207,12 +198,6 @@ class LimitedController:
                 f"blueprints are {names}; in a {bodies.topology} allowed are {known}, at least one"
             )
         self._allowed = torch.tensor([b.name in names for b in Blueprint], device=bodies.device)
-        cheapest = int(self._prices()[0].masked_fill(~self._choosable(), 2 * _NO_LIMIT).min())
-        if self.budget < cheapest:
-            raise UserError(
-                f"budget is {self.budget} parameters and the smallest seed that fits this model has "
-                f"{cheapest}; give a budget of at least {cheapest}, or None for no limit"
-            )
         events = controller.events if isinstance(controller, Schedule) else []
         asked = list(dict.fromkeys(event.blueprint for event in events))
         missing = [b for b in asked if not bool(self._choosable()[:, b].any())]
@@ -226,20 +211,9 @@ class LimitedController:
         reasons = "; ".join(self._refusals(blueprint)) or f"{blueprint.name} is not for such a model"
         return f"which no slot of this model takes: {reasons}; here a slot takes {', '.join(taken)}"
 
-    # Layers and lists of a live model may grow, and with them the price of a seed: so nothing is kept.
-
-    def _prices(self) -> tuple[Tensor, Tensor]:
-        """Count the parameters of seeds, and of gates.  # [S, blueprints], [S] int64"""
-        device = self.bodies.device
-        return self.bodies.seed_parameters().to(device), self.bodies.gate_parameters().to(device)
-
     def _choosable(self) -> Tensor:
         """Return what is allowed and fits each slot now.  # [S, blueprints] bool"""
         return self.bodies.growable()[0] & self._allowed
-
-    def parameters_left(self, slots: SlotStates) -> Tensor:
-        """Return the parameters that growth may still add.  # [N]"""
-        return self.budget - (self.bodies.parameter_counts(slots) - self.bodies.host_parameters)
 
     def begin(self, info: EpisodeInfo) -> None:
         """Begin an episode."""
@@ -247,9 +221,10 @@ class LimitedController:
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
         """Return the controller's actions, less what is not allowed."""
-        asked = self.controller.decide(observation, self.limit_masks(observation.slots, masks), step)
-        allowed = self.limit_actions(observation.slots, [asked] if isinstance(asked, Actions) else asked)
-        return allowed[0] if isinstance(asked, Actions) else allowed
+        asked = self.controller.decide(observation, self.limit_masks(masks), step)
+        if isinstance(asked, Actions):
+            return self.limit_actions(asked)
+        return [self.limit_actions(actions) for actions in asked]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the controller's state; nothing of a user's own that has no such method."""
@@ -265,48 +240,22 @@ class LimitedController:
             )
         self.controller.load_state_dict(state)
 
-    def limit_actions(self, slots: SlotStates, asked: Sequence[Actions]) -> list[Actions]:
-        """Return the actions of one decision, with WAIT for seeds that are not allowed or break the budget,
-        whatever a controller that reads no masks asked for.
+    def limit_actions(self, actions: Actions) -> Actions:
+        """Return actions with WAIT for seeds that are not allowed: some controllers read no masks."""
+        plants = actions[Head.OP] == Op.GERMINATE  # [N]
+        fits = self._choosable()[actions[Head.SLOT], actions[Head.BLUEPRINT]]
+        waits = (plants & ~fits).unsqueeze(1)
+        return Actions(torch.where(waits, torch.zeros_like(actions.choices), actions.choices))
 
-        Layers that get wider one after the other may have new weights between new units as well, at most as
-        many as the later one brings: so that one counts twice.
-        """
-        left, found = self.parameters_left(slots), []  # [N]
-        again = torch.zeros_like(left, dtype=torch.bool)  # whether an action before this one widens something
-        (seeds, gates), choosable = self._prices(), self._choosable()
-        for actions in asked:
-            slot, blueprint = actions[Head.SLOT], actions[Head.BLUEPRINT]
-            plants = actions[Head.OP] == Op.GERMINATE  # [N]
-            grows = grows_block(blueprint)
-            price = seeds[slot, blueprint] * (1 + (grows & again).long())
-            price = price + has_gate(actions[Head.STYLE]) * gates[slot] * ~grows
-            fits = choosable[slot, blueprint] & (price <= left)
-            left = left - torch.where(plants & fits, price, 0)
-            again = again | (plants & fits & grows)
-            waits = (plants & ~fits).unsqueeze(1)
-            found.append(Actions(torch.where(waits, torch.zeros_like(actions.choices), actions.choices)))
-        return found
-
-    def limit_masks(self, slots: SlotStates, masks: ActionMasks) -> ActionMasks:
-        """Return the masks without what the budget does not allow."""
-        left = self.parameters_left(slots)  # [N]
-        (seeds, gates), choosable = self._prices(), self._choosable()
-        seeds = seeds.masked_fill(~choosable, 2 * _NO_LIMIT)
-        room = left.view(-1, 1, 1)
-        fits = seeds.unsqueeze(0) <= room  # [N, S, blueprints]
-        open_slots = masks.slot_by_op[:, Op.GERMINATE] & fits.any(dim=2)  # [N, S]
-        absent = ~open_slots.unsqueeze(2) | ~choosable
-        blueprints = masks.blueprint & (fits | absent).all(dim=1) & (~absent).any(dim=1)
+    def limit_masks(self, masks: ActionMasks) -> ActionMasks:
+        """Return the masks without what is not allowed or does not fit."""
+        choosable = self._choosable()
+        open_slots = masks.slot_by_op[:, Op.GERMINATE] & choosable.any(dim=1)  # [N, S]
+        blueprints = masks.blueprint & (open_slots.unsqueeze(2) & choosable).any(dim=1)
         open_slots = open_slots & (blueprints.unsqueeze(1) & choosable).any(dim=2)
+        # Where no slot is open the head is not read; it must not be empty all the same.
         any_open = open_slots.any(dim=1, keepdim=True)
         blueprints = torch.where(any_open, blueprints, masks.blueprint & choosable.any(dim=0))
-        with_gate = (seeds + gates.unsqueeze(1)).unsqueeze(0) <= room
-        gate_fits = (with_gate | absent | ~blueprints.unsqueeze(1)).flatten(1).all(dim=1, keepdim=True)
-        restyled = gates.unsqueeze(0) <= left.unsqueeze(1)  # a living seed may be given a gate
-        restyled = restyled | ~masks.slot_by_op[:, Op.SET_ALPHA_TARGET]
-        gate_fits = gate_fits & restyled.all(dim=1, keepdim=True)
-        styles = masks.style & (~has_gate(torch.arange(len(Style), device=left.device)) | gate_fits)
         by_op = masks.slot_by_op.clone()
         by_op[:, Op.GERMINATE] = open_slots
-        return replace(masks, blueprint=blueprints, style=styles, slot_by_op=by_op, op=by_op.any(dim=2))
+        return replace(masks, blueprint=blueprints, slot_by_op=by_op, op=by_op.any(dim=2))

@@ -402,15 +402,6 @@ class Widening(nn.Module):
         for each, side in self._pairs():
             side.train(each.layer.training)
 
-    def neighbours(self) -> dict[nn.Parameter, nn.Parameter]:
-        """Return, by new parameter, the model's own that it stands beside."""
-        return {
-            value: cast(nn.Parameter, each.layer._parameters[name])
-            for each, side in self._pairs()
-            for name, value in side._parameters.items()
-            if value is not None
-        }
-
     def count_parameters(self, others: Sequence[WidenedLayer] = ()) -> int:
         """Count the parameters that a fold adds, with those between new units of this seed and `others`.
 
