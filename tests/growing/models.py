@@ -76,43 +76,16 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Heads as people write them: three layers, or one for [kind, head, size] or for [head, kind, size]."""
+    """Causal self-attention with one layer for queries, keys and values."""
 
-    def __init__(self, width: int, heads: int, written: str) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads, self.inner, self.written = heads, width, written
-        if written == "apart":
-            self.query, self.key, self.value = (nn.Linear(width, width, bias=False) for _ in range(3))
-        else:
-            self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.heads, self.qkv, self.out = heads, nn.Linear(width, 3 * width), nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, time, _ = x.shape
-        size = self.inner // self.heads
-        if self.written == "apart":
-            parts = [layer(x).view(batch, time, -1, size) for layer in (self.query, self.key, self.value)]
-        elif self.written == "kinds first":
-            parts = [part.unflatten(2, (-1, size)) for part in self.qkv(x).split(self.inner, 2)]
-        else:
-            parts = list(self.qkv(x).view(batch, time, self.heads, 3, size).unbind(3))
-        query, key, value = (part.transpose(1, 2) for part in parts)
+        query, key, value = self.qkv(x).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(mixed.transpose(1, 2).reshape(batch, time, self.inner))
-
-
-class Attending(nn.Module):
-    """One attention of a kind, with a skip around it."""
-
-    def __init__(self, written: str = "apart") -> None:
-        super().__init__()
-        self.tokens, self.norm = nn.Embedding(7, 8), nn.LayerNorm(8)
-        self.attention = Attention(8, 2, written)
-        self.head = nn.Linear(8, 7)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens)
-        return self.head(x + self.attention(self.norm(x)))
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class GPTBlock(nn.Module):
@@ -121,7 +94,7 @@ class GPTBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = Attention(width, heads, "kinds first")
+        self.attention = Attention(width, heads)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:

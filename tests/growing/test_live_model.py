@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -99,7 +98,7 @@ ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
     (Flattened, (PICTURES, LABELS)),
     (Counted, TABLE),
     (Squeezed, (PICTURES, LABELS)),
-    *((partial(models.Attending, written), TEXT) for written in ("apart", "kinds first", "heads first")),
+    (models.GPT, TEXT),
 ]
 
 
@@ -183,25 +182,6 @@ def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_b
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
-@pytest.mark.parametrize("written", ["apart", "kinds first", "heads first"])
-def test_an_attention_gets_more_heads_of_the_same_size(written: str) -> None:
-    model, batch = doubled(lambda: models.Attending(written), TEXT)
-    before, live = said(model, batch), attach(model, batch, ["attention"])
-    sizes = sum(p.numel() for p in model.parameters())
-    price = live.growth_parameters(0, Blueprint.WIDEN_HALF)
-    live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
-    live.slots[0].alpha = 1.0
-    torch.testing.assert_close(said(model, batch), before)  # new heads begin with weights 0
-    with pytest.raises(RuntimeError):
-        model.attention(torch.zeros(2, 3, 5).double())
-    assert (model.attention.heads, model.attention.inner) == (2, 8), "after a forward that fails"
-    assert live.fold(0).description == "attention 2 → 3 heads"
-    assert (model.attention.heads, model.attention.inner, model.attention.out.in_features) == (3, 12, 12)
-    assert sum(p.numel() for p in model.parameters()) == sizes + price
-    live.unfold()
-    assert (model.attention.heads, model.attention.inner) == (2, 8)
-
-
 def test_what_fits_where() -> None:
     """Units that attention mixes are not offered, nor those of a recurrent layer."""
 
@@ -219,17 +199,13 @@ def test_what_fits_where() -> None:
     assert told(models.Recurrent, (TEXT[0], TABLE[1])) == {"tokens": "", "lstm": ""}
 
 
-def test_units_that_residual_connections_couple_grow_together() -> None:
-    model, batch = doubled(models.Residual, (PICTURES, LABELS))
-    live = attach(model, batch, ["norm", "second"])
+def test_a_slot_whose_activations_another_one_widens_stays_empty_meanwhile() -> None:
+    model, batch = doubled(models.small_cnn, (PICTURES, LABELS))
+    live = attach(model, batch, ["2", "3"])
     live.plant(0, Blueprint.WIDEN_HALF, CPU, 0)
-    assert not live.can_grow(1, Blueprint.WIDEN_HALF)  # the same units
-    assert live.is_widened_elsewhere(1)  # no other seed has a place there meanwhile
+    assert live.is_widened_elsewhere(1)
     live.slots[0].alpha = 1.0
-    fold = live.fold(0)
-    assert fold.description == "stem and second 4 → 6 wide"
-    widths = [len(p) for name, p in model.named_parameters() if name.endswith("weight")]
-    assert widths == [6, 6, 4, 6, 6, 3]  # stem, norm, first, second, down, head
+    assert live.fold(0).description == "0 4 → 6 wide"
     assert live.specs[1].shape[0] == 6
 
 

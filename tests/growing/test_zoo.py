@@ -72,13 +72,13 @@ TINY = {"img_size": 32, "patch_size": 8, "depth": 2, "embed_dim": 32, "num_heads
 VIT = timm_model("vit_tiny_patch16_224", **TINY)
 LABELS = TOKENS.masked_fill(TOKENS == 2, -100)
 GPT2, BERT = {"input_ids": TOKENS, "labels": LABELS}, {"input_ids": TOKENS, "labels": Y}
-# A model, a batch of its data, what grows (blocks that are repeated, layers that get wider, heads of an
-# attention, new modules), and where, if it is to be somewhere else than where it is found.
+# A model, a batch of its data, what grows (blocks that are repeated, layers that get wider, new modules), and
+# where, if it is to be somewhere else than where it is found.
 ZOO: list[tuple[str, Callable[[], nn.Module], Any, str, list[str] | None]] = [
     ("resnet", RESNET, PICTURES, "repeated wide CONV_SMALL", ["layer1.0", "layer3"]),
     ("mobilenet", MOBILENET, PICTURES, "repeated wide CONV_SMALL", ["blocks.2.1", "blocks.3.1"]),
-    ("vit", VIT, PICTURES, "repeated wide heads LORA", ["blocks.0.attn", "blocks.1"]),
-    ("gpt2", gpt2, GPT2, "repeated wide heads LORA", ["transformer.h.1.attn", "transformer.h.1"]),
+    ("vit", VIT, PICTURES, "repeated wide LORA", None),
+    ("gpt2", gpt2, GPT2, "repeated wide LORA", None),
     ("bert", bert, BERT, "repeated wide LORA", None),
     ("unet", models.UNet, (X, (X[:, 0] > 0.5).long()), "wide CONV_SMALL", None),
     ("lstm", models.Recurrent, (TEXT[0], TEXT[0][:, -1] % 3), "LORA", None),

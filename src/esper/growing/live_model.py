@@ -432,16 +432,11 @@ class LiveModel:
         return f"{first} repeated" if first == last else f"{first} to {last} repeated"
 
     def _describe_widening(self, seed: Widening) -> str:
-        """Say what a widening changes, as in: conv1 64 → 96 wide, or attn 4 → 6 heads."""
-        producers = [each for each in seed.widened if each.role is Role.PRODUCER]
-        counters = [each for each in seed.widened if each.role is Role.COUNTER]
-        units, extra, what = units_out(producers[0].layer), producers[0].extra, "wide"
-        if counters:
-            units, extra, what = units * counters[0].extra // extra, counters[0].extra, "heads"
-        names = {module: name for name, module in self.model.named_modules()}
-        found = [names[each.layer] for each in counters or producers]
-        listed = found[0] if len(found) == 1 else f"{', '.join(found[:-1])} and {found[-1]}"
-        return f"{listed} {units} → {units + extra} {what}"
+        """Say what a widening changes, as in: conv1 64 → 96 wide."""
+        producer = next(each for each in seed.widened if each.role is Role.PRODUCER)
+        name = next(name for name, module in self.model.named_modules() if module is producer.layer)
+        units = units_out(producer.layer)
+        return f"{name} {units} → {units + producer.extra} wide"
 
 
 def _are_compatible(one: WidenedLayer, other: WidenedLayer) -> bool:

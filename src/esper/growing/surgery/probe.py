@@ -3,12 +3,11 @@
 Everything is tried before it is offered: a block is inserted into its list, or units are added to layers, the
 model is run on two samples, and its outputs must be as expected. Then all changes are taken back.
 
-Layers whose units are coupled (by a residual stream, say) must grow together. Gradients tell which producers
-feed the same inputs. Then one pass with marks tells the rest: the producers of a group get new units that
-hold NaN, and whatever these reach is marked. The marks tell where in the input of each consumer the new units
-arrive, whatever the model's own code does between (activations, pooling, flattening, concatenation). Code
-that mixes units (a norm over all channels, a softmax) marks others too, and code that takes no more units
-raises: both are refused.
+One pass with marks tells where the units of a layer go: it gets new units that hold NaN, and whatever these
+reach is marked. The marks tell where in the input of each consumer the new units arrive, whatever the model's
+own code does between (activations, pooling, flattening, concatenation). Code that mixes units (a norm over
+all channels, a softmax) marks others too, and code that takes no more units (a residual connection) raises:
+both are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from contextlib import ExitStack, contextmanager, redirect_stderr
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import StringIO
-from itertools import chain
 from typing import Any
 
 import torch
@@ -38,16 +36,12 @@ from esper.growing.surgery.insertion import (
     insert_blocks,
 )
 from esper.growing.surgery.widening import (
-    CONVOLUTIONS,
     CannotWiden,
     Role,
-    UnitGroup,
     WidenedLayer,
     Widening,
-    channel_sizes,
     count_cross_weights,
     dense_kind,
-    find_heads,
     has_units,
     merge_units,
     other_positions,
@@ -71,8 +65,8 @@ class SlotOptions:
     """What can grow at a slot beside the blueprints of its topology, and what it costs."""
 
     span: BlockSpan | None = None
-    units: UnitGroup | None = None
-    widened: tuple[WidenedLayer, ...] = ()  # when the units are doubled
+    producer: nn.Module | None = None  # the layer that a widening adds units to
+    widened: tuple[WidenedLayer, ...] = ()  # when its units are doubled
     also_widened: frozenset[int] = frozenset()  # slots whose activations get wider too
     parameters: Mapping[Blueprint, int] = field(default_factory=dict)
     flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
@@ -80,8 +74,8 @@ class SlotOptions:
 
     def extra_units(self, blueprint: Blueprint) -> int:
         """Count the units that a widening adds."""
-        assert self.units is not None, "a widening was asked for where there is none"
-        return max(1, self.units.count // UNITS_PER_NEW_UNIT[blueprint])
+        assert self.producer is not None, "a widening was asked for where there is none"
+        return max(1, units_out(self.producer) // UNITS_PER_NEW_UNIT[blueprint])
 
 
 class GrowthProbe:
@@ -115,9 +109,9 @@ class GrowthProbe:
 
     def trace(self, options: SlotOptions, blueprint: Blueprint) -> list[WidenedLayer]:
         """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
-        assert options.units is not None, "a widening was asked for where there is none"
+        assert options.producer is not None, "a widening was asked for where there is none"
         with self._quiet():
-            return trace_units(self.model, options.units.widened(options.extra_units(blueprint)), self.run)
+            return trace_units(self.model, options.producer, options.extra_units(blueprint), self.run)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -141,7 +135,6 @@ class _Scan:
         self.order: list[nn.Module] = []  # modules in the order in which they ended
         self._inserts: dict[nn.Module, bool | CannotRepeat] = {}  # by container: whether counts must rise
         self._refusals: list[str] = []  # why units of the slot at hand cannot be added to
-        self._arrivals: dict[nn.Module, set[tuple[int, int]]] | None = None
         with ExitStack() as hooks:
             for module in self.model.modules():
                 hooks.enter_context(module.register_forward_hook(self._record, with_kwargs=True))
@@ -268,37 +261,22 @@ class _Scan:
     # ---- widening --------------------------------------------------------------------------------------
 
     def _widening_options(self, k: int) -> SlotOptions:
-        """Return the units to add at slot k.
-
-        Units inside its module come first, then units of any layer since the slot before. Where these are but
-        a small part of the computation there, the first layer is widened together with its coupled layers.
-        """
+        """Return the layer to widen at slot k: the first whose units are more than a small part of the
+        computation, inside of its module or else since the slot before; where there is none, the best one."""
         self._refusals = []
         run, inside = self._modules_before(k), set(self.modules[k].modules())
+        best = SlotOptions()
         for modules in ([module for module in run if module in inside], run):
-            best, enough = self._uncoupled_units(modules)
-            if enough:
-                return best
-        groups = (self._coupled_layers(layer) for layer in run if dense_kind(layer) is not None)
-        coupled = (self._try_widening(UnitGroup(layers)) for layers in groups if len(layers) > 1)
-        found = next((options for options in coupled if options is not None), best)
+            layers = [module for module in modules if dense_kind(module) is not None]
+            small = SMALL * sum(self.costs[layer] for layer in layers)
+            for layer in layers:
+                best = max(best, self._try_widening(layer) or best, key=_doubling_flops)
+                if _doubling_flops(best) > small:
+                    return best
         nothing = "no layer with units of its own runs between the slot before and this one"
         reason = "; ".join(dict.fromkeys(self._refusals)) or nothing
-        refused = {b: reason for b in UNITS_PER_NEW_UNIT if b not in found.parameters}
-        return replace(found, refused=refused)
-
-    def _uncoupled_units(self, modules: Sequence[nn.Module]) -> tuple[SlotOptions, bool]:
-        """Try the units of each layer alone, then the heads of attentions; return the best options, and
-        whether they are more than a small part of the computation of these modules."""
-        layers, best = [module for module in modules if dense_kind(module) is not None], SlotOptions()
-        small = SMALL * sum(self.costs[layer] for layer in layers)
-        own = (UnitGroup((layer,)) for layer in layers)
-        heads = (units for module in modules for units in find_heads(module, layers))
-        for units in chain(own, heads):
-            best = max(best, self._try_widening(units) or best, key=_doubling_flops)
-            if _doubling_flops(best) > small:
-                return best, True
-        return best, False
+        refused = {b: reason for b in UNITS_PER_NEW_UNIT if b not in best.parameters}
+        return replace(best, refused=refused)
 
     def _modules_before(self, k: int) -> list[nn.Module]:
         """Return the modules that ran once and ended after the slot before k, no later than k."""
@@ -308,45 +286,23 @@ class _Scan:
         run = self.order[max(earlier, default=-1) + 1 : here + 1]
         return [module for module in dict.fromkeys(run) if self.order.count(module) == 1]
 
-    def _coupled_layers(self, producer: nn.Module) -> tuple[nn.Module, ...]:
-        """Return the layers whose outputs are added to, or multiplied with, those of this one; itself first.
-
-        Returns nothing where its units are mixed, with the reason among the refusals.
-        """
+    def _try_widening(self, producer: nn.Module) -> SlotOptions | None:
+        """Double the units of a layer for one pass; None, with the reason among the refusals, if it fails."""
         try:
-            if self._arrivals is None:
-                with torch.enable_grad():
-                    self._arrivals = _find_arrivals(self.model, self.probe.run)
-            if not self._arrivals.get(producer):
-                raise CannotWiden(f"the units of {type(producer).__name__} are mixed, or read by nothing")
-        except CannotWiden as error:
-            self._refusals.append(str(error))
-            return ()
-        group, inputs, arrivals = [producer], set(self._arrivals[producer]), self._arrivals
-        while more := [layer for layer, own in arrivals.items() if layer not in group and own & inputs]:
-            group += more
-            inputs |= set().union(*(arrivals[layer] for layer in more))
-        return tuple(group)
-
-    def _try_widening(self, units: UnitGroup) -> SlotOptions | None:
-        """Double the units for one pass; None, with the reason among the refusals, where that fails."""
-        try:
-            return self._double(units)
+            return self._double(producer)
         except (CannotWiden, ValueError) as error:
             self._refusals.append(str(error))
             return None
 
-    def _double(self, units: UnitGroup) -> SlotOptions:
-        """Double the units for one pass.
+    def _double(self, producer: nn.Module) -> SlotOptions:
+        """Double the units of a layer for one pass.
 
         Raises CannotWiden where the outputs then differ, and ValueError for part of a group of channels.
         """
-        count = units.count
-        if any(units_out(producer) != units_out(units.producers[0]) for producer in units.producers):
-            raise CannotWiden("layers whose outputs meet have different widths")
-        widened = trace_units(self.model, units.widened(count), self.probe.run)
+        count = units_out(producer)
+        widened = trace_units(self.model, producer, count, self.probe.run)
         seed = Widening(widened)
-        own = [p for each in widened if each.role is not Role.COUNTER for p in each.layer.parameters()]
+        own = [p for each in widened for p in each.layer.parameters()]
         if not all(p.requires_grad and p not in self.shared for p in own):
             raise CannotWiden("a layer that would grow is frozen, or shares its weights")
         shapes: dict[int, Any] = {}
@@ -366,7 +322,7 @@ class _Scan:
         if reason is not None:
             raise CannotWiden(f"with new units that nothing reads yet, {reason}")
         options = SlotOptions(
-            units=units,
+            producer=producer,
             widened=tuple(widened),
             also_widened=frozenset(
                 k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]
@@ -401,14 +357,14 @@ def _shape_of(output: Any) -> Any:
 
 
 def trace_units(
-    model: nn.Module, given: Sequence[WidenedLayer], run: Callable[[], Tensor]
+    model: nn.Module, producer: nn.Module, extra_units: int, run: Callable[[], Tensor]
 ) -> list[WidenedLayer]:
-    """Return all layers that grow when these producers and counters do, by one pass with marked units.
+    """Return all layers that grow when a layer gets more units, by one pass with marked units.
 
-    Consumers come first, then channelwise layers, then those given. Raises CannotWiden.
+    Consumers come first, then channelwise layers, then the producer. Raises CannotWiden.
     """
     found: dict[nn.Module, WidenedLayer] = {}
-    producers = {each.layer: each for each in given if each.role is Role.PRODUCER}
+    given = WidenedLayer(producer, Role.PRODUCER, unit_axis(producer), extra_units)
 
     def before(layer: nn.Module, inputs: Any) -> Any:
         """Note which inputs are marked, and take them out again."""
@@ -429,7 +385,7 @@ def trace_units(
 
     def after(layer: nn.Module, inputs: Any, output: Any) -> Tensor | None:
         """Add marked units to the output."""
-        each = producers.get(layer) or found.get(layer)
+        each = given if layer is producer else found.get(layer)
         if each is None or each.role is Role.CONSUMER:
             return None
         shape = list(output.shape)
@@ -441,9 +397,6 @@ def trace_units(
             raise CannotWiden(f"{type(layer).__name__} takes no more units")
 
     with ExitStack() as stack:
-        for each in given:  # meanwhile counters have the numbers of the wider model
-            each.add_counts(1)
-            stack.callback(each.add_counts, -1)
         for layer in model.modules():
             if has_units(layer):
                 stack.enter_context(layer.register_forward_pre_hook(before))
@@ -464,62 +417,7 @@ def trace_units(
     )
     if not consumers:
         raise CannotWiden("nothing reads these units")
-    return [*consumers, *channelwise, *given]
-
-
-def _find_arrivals(model: nn.Module, run: Callable[[], Tensor]) -> dict[nn.Module, set[tuple[int, int]]]:
-    """Return, by dense layer, the inputs that its units arrive at: (id of the layer, position).
-
-    In one pass the output of every dense layer is a leaf of its own, so that the gradient of an input tells
-    which units it comes from. Two inputs of each layer are asked, the first and the last. Layers whose units
-    are mixed on the way are left out.
-    """
-    leaves: dict[nn.Module, Tensor] = {}
-    inputs_of: dict[nn.Module, Tensor] = {}
-
-    def keep_input(layer: nn.Module, inputs: Any) -> None:
-        if inputs and isinstance(inputs[0], Tensor):
-            inputs_of[layer] = inputs[0]
-
-    def skip(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        given: Tensor = inputs[0]
-        return given.clone()  # a norm that begins with a scale of 0 would hide where units go
-
-    def replace_output(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-        leaves[layer] = (torch.rand_like(output) + 0.5).requires_grad_(True)
-        return leaves[layer].clone()
-
-    try:
-        with ExitStack() as hooks:
-            for layer in model.modules():
-                if dense_kind(layer) is not None:
-                    hooks.enter_context(layer.register_forward_pre_hook(keep_input))
-                    hooks.enter_context(layer.register_forward_hook(replace_output))
-                elif channel_sizes(layer) and not isinstance(layer, CONVOLUTIONS):
-                    hooks.enter_context(layer.register_forward_hook(skip))
-            run()
-    except Exception as error:  # a model whose control flow depends on values
-        raise CannotWiden(f"the model does not run with other values ({one_line(error)})") from error
-    found: dict[nn.Module, set[tuple[int, int]]] = {layer: set() for layer in leaves}
-    outputs: list[Any] = list(leaves.values())
-    for consumer, x in inputs_of.items():
-        if not x.requires_grad:
-            continue
-        for position in {0, x.shape[unit_axis(consumer)] - 1}:
-            total = x.select(unit_axis(consumer), position).sum()
-            gradients: tuple[Any, ...] = torch.autograd.grad(
-                total, outputs, retain_graph=True, allow_unused=True
-            )
-            for producer, gradient in zip(leaves, gradients, strict=True):
-                if gradient is None:
-                    continue
-                axis = unit_axis(producer) % gradient.ndim
-                units = int((gradient != 0).movedim(axis, 0).flatten(1).any(1).sum())
-                if units == 1 and producer in found:
-                    found[producer].add((id(consumer), position))
-                elif units > 1:
-                    found.pop(producer, None)
-    return found
+    return [*consumers, *channelwise, given]
 
 
 # ---- precision -----------------------------------------------------------------------------------------

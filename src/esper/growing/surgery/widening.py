@@ -1,17 +1,17 @@
 """Wider layers: which layers have units that can be added to, small side layers that compute the new units,
 and the plain wider layers that both fold into.
 
-A hidden unit (neuron, channel, attention head) has producers, which compute it, channelwise layers, which
-pass it on, and consumers, which read it. A `Widening` puts a small layer beside each of them. Between these
-layers the new units run through the model's own code. At alpha 1 everything folds into wider layers of the
-same class with the same outputs.
+A hidden unit (neuron, channel) has a producer, which computes it, channelwise layers, which pass it on, and
+consumers, which read it. A `Widening` puts a small layer beside each of them. Between these layers the new
+units run through the model's own code. At alpha 1 everything folds into wider layers of the same class with
+the same outputs.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, cast
 
@@ -23,10 +23,6 @@ from torch.utils.hooks import RemovableHandle
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-# How attention modules name the size of a head and the number of heads.
-HEAD_SIZES = ("head_dim", "head_size", "attention_head_size", "dim_head", "dim_per_head", "d_head")
-HEAD_COUNTS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead")
-QKV = 3  # queries, keys and values
 
 
 class CannotWiden(Exception):
@@ -121,7 +117,6 @@ class Role(Enum):
     CONSUMER = "reads them"
     CHANNELWISE = "passes them on"
     PRODUCER = "computes them"
-    COUNTER = "counts them, and has no weights for them"
 
 
 @dataclass(frozen=True)
@@ -131,14 +126,8 @@ class WidenedLayer:
     layer: nn.Module
     role: Role
     axis: int  # of activations, along which the units lie
-    extra: int  # new entries of its input, or of the output of a producer; of a counter, what it counts
-    positions: Tensor | None = None  # [extra] of new units in its input, or a producer's output; None: last
-    counts: tuple[tuple[str, int], ...] = ()  # attributes of a counter, and by how much they rise
-
-    def add_counts(self, times: int) -> None:
-        """Raise the attributes of a counter so many times; below 0, lower them."""
-        for name, extra in self.counts:
-            setattr(self.layer, name, getattr(self.layer, name) + times * extra)
+    extra: int  # new entries of its input, or of the output of a producer
+    positions: Tensor | None = None  # [extra] of new units in its input; None: last
 
 
 def count_cross_weights(consumers: Iterable[WidenedLayer], producers: Iterable[WidenedLayer]) -> int:
@@ -154,90 +143,6 @@ def count_cross_weights(consumers: Iterable[WidenedLayer], producers: Iterable[W
         for layer, extra in produced
         if layer is each.layer
     )
-
-
-# ---- groups of units -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AttentionHeads:
-    """The heads of an attention module, found by the attributes in which it counts them.
-
-    Not supported: nn.MultiheadAttention and code that takes heads times their size for the width of its
-    input, where more heads of the same size do not fit; and fewer heads of keys and values than of queries.
-    """
-
-    module: nn.Module  # which counts them
-    count: int
-    size: int  # units of a head in each of queries, keys and values
-    widths: tuple[str, ...]  # attributes of the module that hold count times size
-    separate: bool = True  # whether a fused layer computes first all queries, then all keys, then all values
-
-    def widened(self, producers: Sequence[nn.Module], extra: int) -> list[WidenedLayer]:
-        """Return what grows for so many more heads, apart from consumers."""
-        units, fused = extra * self.size, len(producers) == 1
-        found = _producing(producers, units * (QKV if fused else 1))
-        if fused and self.separate:
-            old = self.count * self.size  # new units follow the old ones of queries, of keys and of values
-            starts = [k * (old + units) + old for k in range(QKV)]
-            positions = torch.cat([start + torch.arange(units) for start in starts])  # [3 units]
-            device = next(producers[0].parameters()).device
-            found = [replace(each, positions=positions.to(device)) for each in found]
-        named = [(name, extra) for name in HEAD_COUNTS if vars(self.module).get(name) == self.count]
-        counts = (*named, *((name, units) for name in self.widths))
-        return [*found, WidenedLayer(self.module, Role.COUNTER, -1, extra, counts=counts)]
-
-
-@dataclass(frozen=True)
-class UnitGroup:
-    """Units that grow together: of layers whose outputs are added, or the heads that layers compute."""
-
-    producers: tuple[nn.Module, ...]
-    heads: AttentionHeads | None = None
-
-    @property
-    def count(self) -> int:
-        """How many units, or heads, there are."""
-        return units_out(self.producers[0]) if self.heads is None else self.heads.count
-
-    def widened(self, extra: int) -> list[WidenedLayer]:
-        """Return the layers that compute so many more, and what counts them."""
-        if self.heads is None:
-            return _producing(self.producers, extra)
-        return self.heads.widened(self.producers, extra)
-
-
-def _producing(layers: Iterable[nn.Module], units: int) -> list[WidenedLayer]:
-    return [WidenedLayer(layer, Role.PRODUCER, unit_axis(layer), units) for layer in layers]
-
-
-def find_heads(module: nn.Module, layers: Sequence[nn.Module]) -> Iterator[UnitGroup]:
-    """Yield the ways in which a module may be an attention, to be tried in turn.
-
-    layers: dense ones, in the order in which they ran. The first of the module's own computes queries, keys
-    and values together, or the first three compute one of them each.
-    """
-    numbers = {name: value for name, value in vars(module).items() if type(value) is int and value > 0}
-    size = next((numbers[name] for name in HEAD_SIZES if name in numbers), None)
-    count = next((numbers[name] for name in HEAD_COUNTS if name in numbers), None)
-    if size is None and count is None:
-        return
-    children = set(module.children())
-    own = [layer for layer in layers if layer in children]
-    for producers, fused in ((tuple(own[:QKV]), 1), (tuple(own[:1]), QKV)):
-        width, rest = divmod(units_out(producers[0]) if producers else 0, fused)
-        if len(producers) * fused != QKV or rest:
-            continue
-        heads, head = count or width // (size or width), size or width // (count or width)
-        if heads * head != width:
-            continue
-        known = (*HEAD_COUNTS, *HEAD_SIZES)
-        equal = [name for name, value in numbers.items() if value == width and name not in known]
-        # A number that is called the width of the embedding may equal the heads' by chance: try without.
-        inner = [name for name in equal if not any(word in name for word in ("emb", "hidden", "model"))]
-        for widths in dict.fromkeys((tuple(inner), tuple(equal))):
-            for separate in (True, False) if fused == QKV else (True,):
-                yield UnitGroup(producers, AttentionHeads(module, heads, head, widths, separate))
 
 
 # ---- side layers ---------------------------------------------------------------------------------------
@@ -371,10 +276,7 @@ class Widening(nn.Module):
         """Draw fresh weights. Raises ValueError where a norm would have part of a group."""
         super().__init__()
         self.widened = tuple(widened)
-        self.side = nn.ModuleList(
-            nn.Identity() if each.role is Role.COUNTER else make_side_layer(each.layer, each.role, each.extra)
-            for each in widened
-        )
+        self.side = nn.ModuleList(make_side_layer(each.layer, each.role, each.extra) for each in widened)
 
     def _pairs(self) -> Iterator[tuple[WidenedLayer, nn.Module]]:
         return zip(self.widened, self.side, strict=True)
@@ -390,11 +292,10 @@ class Widening(nn.Module):
         for each, side in self._pairs():
             if each.role is not role:
                 continue
-            counter = role is Role.COUNTER
-            before, after = _counter_hooks(each, alpha) if counter else _hooks(each, side, alpha, isolated)
+            before, after = _hooks(each, side, alpha, isolated)
             if role is not Role.PRODUCER:
                 handles.append(each.layer.register_forward_pre_hook(before))
-            handles.append(each.layer.register_forward_hook(after, always_call=counter))
+            handles.append(each.layer.register_forward_hook(after))
         return handles
 
     def copy_modes(self) -> None:
@@ -422,9 +323,6 @@ class Widening(nn.Module):
         """Widen the layers in place; afterwards the model alone computes what model and seed did."""
         grown: list[GrownParameter] = []
         for each, side in self._pairs():
-            if each.role is Role.COUNTER:
-                each.add_counts(1)
-                continue
             layer, scale = each.layer, alpha if each.role is Role.CONSUMER else 1.0
             axes, sizes = _grown_tensors(layer, each.role)
             for name, axis in axes.items():
@@ -483,22 +381,5 @@ def _hooks(
             added = torch.cat([added, torch.zeros_like(output.narrow(axis, 0, missing))], axis)
         result: Tensor = output + added
         return result
-
-    return before, after
-
-
-def _counter_hooks(widened: WidenedLayer, alpha: Callable[[], float]) -> tuple[Any, Any]:
-    """Return hooks by which a counter counts the new units while it runs, above alpha 0."""
-    raised: list[None] = []
-
-    def before(layer: nn.Module, inputs: Any) -> None:
-        if alpha() != 0.0:
-            raised.append(None)
-            widened.add_counts(1)
-
-    def after(layer: nn.Module, inputs: Any, output: Any) -> None:
-        if raised:
-            raised.pop()
-            widened.add_counts(-1)
 
     return before, after
