@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,11 +70,9 @@ CASES: dict[str, dict[str, Any]] = {
     "blueprints is empty; name some of": {"blueprints": []},
     "slots name '1' twice": {"slots": ["1", 1]},
     "loss is the class CrossEntropyLoss; give an instance of it": {"loss": nn.CrossEntropyLoss},
-    "time_limit is -1.0; allowed is a number above 0": {"time_limit": -1.0},
     "lr is inf; allowed is a number above 0": {"lr": math.inf},
     "train is a Tensor; give": {"train": X},
     "batch_size is 4, and the loaders that were given make their own batches": {"batch_size": 4},
-    "validation_batch is 4, and the loaders that were given make": {"validation_batch": 4},
     "baseline is 'no'; give True or False": {"baseline": "no"},
     r"make_optimizer is SGD \(.*; allowed is a function": {"make_optimizer": FOREIGN},
     "holds none of the 6 parameters of the model": {"make_optimizer": lambda groups: FOREIGN},
@@ -91,18 +88,10 @@ CASES: dict[str, dict[str, Any]] = {
     "in a mlp allowed are NORM, LORA": {"blueprints": ["CONV_LIGHT"], **HEURISTIC},
     "controller is 'gardener'; .*allowed are tamiyo": {"controller": "gardener"},
     "without begin and decide": {"controller": object()},
-    "no setting 'learning_rate'; allowed are objective": {"learning_rate": 1.0},
-    "engine is 'live', and esper.grow no longer takes it: .*; leave engine out": {"engine": "live"},
-    "members is 8, and esper.grow no longer takes it: .*; leave members out": {"members": 8},
-    "budget is 8, and esper.grow no longer takes it": {"budget": 8},
-    "graphs has no effect in esper.grow; allowed are objective": {"graphs": False},
+    "no setting 'learning_rate'; allowed are loss": {"learning_rate": 1.0},
+    "graphs has no effect in esper.grow; allowed are loss": {"graphs": False},
     "lr is -1.0; allowed is a number above 0": {"lr": -1.0},
-    "give one output for each target": {"objective": "regression"},
-    r"objective is 'classification' .*float32 of shape \[24\]": {
-        "objective": "classification",
-        "train": [(X, X[:, 0])],
-        "val": [(X, X[:, 0])],
-    },
+    "give one output for each target": {"val": [(X, X[:, 0])]},
     "it must return one: take the mean": {"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")},
     "give metric=": {"val": [(X, X[:, :2])], "loss": lambda outputs, targets: -outputs.square().mean() - 1},
     "make_scheduler gives a NoneType": {"make_scheduler": lambda optimizer: None},
@@ -130,19 +119,11 @@ def test_a_mistake_is_told_in_one_sentence(message: str) -> None:
 
 
 class Endless:
-    """Yields batches for ever, as a stream does; with a length, if one is given."""
-
-    def __init__(self, length: int | None = None) -> None:
-        self.length = length
+    """Yields batches for ever, as a stream does."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         while True:
             yield X[:8], Y[:8]
-
-    def __len__(self) -> int:
-        if self.length is None:
-            raise TypeError
-        return self.length
 
 
 @pytest.mark.parametrize("side", ["train", "val"])
@@ -153,20 +134,6 @@ def test_a_loader_that_never_ends_is_refused_at_once(side: str, monkeypatch: pyt
     with pytest.raises(UserError, match=f"{side} is a Endless without a length .*; say with {setting} how"):
         esper.grow(models.small_mlp(), progress=False, **data)
     esper.grow(models.small_mlp(), epochs=1, progress=False, **data, **{setting: 8})  # bounded
-
-
-def test_a_loader_that_goes_on_beyond_its_length_is_cut_there_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match="val has a length of 2 and yields more batches"):
-        grown = esper.grow(models.small_mlp(), Endless(3), Endless(2), epochs=1, progress=False)
-    assert grown.record.num_steps == 1
-
-
-def test_a_time_limit_ends_an_epoch_between_two_batches() -> None:
-    began = time.monotonic()
-    settings = {"batches_per_epoch": 10**9, "time_limit": 0.5, "controller": "static"}
-    grown = esper.grow(models.small_mlp(), Endless(), LOADER, epochs=9, progress=False, **settings)
-    assert grown.record.num_steps == 1
-    assert time.monotonic() - began < 10
 
 
 def test_a_score_that_is_nan_before_any_training_is_refused_and_a_later_one_is_warned_of() -> None:

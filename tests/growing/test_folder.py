@@ -62,7 +62,7 @@ def grow_augmented(out: Path | None, **settings: Any) -> Grown:
     """With a controller that remembers, augmentation and a loader that shuffles by a generator of its own."""
     torch.manual_seed(0)
     loader = DataLoader(Augmented(), 16, shuffle=True, generator=torch.Generator().manual_seed(3))
-    chosen = {"controller": "tamiyo", "force": True, "epochs": EPOCHS, "patience": 7, **settings}
+    chosen = {"controller": "tamiyo", "force": True, "epochs": EPOCHS, **settings}
     val = models.images(30, seed=1)
     return esper.grow(models.small_cnn(), loader, val, out=out, lifecycle=QUICK, progress=False, **chosen)
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.result import save_archive, save_onnx
+from esper.growing.result import save_archive
 from esper.growing.surgery.insertion import trace_graft
 from esper.lifecycle.actions import selectable_blueprints
 from esper.population.blueprints import BlendGate, build_blueprint
@@ -69,7 +69,7 @@ print("equal")
 
 
 @pytest.mark.usefixtures("everything_stays")
-def test_an_archive_is_read_where_esper_is_not_installed_and_onnx_gives_equal_outputs(tmp_path: Path) -> None:
+def test_an_archive_is_read_where_esper_is_not_installed(tmp_path: Path) -> None:
     x, y = models.images(16)
     torch.manual_seed(0)
     settings = {"controller": "schedule:norm@0.1", "epochs": 3, "lifecycle": QUICK, "progress": False}
@@ -82,11 +82,6 @@ def test_an_archive_is_read_where_esper_is_not_installed_and_onnx_gives_equal_ou
     command = [sys.executable, "-W", "ignore", "-c", READER, archive, tmp_path / "in.pt", tmp_path / "out.pt"]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert run.stdout.strip() == "equal", run.stderr
-    pytest.importorskip("onnxscript")
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(save_onnx(plain, x[:4], tmp_path / "grown.onnx"))
-    (result,) = session.run(None, {session.get_inputs()[0].name: x[:7].numpy()})
-    torch.testing.assert_close(torch.from_numpy(result), plain(x[:7]).detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_one_sample_is_not_enough_to_leave_the_batch_free() -> None:

@@ -11,7 +11,6 @@ import copy
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -57,8 +56,8 @@ from esper.utils.rows import add_prefix, strip_prefix
 ModelOrMaker = nn.Module | Callable[[], nn.Module]
 _WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
 _EXAMPLE_SAMPLES = 4
-# Of a baseline: what ends a growth, or reports it, is for the growth alone.
-_UNGROWN = {"on_epoch": None, "patience": None, "time_limit": None, "progress": False}
+# Of a baseline: what reports a growth is for the growth alone.
+_UNGROWN = {"on_epoch": None, "progress": False}
 
 
 def grow(
@@ -197,14 +196,9 @@ class GrowRun:
         self.remarks = (*growth.remarks, *([] if remark is None else [remark]))
         self.example = _example_inputs(first_batch("val", self.bodies.val_loader))
         self.host_parts = _describe_host(self.bodies)
-        self._started, self._best, self._since_best = time.monotonic(), float("-inf"), 0
-        self.bodies.stop, self.bodies.out_of_time = lambda: stop.requested, self._out_of_time
+        self.bodies.stop = lambda: stop.requested
         self.episode = Episode(self.environment, growth.controller)
         self.ending = FinalSelection(self.environment)
-
-    def _out_of_time(self) -> bool:
-        limit = self.settings.time_limit
-        return limit is not None and time.monotonic() - self._started > limit
 
     @property
     def epochs_done(self) -> int:
@@ -213,13 +207,8 @@ class GrowRun:
 
     @property
     def done(self) -> bool:
-        """Whether all epochs are over, or the run is to end before."""
-        if self.environment.done:
-            return True
-        patience = self.settings.patience
-        impatient = patience is not None and self._since_best >= patience
-        ends = self._stop.requested or self.bodies.interrupted or impatient or self._out_of_time()
-        return self.epochs_done > 0 and ends
+        """Whether all epochs are over, or somebody asked for an end after at least one."""
+        return self.environment.done or (self.epochs_done > 0 and self._stop.requested)
 
     def run(self, name: str = GROWN, folder: GrowFolder | None = None) -> Grown:
         """Run the epochs that are left, decide every seed, and return the result.
@@ -247,16 +236,13 @@ class GrowRun:
         result = self.episode.step()
         self.ending.update(result)
         history = self.environment.state.history
-        score = float(history.accuracy)
-        self._since_best = 0 if score > self._best else self._since_best + 1
-        self._best = max(self._best, score)
         if self.settings.on_epoch is not None:
             self.settings.on_epoch(
                 {
                     "epoch": self.epochs_done,
                     "train_loss": float(result.training.loss),
                     "val_loss": float(history.loss),
-                    "score": score,
+                    "score": float(history.accuracy),
                     "parameters": int(self.environment.parameters),
                 }
             )
@@ -308,7 +294,6 @@ class GrowRun:
             **add_prefix("episode", self.episode.state_dict()),
             **add_prefix("ending", self.ending.state_dict()),
             **add_prefix("generators", self.growth.generators.state_dict()),
-            "patience": torch.tensor([self._best, self._since_best], dtype=torch.float64),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -318,7 +303,6 @@ class GrowRun:
         self.episode.load_state_dict(strip_prefix("episode", tensors))
         self.ending.load_state_dict(strip_prefix("ending", tensors))
         self.growth.generators.load_state_dict(strip_prefix("generators", tensors))
-        self._best, self._since_best = float(tensors["patience"][0]), int(tensors["patience"][1])
 
 
 def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:

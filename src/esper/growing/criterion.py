@@ -39,7 +39,7 @@ class TargetKind(Enum):
     """What the targets of a batch are."""
 
     CLASSES = "whole numbers of classes"
-    ONE_HOT = "rows of class probabilities, such as one-hot rows"
+    ONE_HOT = "one-hot rows"
     NUMBERS = "numbers"
 
 
@@ -78,15 +78,14 @@ class Criterion:
     @property
     def remark(self) -> str | None:
         """How decimal targets are trained where the user did not choose it; else None."""
-        chosen = self.settings.loss is not None or self.settings.objective is not None
-        if chosen or self.kind in (None, TargetKind.CLASSES):
+        if self.settings.loss is not None or self.kind in (None, TargetKind.CLASSES):
             return None
-        if self.kind is TargetKind.ONE_HOT:
-            return (
-                "the targets are one-hot rows: trained with cross-entropy (objective='regression' trains "
-                "with the squared error)"
-            )
-        return "the targets are decimals: trained with the squared error (give loss= for another one)"
+        found, trained = (
+            ("one-hot rows", "cross-entropy")
+            if self.kind is TargetKind.ONE_HOT
+            else ("decimals", "the squared error")
+        )
+        return f"the targets are {found}: trained with {trained} (give loss= for another one)"
 
     @property
     def is_r_squared(self) -> bool:
@@ -111,7 +110,7 @@ class Criterion:
         inputs, targets = pair
         outputs = _find_logits(model(*inputs), model)
         if self.checks and isinstance(targets, Tensor):
-            self.kind = find_target_kind(outputs, targets, self.settings)
+            self.kind = find_target_kind(outputs, targets, self.settings.loss is not None)
             if self.settings.loss is None:
                 self.classes = _count_classes(outputs, targets, self.kind)
                 self._check_range(targets)
@@ -295,28 +294,20 @@ def _class_axis(outputs: Tensor, targets: Tensor) -> int | None:
     return 1 if outputs.shape[:1] + outputs.shape[2:] == targets.shape else None
 
 
-def find_target_kind(outputs: Tensor, targets: Tensor, settings: GrowSettings) -> TargetKind:
-    """Return what targets are: by the objective, else by their type and, for decimals, by their values.
+def find_target_kind(outputs: Tensor, targets: Tensor, own_loss: bool) -> TargetKind:
+    """Return what targets are, by their type and, for decimals, by their values.
 
-    Raises a UserError for decimals that are to be classes and are no row of probabilities for each sample.
+    own_loss: a loss of the user's may give whole numbers another meaning, and one on 0 and 1 may be that of
+    several independent labels.
     """
-    objective, own_loss = settings.objective, settings.loss is not None
-    if objective == "regression":
-        return TargetKind.NUMBERS
-    if not targets.is_floating_point():  # a user's loss may give whole numbers another meaning
+    if not targets.is_floating_point():
         numbers = own_loss and _class_axis(outputs, targets) is None
         return TargetKind.NUMBERS if numbers else TargetKind.CLASSES
     rows = targets.ndim == 2 and targets.shape == outputs.shape and targets.shape[1] > 1
-    if objective is not None and not rows and not own_loss:
-        raise UserError(
-            f"objective is {objective!r} and the targets are {targets.dtype} of shape {list(targets.shape)}; "
-            "give class numbers (int64), or a row with a probability for each class"
-        )
-    if objective is None and not own_loss:
-        rows = rows and bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
-    elif objective is None:
-        rows = False  # a user's loss on 0 and 1 may be one of several independent labels
-    return TargetKind.ONE_HOT if rows else TargetKind.NUMBERS
+    if own_loss or not rows:
+        return TargetKind.NUMBERS
+    one_hot = bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+    return TargetKind.ONE_HOT if one_hot else TargetKind.NUMBERS
 
 
 def default_loss(outputs: Tensor, targets: Tensor, kind: TargetKind) -> Tensor:

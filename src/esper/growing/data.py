@@ -10,11 +10,9 @@ import copy
 import math
 import random
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -73,17 +71,15 @@ def make_loaders(
     most = settings.training.get("validation_samples")
     if most is not None and length_of(val) is not None:
         val = _draw_samples(val, most, settings.seed)
-    size, val_size = (settings.training.get(key) for key in ("batch_size", "validation_batch"))
-    batched = [isinstance(data, Dataset) for data in (train, val)]  # whether batches are made here
-    used = {"batch_size": batched[0] or (batched[1] and not val_size), "validation_batch": batched[1]}
-    for key in (key for key in used if key in settings.training and not used[key]):
+    size = settings.training.get("batch_size")
+    if size is not None and not isinstance(train, Dataset) and not isinstance(val, Dataset):
         raise UserError(
-            f"{key} is {settings.training[key]}, and the loaders that were given make their own batches; "
-            f"leave {key} out, or give a Dataset or tensors"
+            f"batch_size is {size}, and the loaders that were given make their own batches; leave "
+            "batch_size out, or give a Dataset or tensors"
         )
     loaders = (
         _make_loader("train", train, size or BATCH_SIZE, generator),
-        _make_loader("val", val, val_size or size or BATCH_SIZE, None),
+        _make_loader("val", val, size or BATCH_SIZE, None),
     )
     _check_end("train", loaders[0], "batches_per_epoch", settings.training.get("batches_per_epoch"))
     _check_end("val", loaders[1], "validation_samples", most)
@@ -155,26 +151,6 @@ def first_batch(name: str, loader: Iterable[Any]) -> Any:
         f"{name} yields nothing; check that its data set is not empty and that its batch_size with drop_last "
         "is not larger than the data set"
     )
-
-
-def read_once(name: str, loader: Iterable[Any], most: int | None = None) -> Iterator[Any]:
-    """Yield the batches of one pass over a loader: `most` of them, or all.
-
-    A loader that goes on beyond its own length is cut there, with a warning. The length of a stream is an
-    estimate (every worker may end with a part of a batch) and is not enforced.
-    """
-    if most is not None:
-        yield from islice(loader, most)
-        return
-    length = None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
-    for count, batch in enumerate(loader):
-        if count == length:
-            warnings.warn(
-                f"{name} has a length of {length} and yields more batches; a pass ends at its length",
-                stacklevel=2,
-            )
-            return
-        yield batch
 
 
 def no_more_batches(name: str) -> UserError:

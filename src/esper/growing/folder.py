@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from esper.growing.api import GrowRun, Growth
 
 SCHEMA = "growth-2"  # of the checkpoints
-MAY_CHANGE = ("device", "progress", "on_epoch", "time_limit")  # settings that decide no bit
+MAY_CHANGE = ("device", "progress", "on_epoch")  # settings that decide no bit
 _FORMER = ("engine", "control", "budget")  # arguments of earlier versions, which their folders name
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")

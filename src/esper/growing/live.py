@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import length_hint
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep
-from esper.growing.data import first_batch, no_more_batches, read_once, to_device
+from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.live_model import LiveModel, LiveSlot
 from esper.growing.live_optimizer import LiveOptimizer, RateSchedule
 from esper.growing.settings import GrowSettings
@@ -125,7 +125,6 @@ class LivePopulation:
         self.batches = length_hint(self.train_loader)  # 0 where it is not known before the first epoch
         self.samples = (0, 0)  # of the latest epoch of training, of the latest validation
         self.stop: Callable[[], bool] = lambda: False  # whether somebody asked for an end
-        self.out_of_time: Callable[[], bool] = lambda: False
         self.interrupted = False  # whether an epoch was ended early
         self._validated = False  # whether `val` was read before
         self._evaluations: dict[tuple[Any, ...], Evaluation] = {}  # by alphas, until the weights change
@@ -137,8 +136,7 @@ class LivePopulation:
         train = first_batch("train", loaders[0])
         val = to_device(first_batch("val", loaders[1]), self.model_device)
         with self._autocast():  # as it is trained
-            topology = self.settings.topology
-            specs = find_slots(model, lambda: criterion.check(model, "val", val), names, topology)
+            specs = find_slots(model, lambda: criterion.check(model, "val", val), names)
         criterion.checks = False
         for loader, first in zip(loaders, (train, val), strict=True):
             criterion.check_classes(loader, first)
@@ -220,7 +218,7 @@ class LivePopulation:
     def run_training(self, states: SlotStates, clock: Clock) -> TrainMetrics:
         """Train for one pass over the loader: the model with its blended seeds, and seeds in isolation.
 
-        Where `stop` or `out_of_time` is true, the epoch ends at the next batch, and `interrupted` is set.
+        Where `stop` is true, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.sync_slots(states)
         self._forget_measurements()
@@ -230,7 +228,7 @@ class LivePopulation:
         host_norm = torch.zeros((), device=self.model_device)
         count = samples = 0
         for batch in self._read_train():
-            if self.stop() or self.out_of_time():
+            if self.stop():
                 self.interrupted = True
                 break
             progress = (clock.epoch + min(1.0, count / max(self.batches, 1))) / clock.epochs
@@ -260,7 +258,7 @@ class LivePopulation:
     def _read_train(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
         try:
-            for batch in read_once("train", self.train_loader, most):
+            for batch in islice(self.train_loader, most):
                 yield to_device(batch, self.model_device)
         except RuntimeError:
             if not self.stop():  # Ctrl-C ends the worker processes of a loader as well
@@ -366,7 +364,7 @@ class LivePopulation:
         metrics = MetricSum(self.criterion, blocks)
         most = self.settings.training.get("validation_samples")
         with in_eval_mode(self.model), torch.no_grad():
-            for batch in read_once("val", self.val_loader):
+            for batch in self.val_loader:
                 with self._autocast():
                     metrics.add(self.criterion(self.model, to_device(batch, self.model_device)))
                 if most is not None and metrics.samples >= most:  # a loader without a length may not end

@@ -26,14 +26,13 @@ from esper.growing.surgery.insertion import (
     install_graft,
     trace_graft,
 )
-from esper.growing.surgery.probe import UNITS_PER_NEW_UNIT, GrowthProbe, SlotOptions
+from esper.growing.surgery.probe import GrowthProbe, SlotOptions
 from esper.growing.surgery.widening import (
     CannotWiden,
     GrownParameter,
     Role,
     WidenedLayer,
     Widening,
-    count_cross_weights,
     units_out,
 )
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
@@ -285,24 +284,14 @@ class LiveModel:
 
     # ---- sizes -----------------------------------------------------------------------------------------
 
-    def growth_parameters(self, k: int, blueprint: Blueprint) -> int:
-        """Count the parameters that a clone or widening in slot k adds, beside the seeds that live now."""
-        options = self.options[k]
-        size, divisor = options.parameters[blueprint], UNITS_PER_NEW_UNIT.get(blueprint)
-        for slot in self.slots if divisor is not None else []:
-            if isinstance(slot.seed, Widening) and divisor is not None:
-                theirs, own = slot.seed.widened, options.widened
-                size += (count_cross_weights(theirs, own) + count_cross_weights(own, theirs)) // divisor
-        return size
-
     def seed_parameters(self) -> Tensor:
         """Count the parameters of seeds by slot and blueprint, 0 where none fits.  # [S, blueprints]"""
         table = torch.zeros(len(self.slots), len(Blueprint), dtype=torch.long)
         for k, (options, spec) in enumerate(zip(self.options, self.specs, strict=True)):
             for b in selectable_blueprints(spec.topology):
                 table[k, b] = parameter_count(b, spec.topology, spec.width, spec.spatial_dims)
-            for grown in options.parameters:
-                table[k, grown] = self.growth_parameters(k, grown)
+            for grown, size in options.parameters.items():
+                table[k, grown] = size
         return table
 
     def gate_parameters(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,11 +20,8 @@ from esper.population.blueprints import blueprint_entry
 from esper.runs.files import write_atomically
 from esper.runs.schema import Curve, SavedNetwork, to_json
 from esper.simic.rollout import EpisodeRecord
-from esper.utils.errors import UserError, require
+from esper.utils.errors import UserError
 from esper.utils.statistics import mean_interval
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
 GROWN = "grown"  # the name of a run; that of its baseline is STATIC
@@ -216,27 +213,6 @@ class Grown:
         columns = (record.accuracy, record.parameters, record.spent)
         return Curve(name, *(column[:, 0].tolist() for column in columns))
 
-    def plot(self) -> Figure:
-        """Draw validation score and parameters over the epochs; with a baseline both, over the compute."""
-        require("matplotlib", "plot", "Grown.plot")
-        from matplotlib.figure import Figure  # not pyplot, which would open windows
-
-        figure = Figure(figsize=(10, 4.6), dpi=150, layout="constrained")
-        above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
-        curves = self.curves()
-        for curve, line in zip(curves, ("-", "--"), strict=False):
-            x = curve.flops if len(curves) > 1 else range(len(curve.score))
-            above.plot(x, curve.score, line, label=curve.name)
-            below.step(x, curve.parameters, line, where="post")
-            planted = np.flatnonzero(self.record.germinated[:, 0].any(1)).tolist()
-            for t in planted if curve is curves[0] else []:
-                above.axvline(x[t + 1], color="grey", linewidth=0.8)
-        above.set_ylabel(f"validation {self.score_name}")
-        below.set_ylabel("parameters")
-        below.set_xlabel("training FLOPs" if len(curves) > 1 else "epoch")
-        above.legend()
-        return figure
-
 
 def describe_decision(
     slot_names: Sequence[str],
@@ -273,33 +249,9 @@ def describe_decision(
 def save_archive(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
     """Write a model as a torch.export archive for any batch size; torch alone loads it.
 
-    sample: [B, *input_shape], B at least 2, or one such for each input. Read it back with
-    `torch.export.load(path).module()`.
+    sample: [B, *input_shape], or one such for each input. Read it back with
+    `torch.export.load(path).module()`. Raises a UserError for fewer than two samples.
     """
-    inputs, shapes = _export_inputs(sample)
-    program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
-    torch.export.save(program, str(path))
-    return Path(path)
-
-
-def save_onnx(model: nn.Module, sample: Tensor | Sequence[Tensor], path: Path | str) -> Path:
-    """Write a model as ONNX for any batch size. Needs the packages onnx and onnxscript.
-
-    sample: [B, *input_shape], B at least 2, or one such for each input.
-    """
-    inputs, shapes = _export_inputs(sample)
-    try:
-        torch.onnx.export(model.eval(), inputs, str(path), dynamo=True, dynamic_shapes=shapes, verbose=False)
-    except ImportError as error:
-        raise UserError(
-            f"writing ONNX needs a package that is not installed ({error}); run: pip install "
-            "'esper-lite[onnx]'"
-        ) from error
-    return Path(path)
-
-
-def _export_inputs(sample: Tensor | Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Any]:
-    """Return the inputs and their dynamic axes; raises a UserError for fewer than two samples."""
     inputs = (sample,) if isinstance(sample, Tensor) else tuple(sample)
     for given in inputs:
         if given.ndim < 1 or given.shape[0] < 2:
@@ -307,7 +259,10 @@ def _export_inputs(sample: Tensor | Sequence[Tensor]) -> tuple[tuple[Tensor, ...
                 f"sample has shape {list(given.shape)}; give a batch of at least 2 inputs, so that the batch "
                 "size stays free"
             )
-    return inputs, ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
+    shapes = ({0: torch.export.Dim("batch", min=1)},) * len(inputs)
+    program = torch.export.export(model.eval(), inputs, dynamic_shapes=shapes)
+    torch.export.save(program, str(path))
+    return Path(path)
 
 
 def save_network(folder: Path, model: nn.Module, network: SavedNetwork, described: str) -> None:

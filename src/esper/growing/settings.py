@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field, ValidationError
@@ -45,11 +45,6 @@ class GrowSettings(Config):
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
-    objective: Literal["classification", "regression", "language"] | None = Field(
-        default=None,
-        description="what the targets are; if left out, whole numbers and one-hot rows are classes, other "
-        "decimals are a regression",
-    )
     loss: Callable[..., Any] | None = Field(
         default=None, description="(outputs, targets) of a batch → one number to lower"
     )
@@ -62,9 +57,6 @@ class GrowSettings(Config):
     lr: float = Field(default=3e-3, gt=0, description="peak learning rate of the model and of seeds")
     seed: int = Field(default=0, ge=0, description="the same seed gives the same network")
     device: str = Field(default="cpu", description="where to train: auto, cpu, cuda, cuda:1, mps ...")
-    topology: Literal["cnn", "mlp", "transformer"] | None = Field(
-        default=None, description="what the activations are; found out if left out"
-    )
     progress: bool = Field(default=True, description="whether a progress bar is shown in a terminal")
     lifecycle: LifecycleConfig | None = Field(
         default=None, description="the rules of growth; dwell times that fit the epochs if left out"
@@ -78,12 +70,6 @@ class GrowSettings(Config):
         description="(an optimizer at the peak rate) → a scheduler of torch's, which is stepped after "
         "every step of the optimizer; all rates follow it in proportion",
     )
-    patience: int | None = Field(
-        default=None, ge=1, description="end after this many epochs without a better validation score"
-    )
-    time_limit: float | None = Field(
-        default=None, gt=0, description="end with the first epoch after this many seconds"
-    )
     on_epoch: Callable[..., Any] | None = Field(
         default=None, description="called after every epoch with the numbers of it, a dictionary"
     )
@@ -96,15 +82,7 @@ SETTINGS = (
     *OWN_SETTINGS,
     *("batch_size", "batches_per_epoch", "optimizer", "host_lr", "seed_lr", "weight_decay", "momentum"),
     *("second_beta", "clip_norm", "schedule", "warmup", "decay", "precision", "folds", "validation_samples"),
-    "validation_batch",
 )
-# Arguments of earlier versions, and what to do without them.
-REMOVED = {
-    "engine": "every model is trained as it is; leave engine out",
-    "members": "one model is grown at a time; leave members out, and call esper.grow once for each seed",
-    "control": "a wider model can be trained by a call of its own; leave control out",
-    "budget": "a schedule says how much grows; leave budget out",
-}
 
 
 def check_settings(given: Mapping[str, Any]) -> GrowSettings:
@@ -114,8 +92,6 @@ def check_settings(given: Mapping[str, Any]) -> GrowSettings:
     """
     given = with_new_spellings(given)
     for key in (key for key in given if key not in SETTINGS):
-        if key in REMOVED:
-            raise UserError(f"{key} is {given[key]!r}, and esper.grow no longer takes it: {REMOVED[key]}")
         known = key in PopulationConfig.model_fields
         problem = f"{key} has no effect in esper.grow" if known else f"there is no setting {key!r}"
         raise UserError(f"{problem}; allowed are {', '.join(SETTINGS)}")

@@ -101,12 +101,7 @@ def trainable_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
 
 
-def find_slots(
-    model: nn.Module,
-    run: Callable[[], Any],
-    names: SlotNames | None = None,
-    topology: str | None = None,
-) -> list[SlotSpec]:
+def find_slots(model: nn.Module, run: Callable[[], Any], names: SlotNames | None = None) -> list[SlotSpec]:
     """Return the slots after the named submodules, or at the ends of the model's blocks, in execution order.
 
     run: one forward pass of the model. All slots have one topology; the name of a list stands for each of its
@@ -114,7 +109,7 @@ def find_slots(
     """
     calls = _record_calls(model, run)
     if names is not None:
-        slots = [_named_slot(name, calls, model, topology) for name in _expand_lists(model, names)]
+        slots = [_named_slot(name, calls, model) for name in _expand_lists(model, names)]
         if len({slot.topology for slot in slots}) > 1:
             shapes = ", ".join(f"{slot.name} {list(slot.shape)}" for slot in slots)
             raise UserError(
@@ -124,7 +119,7 @@ def find_slots(
         order = [call.name for call in calls]
         return sorted(slots, key=lambda slot: order.index(slot.name))
     candidates = _candidate_modules(model)
-    steps = [(call.module, _slot_after(call, model, topology)) for call in calls if call.name in candidates]
+    steps = [(call.module, _slot_after(call, model)) for call in calls if call.name in candidates]
     slots = _block_ends(steps)
     if not slots:
         raise UserError(
@@ -133,7 +128,7 @@ def find_slots(
             "[batch, channels, *spatial]"
         )
     counts = {kind: sum(slot.topology == kind for slot in slots) for kind in TOPOLOGY_ORDER}
-    chosen = topology or max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
+    chosen = max(TOPOLOGY_ORDER, key=lambda kind: counts[kind])
     slots = [slot for slot in slots if slot.topology == chosen]
     if len(slots) <= MOST_SLOTS:
         return slots
@@ -206,11 +201,11 @@ def _block_ends(steps: Iterable[tuple[nn.Module, SlotSpec | None]]) -> list[Slot
     return chosen
 
 
-def _slot_after(call: _ModuleCall, model: nn.Module, topology: str | None) -> SlotSpec | None:
+def _slot_after(call: _ModuleCall, model: nn.Module) -> SlotSpec | None:
     shape = call.shape or ()
     if call.times > 1 or not call.dtype.is_floating_point or not 2 <= len(shape) <= 4:
         return None
-    kind = {2: "mlp", 4: "cnn"}.get(len(shape)) or topology or _sequence_topology(model)
+    kind = {2: "mlp", 4: "cnn"}.get(len(shape)) or _sequence_topology(model)
     if kind == "cnn" and all(side == 1 for side in shape[2:]):
         return None  # a convolution over a single point
     return SlotSpec(call.name, kind, shape[1:], call.output_type == "tuple", call.dtype)
@@ -240,9 +235,9 @@ def _expand_lists(model: nn.Module, names: SlotNames) -> list[str]:
     return found
 
 
-def _named_slot(name: str, calls: Sequence[_ModuleCall], model: nn.Module, topology: str | None) -> SlotSpec:
+def _named_slot(name: str, calls: Sequence[_ModuleCall], model: nn.Module) -> SlotSpec:
     call = next((call for call in calls if call.name == name), None)
-    slot = None if call is None else _slot_after(call, model, topology)
+    slot = None if call is None else _slot_after(call, model)
     if slot is not None:
         return slot
     known = list(dict(model.named_modules()))[1:]
