@@ -29,7 +29,6 @@ TINY = (
     *("task=spirals", "members=6", "shards=4", "rounds=12", "episode.steps=8"),
     *("lifecycle.allow_unfinished=true", "reward.control_variate=true", "policy.width=16"),
     *("population.batch_size=16", "population.batches_per_epoch=2", "telemetry.checkpoint_every=2"),
-    "ppo.virtual_shards=4",
 )
 
 
@@ -62,7 +61,7 @@ def kill(times: int, seed: int) -> bool:
 
 def alike(sizes: Sequence[int]) -> bool:
     """Whether one run has the same bits by each number of processes."""
-    shards = (f"members={max(sizes)}", f"shards={max(sizes)}", f"ppo.virtual_shards={max(sizes)}", "rounds=3")
+    shards = (f"members={max(sizes)}", f"shards={max(sizes)}", "rounds=3")
     with tempfile.TemporaryDirectory() as folder:
         runs = [Path(folder, f"by-{size}") for size in sizes]
         for size, run in zip(sizes, runs, strict=True):

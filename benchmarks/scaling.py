@@ -7,8 +7,6 @@ command, until its first round; the gain in a round, and in the whole command; a
 sends. About a minute and a half on two idle cores.
 
 `--turns`: all members and half of them, a step each in turns, for a machine that others use as well.
-`--update`: an update alone, whole in every process and in parts; `--pretend` takes the time of one process
-without the others, on one machine or GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -32,14 +29,11 @@ from rich.table import Table
 from benchmarks.common import line_of
 from esper.builders import LEARNER, make_trainer
 from esper.config import load_config
-from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.trainer import Trainer
 from esper.tamiyo.controller import EpisodeInfo
-from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.devices import cpu_threads
 from esper.utils.gather import Gather, all_gather_values, processes
 from esper.utils.launch import Launch
-from tests import rollouts
 
 
 @dataclass(frozen=True)
@@ -71,13 +65,6 @@ class Counted:
         begun = time.perf_counter()
         told = self.gather.exchange(message)
         self.sent += len(message)
-        self.seconds += time.perf_counter() - begun
-        return told
-
-    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        begun = time.perf_counter()
-        told = self.gather.share(tensor)
-        self.sent += tensor.numel() * tensor.element_size()
         self.seconds += time.perf_counter() - begun
         return told
 
@@ -179,26 +166,12 @@ def show(results: list[Result], machine: str) -> None:
     Console(width=120).print(table)
 
 
-# ---- an update alone -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """An update on the median over several."""
-
-    members: int
-    steps: int
-    processes: int
-    virtual_shards: int
-    pretended: bool  # the others were not there
-    wall_s: float
-    busiest_s: float  # processor time of the process that needs most
-    sent_bytes: int  # by one process
+# ---- in turns --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Pretended:
-    """The first of several processes; what the others would share is what it shares itself."""
+    """The first of several processes; what the others would send is what it sends itself."""
 
     size: int
     rank: int = 0
@@ -206,51 +179,6 @@ class Pretended:
 
     def exchange(self, message: bytes) -> list[bytes]:
         return [message] * self.size
-
-    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return [tensor] * self.size
-
-
-def measure_update(args: argparse.Namespace, gather: Gather) -> Iterator[UpdateResult]:
-    """The same rollout learned whole in every process, and in as many parts as asked for."""
-    device, counted = torch.device(args.device), Counted(gather)
-    scene = rollouts.EpisodeInfo.random(args.members, 3, args.steps, device)
-    for parts in dict.fromkeys((1, args.parts)):
-        torch.manual_seed(0)
-        agent = PPOAgent(TamiyoNet(), PPOConfig(virtual_shards=parts, target_kl=None), device)
-        buffer = rollouts.play(agent, scene)
-        walls, busy = [], []
-        for _ in range(args.rounds + 2):  # two to load and capture
-            counted.sent, wall, own = 0, time.perf_counter(), time.process_time()
-            agent.update(buffer, gather=counted)
-            walls.append(time.perf_counter() - wall)
-            busy.append(time.process_time() - own)
-        mine = [statistics.median(walls[2:]), statistics.median(busy[2:])]
-        everyone = [mine] if args.pretend else all_gather_values(gather, mine)
-        yield UpdateResult(
-            members=args.members,
-            steps=args.steps,
-            processes=gather.size,
-            virtual_shards=parts,
-            pretended=args.pretend,
-            wall_s=round(max(wall for wall, _ in everyone), 4),
-            busiest_s=round(max(own for _, own in everyone), 4),
-            sent_bytes=counted.sent,
-        )
-
-
-def show_updates(results: list[UpdateResult], machine: str) -> None:
-    table = Table(title=f"One update of {results[0].members} × {results[0].steps} transitions ({machine})")
-    for title in ("processes", "parts", "wall, s", "busiest, s", "gain", "sent, KB"):
-        table.add_column(title, justify="right")
-    for r in results:
-        name = f"{r.processes}, of which one is there" if r.pretended else str(r.processes)
-        cells = (r.virtual_shards, r.wall_s, r.busiest_s, f"{results[0].busiest_s / r.busiest_s:.2f}×")
-        table.add_row(name, *map(str, cells), f"{r.sent_bytes / 1e3:,.0f}")
-    Console(width=120).print(table)
-
-
-# ---- in turns --------------------------------------------------------------------------------------------
 
 
 def step_seconds(trainer: Trainer) -> Iterator[float]:
@@ -294,9 +222,9 @@ def in_turns(args: argparse.Namespace) -> None:
 def work(args: argparse.Namespace) -> None:
     """One process's part of a measurement; the first one prints what all found."""
     with processes(Launch.of()) as gather:
-        found = list(measure_update(args, gather)) if args.update else [measure(args, gather)]
+        found = measure(args, gather)
         if gather.rank == 0:
-            print("\n".join(json.dumps(vars(result)) for result in found))
+            print(json.dumps(vars(found)))
 
 
 def main() -> None:
@@ -307,14 +235,8 @@ def main() -> None:
     parser.add_argument("--preset", default="digits")
     parser.add_argument("--set", action="append", default=[], help="a setting, a.b=c")
     parser.add_argument("--shards", type=int, default=0, help="0: one for each process")
-    parser.add_argument("--rounds", type=int, default=1, help="timed rounds, or updates")
+    parser.add_argument("--rounds", type=int, default=1, help="timed rounds")
     parser.add_argument("--turns", action="store_true", help="a step each in turns, in one process, instead")
-    parser.add_argument("--update", action="store_true", help="the update alone instead")
-    parser.add_argument("--members", type=int, default=256, help="--update: rows of the rollout")
-    parser.add_argument("--steps", type=int, default=30, help="--update: of each row")
-    parser.add_argument("--parts", type=int, default=4, help="--update: ppo.virtual_shards")
-    parser.add_argument("--device", default="cpu", help="--update: where")
-    parser.add_argument("--pretend", action="store_true", help="--update: the others are not there")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -328,18 +250,12 @@ def main() -> None:
 
 def report(args: argparse.Namespace) -> None:
     """Measure and show."""
-    on_gpu = args.device.startswith("cuda")
-    machine = torch.cuda.get_device_name() if on_gpu else f"{os.cpu_count()} cores, {platform.machine()}"
-    kind = UpdateResult if args.update else Result
-    if args.update and args.pretend:
-        with cpu_threads(1):
-            found = [r for size in args.processes for r in measure_update(args, Pretended(size))]
-    else:
-        found = [kind(**told) for told in run_all(args)]
+    machine = f"{os.cpu_count()} cores, {platform.machine()}"
+    found = [Result(**told) for told in run_all(args)]
     if args.json:
         print("\n".join(line_of(result, machine) for result in found))
     else:
-        (show_updates if args.update else show)(found, machine)
+        show(found, machine)
 
 
 if __name__ == "__main__":

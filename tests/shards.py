@@ -7,9 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import torch
-
-from esper.utils.gather import Gather, all_gather_values
+from esper.utils.gather import Gather
 
 Result = TypeVar("Result")
 
@@ -42,9 +40,6 @@ class PlayedProcess:
         assert done, f"process {self.rank} waited for the others in vain"
         self._round += 1
         return meeting.rounds[self._round - 1]
-
-    def share(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        return all_gather_values(self, tensor)
 
 
 def on_processes(size: int, work: Callable[[Gather], Result]) -> list[Result]:

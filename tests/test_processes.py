@@ -22,7 +22,7 @@ from tests.test_resume import ROUNDS, SETTINGS, assert_same_run, metrics, play_o
 from tests.tiny import TINY, sets
 
 PATIENCE = 300.0  # seconds that a busy machine may take for a run and its second start
-SHARDED = (*SETTINGS, "members=5", "shards=4", "ppo.virtual_shards=4", "reward.control_variate=true")
+SHARDED = (*SETTINGS, "members=5", "shards=4", "reward.control_variate=true")
 
 
 def started(*arguments: str | Path) -> subprocess.Popen[str]:

@@ -160,6 +160,7 @@ RETIRED: dict[str, Any] = {
     "ppo": {
         "kl_stop": _ANY,
         "adam_epsilon": 1e-5,
+        "virtual_shards": 1,
         "value_clip": None,
         "normalize_observations": False,
         "normalise_observations": False,

@@ -58,7 +58,7 @@ ARMS = (
     "fixed:hidden=2",
 )
 GROWTHS = ("clone", "widen_full")
-SHARDED = ("resmlp", "shards=2", "members=4", "ppo.virtual_shards=2", "episode.steps=6")
+SHARDED = ("resmlp", "shards=2", "members=4", "episode.steps=6")
 
 
 # ---- how scenes are run and read -------------------------------------------------------------------------

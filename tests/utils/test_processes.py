@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ import torch.distributed as dist
 
 from esper.utils.devices import own_device
 from esper.utils.errors import LostProcessError
-from esper.utils.gather import Gather, Processes, SingleProcess, agree_on_prefix, choose_backend
-from esper.utils.launch import Launch
+from esper.utils.gather import agree_on_prefix
 
 
 def meet(store: dist.Store, size: int, patience: float = 30.0) -> set[str]:
@@ -34,45 +32,6 @@ def test_who_does_not_come_is_named() -> None:
         agree_on_prefix(store, 0, 2, 0.1)
     with pytest.raises(LostProcessError, match="process 0 did not come in time"):
         agree_on_prefix(store, 1, 2, 0.1)
-
-
-def test_tensors_travel_by_nccl_where_each_process_has_a_gpu_of_its_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
-    ways = [choose_backend(gpus) for gpus in (["a"], ["a", "b"], ["a", "b", "a"], ["a", ""], ["", ""])]
-    assert ways == ["nccl", "nccl", "gloo", "gloo", "gloo"]
-    monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: False)
-    assert choose_backend(["a", "b"]) == "gloo"
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("parts", [1, 4])
-def test_an_update_over_nccl_has_the_bits_of_one_without(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from esper.simic.agent.ppo import PPOAgent, PPOConfig
-    from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
-    from tests.rollouts import Scene, play
-
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29567", "RANK": "0", "WORLD_SIZE": "1"}
-    for name, value in where.items():
-        monkeypatch.setenv(name, value)
-
-    def learned(gather: Gather) -> dict[str, torch.Tensor]:
-        torch.manual_seed(0)
-        agent = PPOAgent(
-            TamiyoNet(TamiyoNetConfig(width=16)), PPOConfig(virtual_shards=parts, target_kl=None), "cuda"
-        )
-        buffer = play(agent, Scene.random(32, 3, steps=4, device="cuda"))
-        for _ in range(3):
-            agent.update(buffer, gather=gather)
-        return agent.state_dict()
-
-    alone = learned(SingleProcess())
-    with closing(Processes(Launch())) as gather:
-        shared = learned(gather)
-        assert gather.backend == ("nccl" if parts > 1 else "")
-    for name, value in alone.items():
-        assert torch.equal(shared[name], value), name
 
 
 def test_each_process_of_a_machine_has_a_gpu_of_its_own_as_long_as_there_are_enough(

@@ -123,13 +123,6 @@ class PPOConfig(Config):
     minibatches: int = Field(
         default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
     )
-    virtual_shards: int = Field(
-        default=1,
-        ge=1,
-        le=65_536,
-        description="parts of a minibatch whose gradients are taken apart and added up in their order, so "
-        "that processes share an update: their number changes no bit, this one does; 1 learns whole in each",
-    )
     target_kl: float | None = Field(
         default=0.02,
         gt=0,

@@ -135,7 +135,7 @@ class Trainer:
         records = self._play_shards(self.environments[self.rounds_done % len(self.environments)], on_step)
         # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
-            name: learner.agent.update(learner.buffer, gather=self.gather, imitate=learner.imitates)
+            name: learner.agent.update(learner.buffer, imitate=learner.imitates)
             for name, learner in self.learners.items()
         }
         self.rounds_done += 1

@@ -6,9 +6,8 @@ depend on the number of shards, which is a setting, and never on the number of p
 for all members is decided from all shards, in their order, by every process alike.
 
 How messages travel is an argument: `SingleProcess`, or `Processes` for those of torchrun. There messages
-travel between CPUs by gloo, and tensors between GPUs by NCCL where every process has a GPU of its own. All
-processes are waited for before each collective, so that one that ended or hangs is an error message and not
-a silence.
+travel between CPUs by gloo. All processes are waited for before each collective, so that one that ended or
+hangs is an error message and not a silence.
 """
 
 from __future__ import annotations
@@ -56,12 +55,6 @@ class Gather(Protocol):
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the messages of all processes in the order of their ranks."""
 
-    def share(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes in the order of their ranks, on the device of this one.
-
-        All have the same shape and dtype.
-        """
-
 
 @dataclass
 class SingleProcess:
@@ -74,10 +67,6 @@ class SingleProcess:
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the message."""
         return [message]
-
-    def share(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensor."""
-        return [tensor]
 
 
 def even_ranges(count: int, parts: int) -> list[range]:
@@ -116,17 +105,6 @@ def gather_pieces(gather: Gather, mine: Sequence[Piece]) -> list[Piece]:
         return list(mine)
     copies = [{name: tensor.detach().cpu().clone() for name, tensor in piece.items()} for piece in mine]
     return [piece for pieces in all_gather_values(gather, copies) for piece in pieces]
-
-
-def gather_rows(gather: Gather, mine: Tensor, count: int) -> Tensor:
-    """Gather `count` rows, dealt to the processes by `even_ranges`.  # [n, K] → [count, K]"""
-    if gather.size == 1:
-        return mine
-    held = even_ranges(count, gather.size)
-    # all_gather needs equal shapes: ranges differ by at most one row, which is padded and cut off again.
-    padded = mine.new_zeros(len(held[0]), *mine.shape[1:])
-    padded[: len(mine)] = mine
-    return torch.cat([rows[: len(h)] for rows, h in zip(gather.share(padded), held, strict=True)])
 
 
 def all_gather_values(gather: Gather, value: Any) -> list[Any]:
@@ -171,7 +149,6 @@ def all_or_none(gather: Gather, work: Callable[[], Result]) -> Result:
     return result[0]
 
 
-CPU_BACKEND, GPU_BACKEND = "gloo", "nccl"
 PATIENCE = 1800.0  # seconds, until a run says otherwise
 POLL_SECONDS = 0.02  # seconds between two reads of the store
 
@@ -183,13 +160,11 @@ class Processes:
         """Meet the other processes; patience: seconds that each is waited for, in every collective."""
         self.launch, self.patience = launch, patience
         self.rank, self.size = launch.rank, launch.size
-        self._gpu_group: dist.ProcessGroup | None = None
-        self.backend = ""  # of tensors between GPUs, once it is known
         wait = timedelta(seconds=patience)
         try:
             store, rank, size = next(rendezvous("env://", timeout=wait))
             meeting = dist.PrefixStore(agree_on_prefix(store, rank, size, patience), store)  # type: ignore[attr-defined]
-            dist.init_process_group(CPU_BACKEND, store=meeting, rank=rank, world_size=size, timeout=wait)
+            dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=wait)
         except RuntimeError as error:
             raise LostProcessError(f"the processes did not meet: {_first_line(error)}") from error
 
@@ -203,22 +178,6 @@ class Processes:
         with self._barrier():
             dist.all_gather_object(received, message)
         return received
-
-    def share(self, tensor: Tensor) -> list[Tensor]:
-        """Return the tensors of all processes; raise LostProcessError where one is gone."""
-        if tensor.is_cuda and not self.backend:
-            self._join_gpu_group(tensor.device)
-        with self._barrier():
-            given = tensor.contiguous() if self._gpu_group else tensor.detach().cpu().contiguous()
-            received = [torch.empty_like(given) for _ in range(self.size)]
-            dist.all_gather(received, given, group=self._gpu_group)
-            return [each.to(tensor.device) for each in received]
-
-    def _join_gpu_group(self, device: torch.device) -> None:
-        """Agree on the backend for tensors of GPUs, and make its group."""
-        self.backend = choose_backend(all_gather_values(self, gpu_of(device)))
-        if self.backend == GPU_BACKEND:
-            self._gpu_group = dist.new_group(backend=GPU_BACKEND, timeout=timedelta(seconds=self.patience))
 
     @contextmanager
     def _barrier(self) -> Iterator[None]:
@@ -236,18 +195,6 @@ class Processes:
                     "wait longer with --set patience=SECONDS"
                 )
             raise LostProcessError(f"{what} ({_first_line(error)})") from error
-
-
-def gpu_of(device: torch.device) -> str:
-    """Return the UUID of a GPU; "" for a CPU."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
-
-
-def choose_backend(gpus: Sequence[str]) -> str:
-    """Choose NCCL where every process has a GPU of its own, which NCCL needs, and gloo elsewhere."""
-    # NCCL refuses two processes on one GPU.
-    apart = all(gpus) and len(set(gpus)) == len(gpus)
-    return GPU_BACKEND if apart and dist.is_nccl_available() else CPU_BACKEND
 
 
 def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:

@@ -23,25 +23,8 @@ class LossWeights:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What the sums of a minibatch are divided by."""
-
-    steps: Tensor  # [] the valid ones, which V is learned from
-    acting: Tensor  # [] those that read any head
-    readers: Tensor  # [H] those that read each head
-
-    @staticmethod
-    def of(weight: Tensor, valid: Tensor) -> Counts:
-        """Count a minibatch by itself.  # weight [N, T, H], valid [N, T], both bool"""
-        return Counts(valid.sum(), weight.any(-1).sum(), weight.sum((0, 1)))
-
-
-@dataclass(frozen=True)
 class LossTerms:
-    """The loss and what it is made of; everything stays on the device.
-
-    The terms of parts of a minibatch, each divided by the counts of the whole, add up to those of the whole.
-    """
+    """The loss and what it is made of; everything stays on the device."""
 
     loss: Tensor  # []
     policy_loss: Tensor  # []
@@ -55,12 +38,7 @@ class LossTerms:
 
 def masked_mean(values: Tensor, weight: Tensor) -> Tensor:
     """Return the mean where weight is True, 0 where it never is; no gradient from elsewhere.  # []"""
-    return _share(values, weight, weight.sum())
-
-
-def _share(values: Tensor, weight: Tensor, count: Tensor, dim: tuple[int, ...] = (0, 1)) -> Tensor:
-    """Return the sum where weight is True, over the count of a whole."""
-    return torch.where(weight, values, 0.0).sum(dim) / count.clamp(min=1)
+    return torch.where(weight, values, 0.0).sum((0, 1)) / weight.sum().clamp(min=1)
 
 
 def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
@@ -74,37 +52,31 @@ def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
     return relevant & acting.unsqueeze(-1)
 
 
-def head_means(values: Tensor, weight: Tensor, counts: Counts, per_reader: bool) -> Tensor:
-    """Return the mean of each head where weight is True, 0 for an unread head.  # [N, T, H] twice → [H]
-
-    Per reader, all heads weigh alike, and the noise of a head that is hardly ever read weighs as much as the
-    choice of the op. Over all steps that read any, the sum over heads has the gradient of the whole action's
-    log-probability.
-    """
-    return _share(values, weight, counts.readers if per_reader else counts.acting)
-
-
 @torch.no_grad()
-def approximate_kl(log_ratio: Tensor, weight: Tensor, counts: Counts | None = None) -> tuple[Tensor, Tensor]:
+def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Estimate the KL of the whole action per acting step, and of each head per step that reads it.
 
     The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
-    weight. Of a part of a minibatch, by the counts of the whole.  # log_ratio, weight [N, T, H] → [], [H]
+    weight.  # log_ratio, weight [N, T, H] → [], [H]
     """
     used = weight.float()
     # Schulman's k3 estimator (joschu.net/blog/kl-approx.html): e^d − 1 − d with d = ln(π / π_old), never < 0.
     estimate = log_ratio.expm1().sub_(log_ratio).mul_(used).flatten(0, 1)
-    steps = (used.sum(-1) > 0).sum() if counts is None else counts.acting
-    head_steps = used.flatten(0, 1).sum(0) if counts is None else counts.readers
+    steps, head_steps = (used.sum(-1) > 0).sum(), used.flatten(0, 1).sum(0)
     return estimate.sum() / steps.clamp(min=1), estimate.sum(0) / head_steps.clamp(min=1)
 
 
-def ppo_loss(
-    output: PolicyOutput, batch: Sequences, weights: LossWeights, counts: Counts | None = None
-) -> LossTerms:
-    """Compute clipped surrogate per head, value error and entropy; a part is given the whole's counts."""
+def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> LossTerms:
+    """Compute clipped surrogate per head, value error and entropy."""
     weight = head_weights(output.relevant, batch)
-    counts = counts or Counts.of(weight, batch.valid)
+    readers = weight.sum((0, 1)).clamp(min=1)  # [H] steps that read each head
+    # Over all steps that read any head, the sum over heads has the gradient of the whole action's
+    # log-probability: a head that is hardly ever read weighs as little as it is read.
+    counted = readers if weights.per_reader else weight.any(-1).sum().clamp(min=1)
+
+    def sum_heads(values: Tensor) -> Tensor:
+        return torch.where(weight, values, 0.0).sum((0, 1))  # [H]
+
     # An imitator has no old policy: the teacher acted. The ratio is then 1 and KL and clipping are idle.
     old = output.log_prob.detach() if weights.imitates else batch.steps.log_prob
     log_ratio = output.log_prob - old  # [N, T, H]
@@ -114,22 +86,22 @@ def ppo_loss(
     clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
     surrogate = output.log_prob if weights.imitates else earned
-    policy_loss = -head_means(surrogate, weight, counts, weights.per_reader).sum()
+    policy_loss = -(sum_heads(surrogate) / counted).sum()
 
     # ½ (V − R)², both in units of the value normalizer.
-    value_loss = _share(0.5 * (output.value - batch.returns).square(), batch.valid, counts.steps)
-    entropy = head_means(output.entropy, weight, counts, weights.per_reader)  # [H]
-    kl, head_kl = approximate_kl(log_ratio, weight, counts)
+    value_loss = masked_mean(0.5 * (output.value - batch.returns).square(), batch.valid)
+    entropy = sum_heads(output.entropy)  # [H]
+    kl, head_kl = approximate_kl(log_ratio, weight)
     outside = ((ratio.detach() - 1).abs() > weights.clip).float()
     return LossTerms(
-        loss=policy_loss + weights.value * value_loss - weights.entropy * entropy.sum(),
+        loss=policy_loss + weights.value * value_loss - weights.entropy * (entropy / counted).sum(),
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
         kl=kl,
-        clip_fraction=_share(outside, weight, counts.readers.sum(), dim=(0, 1, 2)),
+        clip_fraction=(outside * weight).sum() / weight.sum().clamp(min=1),
         head_kl=head_kl,
-        head_entropy=_share(output.entropy.detach(), weight, counts.readers),
-        head_used=counts.readers > 0,
+        head_entropy=entropy.detach() / readers,
+        head_used=weight.any(1).any(0),
     )
 
 

@@ -15,14 +15,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.simic.agent.losses import Counts, LossTerms, LossWeights, head_weights, ppo_loss
+from esper.simic.agent.losses import LossTerms, LossWeights, ppo_loss
 from esper.simic.agent.normalizers import ValueNormalizer, scale_rollout
-from esper.simic.agent.optimizer import VetoAdam, pack_part, part_length, unpack_parts
+from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.simic.config import PPOConfig as PPOConfig
 from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.network import Policy
-from esper.utils.gather import Gather, SingleProcess, even_ranges, gather_rows
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
@@ -146,7 +145,6 @@ class PPOAgent:
         units = self.value_normalizer if self.config.normalize_values else None
         self._scaled = Graphed(partial(scale, units=units), pool)
         self._learned = Graphed(self._learn, pool)
-        self._learned_part, self._taken = Graphed(self._learn_part, pool), Graphed(self._take, pool)
 
     def initial_state(self, num_members: int) -> Tensor:
         """Return the memory of fresh episodes.  # [N, state]"""
@@ -195,15 +193,11 @@ class PPOAgent:
         self,
         buffer: TamiyoRolloutBuffer,
         bootstrap_values: Tensor | None = None,
-        gather: Gather | None = None,
         imitate: bool = False,
     ) -> UpdateMetrics:
         """Run K epochs of PPO over a rollout; bootstrap_values [N] as in compute_advantages_and_returns.
 
         imitate: the actions are a teacher's; the policy learns to take them, and V what they earned.
-
-        gather: processes that make the same update of the same rollout. With `virtual_shards` above 1 each
-        takes the gradient of some parts of a minibatch; else each learns from all of it.
 
         Raises ValueError if a row of the buffer is unfinished or overfull, or if a head that was read had no
         legal choice; no step is taken once that is known.
@@ -219,18 +213,12 @@ class PPOAgent:
         # `_imitates` is read inside the captured function, so imitation runs uncaptured.
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
         learn = self._learned if replayed else self._learn
-        if config.virtual_shards > 1:
-            gather = gather or SingleProcess()
-            read = head_weights(self.policy.relevant(batch.steps.actions), batch)
-            learn = partial(self._learn_in_parts, read=read, gather=gather)
         for rows in self._minibatches(buffer.num_members):
             stopped = learn(batch, rows, entropy, stopped, broken)
             # On the CPU reading `stopped` is free and saves the no-ops; on a GPU it would stall the queue.
             if self._may_read() and bool(stopped):
                 break
 
-        if gather is not None and config.virtual_shards > 1:
-            self._fault.copy_(torch.stack(gather.share(self._fault)).amax())
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
         numbers = read_back({**faults, **summary, **self._tally.means(), "stopped": stopped})
         buffer.check(int(numbers["buffer_fault"][0]))
@@ -325,13 +313,6 @@ class PPOAgent:
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
         terms = self._differentiate(_choose_rows(batch, rows), rows, entropy)
-        return self._step(terms, stopped, broken)
-
-    def _step(self, terms: LossTerms, stopped: Tensor, broken: Tensor) -> Tensor:
-        """Follow the gradients that the parameters have, unless something speaks against it.
-
-        As `_learn`: whether the update has stopped.  # [] bool
-        """
         # Early stop: the step that exceeds the limit is skipped, and all after it.
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
         live, stopped = ~stopped, stopped | (terms.kl > limit)
@@ -342,68 +323,25 @@ class PPOAgent:
         self._tally.add(terms, grad_norm, live, vetoed)
         return stopped
 
-    def _learn_in_parts(
-        self,
-        batch: Sequences,
-        rows: Tensor | None,
-        entropy: Tensor,
-        stopped: Tensor,
-        broken: Tensor,
-        read: Tensor,
-        gather: Gather,
-    ) -> Tensor:
-        """Learn from the gradients of parts of a minibatch, of which this process computes its share.
-
-        A part is computed by itself, and one sum over all parts adds them up: who computed which changes no
-        bit.  # read [N, T, H] bool: where a head earns credit
-        """
-        rows = torch.arange(len(read), device=self.device) if rows is None else rows
-        # The split depends on virtual_shards alone, never on the number of processes.
-        parts = rows.tensor_split(min(self.config.virtual_shards, len(rows)))
-        counts = Counts.of(read[rows], batch.valid[rows])
-        small = parts[0].numel() * read.shape[1] <= REPLAYED_STEPS // self.config.minibatches
-        learn = self._learned_part if small and not self._imitates else self._learn_part
-        mine = [
-            learn(_choose_rows(batch, parts[k]), parts[k], entropy, counts)
-            for k in even_ranges(len(parts), gather.size)[gather.rank]
-        ]
-        # A process without a part still takes part in the gather.
-        held = torch.stack(mine) if mine else torch.zeros(0, part_length(self.policy), device=self.device)
-        return self._taken(gather_rows(gather, held, len(parts)), counts, stopped, broken)
-
-    def _learn_part(self, part: Sequences, rows: Tensor, entropy: Tensor, counts: Counts) -> Tensor:
-        """Return gradients and terms of a part of a minibatch with these counts.  # part, rows [n] → [K]"""
-        terms = self._differentiate(part, rows, entropy, counts)
-        return pack_part(self.policy, terms, self._fault > 0)
-
-    def _take(self, parts: Tensor, counts: Counts, stopped: Tensor, broken: Tensor) -> Tensor:
-        """Step by all parts of a minibatch.  # parts [V, K]"""
-        terms, faulty = unpack_parts(self.policy, parts.sum(0), counts)
-        return self._step(terms, stopped, broken | faulty)
-
-    def _differentiate(
-        self, batch: Sequences, rows: Tensor | None, entropy: Tensor, counts: Counts | None = None
-    ) -> LossTerms:
+    def _differentiate(self, batch: Sequences, rows: Tensor | None, entropy: Tensor) -> LossTerms:
         """Compute the loss terms of some rows; their gradients are left in the parameters."""
         config = self.config
         per_reader = config.head_average == "readers"
         weights = LossWeights(config.clip, config.value_coefficient, entropy, per_reader, self._imitates)
         with torch.enable_grad():
-            terms = self._evaluate(batch, rows, weights, counts)
+            terms = self._evaluate(batch, rows, weights)
         self.optimizer.zero_grad()
         terms.loss.backward()
         return map_tensors(torch.Tensor.detach, terms)
 
-    def _evaluate(
-        self, batch: Sequences, rows: Tensor | None, weights: LossWeights, counts: Counts | None
-    ) -> LossTerms:
+    def _evaluate(self, batch: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
         """Evaluate the loss of some rows under the present weights."""
         steps = batch.steps
         output = self.policy.sequence(
             steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
         )
         self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
-        return ppo_loss(output, batch, weights, counts)
+        return ppo_loss(output, batch, weights)
 
     def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
         def by_head(name: str) -> dict[str, float]:
