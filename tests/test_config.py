@@ -125,7 +125,9 @@ def test_deep_nesting_and_alias_bombs_are_refused() -> None:
 
 def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
     saved = RunConfig().model_dump(mode="json")
-    saved["ppo"]["kl_stop"] = 1.5
+    saved["ppo"] |= {"kl_stop": 1.5, "virtual_shards": 1, "head_average": "steps", "normalise_values": True}
+    saved["governor"] |= {"window": 20, "snapshot_every": 1}
+    saved["reward"]["mode"] = "shaped"
     saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
     saved["population"] |= {"measure_pairs": False, "rewarm": 0, "copy_noise": 0.0, "widen_copies": 0.0}
     saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}

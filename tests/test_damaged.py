@@ -117,7 +117,6 @@ def last(run: Path) -> Path:
             "budgets[0] is 0; allowed is a list of at least 1, each item a number",
         ),
         (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; allowed is a list of at"),
-        (["train", "-s", "governor.window=5"], "window is 5 and window_min is 10"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
         (["train", "-s", "telemetry.sinks=[wandb,wandb]"], "name each sink once"),
         (["train", *SPIRALS, "-s", "population.batch_size=5000"], "is 5000, and spirals has 1000 samples"),

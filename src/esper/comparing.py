@@ -217,7 +217,7 @@ def run_fixed(
     validation = spec.best_epoch * float(prices.validation.mean()) / batch
     steps, batches = fit_schedule(minibatches, spec.episode.steps, batches, validation)
     # The budget is converted to steps already, so the clock counts those.
-    episode = {"steps": steps, "measure_every": steps, "clock": "steps", "flops": None}
+    episode = {"steps": steps, "clock": "steps", "flops": None}
     recipe = {"batches_per_epoch": batches}
     if slots is None:
         recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough

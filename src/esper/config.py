@@ -146,7 +146,18 @@ _ANY = object()
 # Settings of earlier versions, with the value that is now the only behaviour. A run that was saved with it
 # still opens.
 RETIRED: dict[str, Any] = {
-    "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY},
+    "episode": {"plateau_points": _ANY, "stable_share": _ANY, "stable_epochs": _ANY, "measure_every": 1},
+    "governor": {
+        "window": 20,
+        "window_min": 10,
+        "spike_loss": 12.0,
+        "spike_deviations": 6.0,
+        "spike_ratio": 3.0,
+        "spike_epochs": 3,
+        "learned_share": 0.6,
+        "collapse_band": 0.065,
+        "snapshot_every": 1,
+    },
     "lifecycle": {
         "resetting_ticks": 1,
         "gates": {
@@ -160,6 +171,12 @@ RETIRED: dict[str, Any] = {
     "ppo": {
         "kl_stop": _ANY,
         "adam_epsilon": 1e-5,
+        "clip": 0.2,
+        "value_coefficient": 0.5,
+        "max_grad_norm": 5.0,
+        "head_average": "steps",
+        "normalize_values": True,
+        "normalise_values": True,
         "virtual_shards": 1,
         "value_clip": None,
         "normalize_observations": False,
@@ -175,7 +192,8 @@ RETIRED: dict[str, Any] = {
         "copy_noise": 0.0,
         "widen_copies": 0.0,
     },
-    "reward": {"accuracy_weight": 1.0},
+    "policy": {"floor": 0.0, "bf16": False},
+    "reward": {"accuracy_weight": 1.0, "mode": "shaped"},
     "telemetry": {"film_members": _ANY},
 }
 

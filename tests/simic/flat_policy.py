@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from esper.tamiyo.policy.distribution import MaskedHeads, check_floor
+from esper.tamiyo.policy.distribution import MaskedHeads
 from esper.tamiyo.policy.network import Policy, PolicyOutput, RecurrentCore, linear
 from esper.utils.settings import Config
 
@@ -21,7 +21,6 @@ class FlatPolicyConfig(Config):
     width: int = Field(default=64, ge=1, description="width of the encoder's layers and of the memory")
     depth: int = Field(default=2, ge=1, description="layers of the encoder")
     recurrent: bool = Field(default=False, description="whether the policy has a memory")
-    floor: float = Field(default=0.0, ge=0, lt=1, description="least probability of a legal choice; 0 is off")
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class FlatPolicy(Policy):
         self.head_sizes = tuple(head_sizes)
         self.head_names = tuple(f"head {i}" for i in range(len(self.head_sizes)))
         self.choices = max(self.head_sizes)
-        check_floor(self.config.floor, self.choices)
         width = self.config.width
         widths = [num_features] + [width] * self.config.depth
         layers = [layer for i, o in pairwise(widths) for layer in (linear(i, o), nn.Tanh())]
@@ -78,7 +76,7 @@ class FlatPolicy(Policy):
         """As `Policy.sequence` says; every head is read at every step."""
         memory, state = self._remember(observation, state, resets)
         logits = self.heads(memory).unflatten(-1, (len(self.head_sizes), self.choices))
-        heads = MaskedHeads(logits, masks.legal, self.config.floor)
+        heads = MaskedHeads(logits, masks.legal)
         if actions is None:
             actions = heads.mode() if uniforms is None else heads.sample(uniforms)
         relevant = self.relevant(actions)

@@ -37,9 +37,9 @@ def transition(members: int, seed: int = 0, **fields: Tensor) -> Transition:
     return replace(made, **fields)
 
 
-def make_agent(recurrent: bool = True, seed: int = 0, floor: float = 0.0, **config: object) -> PPOAgent:
+def make_agent(recurrent: bool = True, seed: int = 0, **config: object) -> PPOAgent:
     torch.manual_seed(seed)
-    shape = FlatPolicyConfig(width=16, recurrent=recurrent, floor=floor)
+    shape = FlatPolicyConfig(width=16, recurrent=recurrent)
     return PPOAgent(FlatPolicy(FEATURES, HEAD_SIZES, shape), PPOConfig.model_validate(config), seed=seed)
 
 

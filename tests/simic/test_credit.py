@@ -16,7 +16,7 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import apply, tick
 from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
-from esper.simic.agent.losses import LossWeights, ppo_loss
+from esper.simic.agent.losses import ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
@@ -28,7 +28,6 @@ from tests.scenes import plain_observation as observe
 RULES = LifecycleConfig(max_seeds=2, min_prune_age=0, gates=GateConfig(training_epochs=1))
 # Of the heads that an op reads beside its slot, style alone has two choices here: few courses, yet a branch.
 OPEN = {Head.STYLE: 2}
-WEIGHTS = LossWeights(clip=0.2, value=0.0, entropy=0.0, per_reader=False)
 
 
 @dataclass(frozen=True)
@@ -121,10 +120,10 @@ def gradients(world: World, seed: int, baseline: tuple[float, ...]) -> tuple[Ten
         steps=replace(steps, log_prob=output.log_prob.detach()),
         valid=torch.ones_like(steps.forced),
         advantages=(togo - torch.tensor(baseline)) * probability.detach().unsqueeze(1) * count,
-        returns=togo,
+        returns=output.value.detach(),  # V has no error, and so no gradient
         initial_state=state,
     )
-    return exact, _flat(-ppo_loss(output, batch, WEIGHTS).loss, parameters)
+    return exact, _flat(-ppo_loss(output, batch, 0.0).loss, parameters)
 
 
 def _flat(value: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:

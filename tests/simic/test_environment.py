@@ -14,7 +14,7 @@ from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.stages import COOLDOWN_STAGES, Stage
 from esper.population.forms import NO_FORM
 from esper.simic.agent.ppo import PPOAgent
-from esper.simic.config import EpisodeConfig, GovernorConfig, lifecycle_for
+from esper.simic.config import GovernorConfig, lifecycle_for
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner
 from esper.simic.rollout import play
@@ -78,18 +78,6 @@ def test_what_is_pruned_is_forgotten_and_has_no_body() -> None:
     assert (environment.population.forms[:, :, 0] == NO_FORM).all()
     assert (result.observation.parameter_ratio == 1).all()
     assert Stage(int(environment.slots.stage[0, 0])) in COOLDOWN_STAGES
-
-
-def test_measurements_may_be_rarer_and_then_age() -> None:
-    environment = make_environment(steps=9, episode=EpisodeConfig(steps=9, clock="steps", measure_every=3))
-    environment.reset(0)
-    ages = []
-    for action in (PLANT, ADVANCE, ADVANCE, {}, {}, {}, {}, {}, {}):
-        ages.append(
-            float(environment.step(everyone(environment, action)).observation.evidence.contribution_age[0, 0])
-        )
-    assert ages[2:] == [0, 1, 2, 0, 1, 2, 0]
-    assert all(math.isnan(age) for age in ages[:2])
 
 
 def test_the_last_step_is_terminal_and_no_other() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from unittest import mock
 
 import torch
 from hypothesis import given, settings
@@ -14,20 +15,19 @@ from esper.lifecycle.actions import Actions, Blueprint, Head, Op
 from esper.lifecycle.slot_states import SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
+from esper.simic import governor
 from esper.simic.config import GovernorConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.governor import Governor, LossHistory, grown_since, judge
 from tests.simic.worlds import make_environment
 
 CHANCE = math.log(10)
-CONFIG = GovernorConfig(window=6, window_min=3)
 
 
 class SlowGovernor:
     """One member. The rules as sentences."""
 
-    def __init__(self, config: GovernorConfig) -> None:
-        self.config = config
+    def __init__(self) -> None:
         self.usual: list[float] = []
         self.spikes = 0
         self.learned = False
@@ -37,37 +37,36 @@ class SlowGovernor:
         finite = math.isfinite(training_loss) and math.isfinite(loss)
         spike = finite and self._is_spike(loss)
         self.spikes = self.spikes + 1 if spike else 0
-        collapsed = self.learned and abs(loss - CHANCE) <= self.config.collapse_band * CHANCE
-        panicked = not finite or self.spikes >= self.config.spike_epochs or collapsed
-        if finite and loss < self.config.learned_share * CHANCE:
+        collapsed = self.learned and abs(loss - CHANCE) <= governor.COLLAPSE_BAND * CHANCE
+        panicked = not finite or self.spikes >= governor.SPIKE_EPOCHS or collapsed
+        if finite and loss < governor.LEARNED_SHARE * CHANCE:
             self.learned = True
         if panicked:
             self.spikes = 0
         good = finite and not spike and not panicked
         if good:
-            self.usual = [*self.usual, loss][-self.config.window :]
+            self.usual = [*self.usual, loss][-governor.WINDOW :]
         return panicked, good
 
     def _is_spike(self, loss: float) -> bool:
-        if len(self.usual) < self.config.window_min or loss <= self.config.spike_loss:
+        if len(self.usual) < governor.WINDOW_MIN or loss <= governor.SPIKE_LOSS:
             return False
         mean, deviation = statistics.fmean(self.usual), statistics.pstdev(self.usual)
-        return (
-            loss > mean + self.config.spike_deviations * deviation and loss > self.config.spike_ratio * mean
-        )
+        return loss > mean + governor.SPIKE_DEVIATIONS * deviation and loss > governor.SPIKE_RATIO * mean
 
 
 losses = st.sampled_from([0.2, 1.0, 1.5, 2.2, CHANCE, 2.4, 3.0, 13.0, 30.0, 100.0, math.nan, math.inf])
 
 
+@mock.patch.multiple(governor, WINDOW=6, WINDOW_MIN=3)  # so that short courses hold spikes
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.lists(losses, min_size=4, max_size=4), min_size=1, max_size=25))
 def test_judge_equals_the_slow_governor(course: list[list[float]]) -> None:
-    watch = LossHistory.empty(4, CONFIG, torch.device("cpu"))
-    slow = [SlowGovernor(CONFIG) for _ in range(4)]
+    watch = LossHistory.empty(4, torch.device("cpu"))
+    slow = [SlowGovernor() for _ in range(4)]
     for epoch in course:
         loss = torch.tensor(epoch, dtype=torch.float64)
-        verdict = judge(watch, loss.clamp(max=1e6), loss, CHANCE, CONFIG)
+        verdict = judge(watch, loss.clamp(max=1e6), loss, CHANCE)
         watch = verdict.history
         expected = [member.look(value, value) for member, value in zip(slow, epoch, strict=True)]
         assert verdict.panicked.tolist() == [panicked for panicked, _ in expected]
@@ -156,15 +155,6 @@ def test_two_rollbacks_in_a_row_come_back_to_the_same_rows_and_leave_older_seeds
     environment.slots.check()
 
 
-def test_snapshots_may_be_rarer_and_then_more_is_undone() -> None:
-    environment = make_environment(members=(0, 1), steps=10, governor=GovernorConfig(snapshot_every=4))
-    environment.reset(0)
-    first = environment.population.hosts.weights.clone()
-    act(environment, {})
-    act(environment, {}, poisoned=True)
-    assert torch.equal(environment.population.hosts.weights[0], first[0])
-
-
 def test_without_a_governor_nothing_is_undone() -> None:
     environment = make_environment(members=(0, 1), steps=4, governor=GovernorConfig(enabled=False))
     environment.reset(0)
@@ -182,6 +172,7 @@ def test_the_seed_after_a_rollback_is_another_draw() -> None:
     assert torch.equal(environment.population.births, births + 1)
 
 
+@mock.patch.multiple(governor, WINDOW_MIN=2, SPIKE_EPOCHS=2)
 def test_rows_under_suspicion_are_never_kept_and_the_finished_are_not_judged_again() -> None:
     """Weights 1, 2, 3 are good; 4 is the first spike of two; the second one goes back to 3.
 
@@ -190,15 +181,14 @@ def test_rows_under_suspicion_are_never_kept_and_the_finished_are_not_judged_aga
     environment = make_environment(members=(0, 1, 2), steps=10)
     environment.reset(0)
     population, rows = environment.population, environment.state
-    config = GovernorConfig(window_min=2, spike_epochs=2)
-    governor = Governor(config, population, rows, CHANCE)
+    own = Governor(GovernorConfig(), population, rows, CHANCE)
     panics = []
     for weight, loss in ((1.0, 3.0), (2.0, 3.0), (3.0, 3.0), (4.0, 50.0), (5.0, 50.0)):
         population.hosts.weights.fill_(weight)
         history = rows.history.append(torch.tensor([loss, 3.0, loss]), rows.history.accuracy)
         measured = replace(rows, history=history)
         active = torch.tensor([True, True, weight < 5])
-        after, panicked, _ = governor.review(measured, torch.ones(3), active, governor.keeps_next())
+        after, panicked, _ = own.review(measured, torch.ones(3), active)
         panics.append(panicked.tolist())
     assert panics == [[False] * 3] * 4 + [[True, False, False]]
     assert population.hosts.weights[:, 0].tolist() == [3.0, 5.0, 5.0]

@@ -32,7 +32,6 @@ BEYOND = RewardConfig(control_variate=True)
 WAYS: dict[str, tuple[LearnerConfig, RewardConfig]] = {
     "plain": (LearnerConfig(), BEYOND),
     "patient": (LearnerConfig(patience=1.0), BEYOND),
-    "sparse": (LearnerConfig(), BEYOND.model_copy(update={"mode": "sparse"})),
     "no_twin": (LearnerConfig(), RewardConfig()),
 }
 
@@ -62,7 +61,7 @@ def steps_of(trainer: Trainer, name: str) -> Transition:
     return trainer.learners[name].buffer.get_batched_sequences().steps
 
 
-@pytest.mark.parametrize("name", ["patient", "sparse", "no_twin"])
+@pytest.mark.parametrize("name", ["patient", "no_twin"])
 def test_a_learner_learns_what_it_would_learn_alone(trainer: Trainer, name: str) -> None:
     alone = make_learner(name)
     control = torch.from_numpy(play(GrowthEnvironment(SPEC), Static(), episode=2).reward)
@@ -82,7 +81,7 @@ def test_a_learner_learns_what_it_would_learn_alone(trainer: Trainer, name: str)
 
 def test_learners_do_not_share_their_dice(trainer: Trainer) -> None:
     """Same weights and same members, and so the same first observation, yet other choices."""
-    one, other = steps_of(trainer, "plain"), steps_of(trainer, "sparse")
+    one, other = steps_of(trainer, "plain"), steps_of(trainer, "no_twin")
     assert torch.equal(one.observation.features[:, 0], other.observation.features[:, 0])
     torch.testing.assert_close(one.value[:, 0], other.value[:, 0])
     assert not torch.equal(one.actions, other.actions)

@@ -15,7 +15,7 @@ from esper.lifecycle.stages import Stage
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics
 from esper.simic.config import RewardConfig
 from esper.simic.learner import Learner
-from esper.simic.state import ValidationHistory, compute_reward, potential, update_evidence
+from esper.simic.state import ValidationHistory, potential, update_evidence
 from esper.simic.trainer import Trainer
 from tests.simic.worlds import make_agent, make_spec
 
@@ -122,36 +122,10 @@ def test_every_field_of_the_evidence_is_written() -> None:
     assert written == [f.name for f in fields(SlotEvidence) if f.name != "interaction"]
 
 
-def pay(mode: str, phi: list[float], gamma: float) -> list[float]:
-    """The rewards of a course of potentials Φ_0 … Φ_T."""
-    values = torch.tensor(phi, dtype=torch.float64).unsqueeze(1)
-    last = torch.arange(len(phi) - 1).unsqueeze(1) == len(phi) - 2
-    return [
-        float(compute_reward(mode, gamma, values[0], values[t], values[t + 1], last[t]))
-        for t in range(len(phi) - 1)
-    ]
-
-
 def test_potential_is_accuracy_less_rent() -> None:
     config = RewardConfig(rent_weight=0.1)
     phi = potential(torch.tensor([0.5, 0.9]), torch.tensor([1.0, math.e**2]), config)
     torch.testing.assert_close(phi, torch.tensor([0.5, 0.7]))
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(-3, 3), min_size=2, max_size=12), st.floats(0.5, 1.0))
-def test_shaped_rewards_telescope(phi: list[float], gamma: float) -> None:
-    paid = pay("shaped", phi, gamma)
-    total = sum(gamma**t * r for t, r in enumerate(paid))
-    assert total == pytest.approx(gamma ** len(paid) * phi[-1] - phi[0], abs=1e-9)
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.lists(st.floats(-3, 3), min_size=2, max_size=12))
-def test_sparse_pays_the_whole_gain_once(phi: list[float]) -> None:
-    paid = pay("sparse", phi, 0.9)
-    assert paid[:-1] == [0.0] * (len(paid) - 1)
-    assert paid[-1] == pytest.approx(phi[-1] - phi[0], abs=1e-9)
 
 
 def test_a_run_with_two_discounts_is_refused() -> None:

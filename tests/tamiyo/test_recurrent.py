@@ -57,23 +57,6 @@ def test_the_core_is_an_lstm_that_resets_inside_the_sequence_and_has_its_gradien
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
 
 
-def test_bf16_products_keep_fp32_memory_and_gradients() -> None:
-    core, inputs, state, resets = scene(5)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs, last = core(inputs, state, resets)
-    exact, exact_last = core(inputs, state, resets)
-    assert outputs.dtype == last.dtype == torch.float32
-    torch.testing.assert_close(outputs, exact, atol=0.05, rtol=0.05)
-    torch.testing.assert_close(last, exact_last, atol=0.05, rtol=0.05)
-    gradients = torch.autograd.grad(outputs.square().sum(), list(core.parameters()))
-    expected = torch.autograd.grad(exact.square().sum(), list(core.parameters()))
-    for ours, reference_gradient in zip(gradients, expected, strict=True):
-        assert ours.dtype == torch.float32
-        assert (
-            torch.nn.functional.cosine_similarity(ours.flatten(), reference_gradient.flatten(), dim=0) > 0.99
-        )
-
-
 def test_a_reset_clears_a_memory_that_is_not_a_number() -> None:
     core, inputs, _, _ = scene(3)
     state = torch.full((ROWS, core.state_size), float("nan"))

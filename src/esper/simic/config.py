@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.utils.settings import Config
@@ -26,22 +26,14 @@ class EpisodeConfig(Config):
         gt=0,
         description="the budget of a member in training FLOPs, if it is not the bare host's",
     )
-    measure_every: int = Field(
-        default=1,
-        ge=1,
-        description="steps between measurements of what each seed is worth; the last step always measures",
-    )
 
 
 class RewardConfig(Config):
-    """What is paid: potential Φ = accuracy − rent_weight · ln(parameters / host's).
+    """What is paid at every step: γΦ(s') − Φ(s) with Φ = accuracy − rent_weight · ln(parameters / host's).
 
     The discount is not here: it is `PPOConfig.gamma`, for the potential and for the returns alike.
     """
 
-    mode: Literal["shaped", "sparse"] = Field(
-        default="shaped", description="γΦ(s') − Φ(s) at every step, or Φ(end) − Φ(start) at the last one"
-    )
     rent_weight: float = Field(
         default=0.002, ge=0, description="what a network e times as large as its host costs"
     )
@@ -72,30 +64,6 @@ class GovernorConfig(Config):
 
     enabled: bool = Field(default=True, description="whether anything is ever rolled back")
     penalty: float = Field(default=0.1, ge=0, description="taken from the reward of the step that did it")
-    window: int = Field(default=20, ge=2, description="losses that a spike is judged against")
-    window_min: int = Field(default=10, ge=2, description="losses needed before anything is a spike")
-    spike_loss: float = Field(default=12.0, ge=0, description="a spike is above this loss")
-    spike_deviations: float = Field(
-        default=6.0, ge=0, description="and this many deviations above the window's mean"
-    )
-    spike_ratio: float = Field(default=3.0, ge=1, description="and this many times the window's mean")
-    spike_epochs: int = Field(default=3, ge=1, description="epochs in a row that make spikes a panic")
-    learned_share: float = Field(
-        default=0.6, gt=0, lt=1, description="a loss below this share of ln(classes) has left chance"
-    )
-    collapse_band: float = Field(
-        default=0.065, ge=0, description="a loss this near to ln(classes) is chance again"
-    )
-    snapshot_every: int = Field(default=1, ge=1, description="steps between snapshots of good rows")
-
-    @model_validator(mode="after")
-    def _window_can_fill(self) -> Self:
-        if self.window < self.window_min:
-            raise ValueError(
-                f"window is {self.window} and window_min is {self.window_min}, so that nothing would ever be "
-                "a spike; make window at least window_min"
-            )
-        return self
 
 
 def lifecycle_for(steps: int, base: LifecycleConfig | None = None) -> LifecycleConfig:
@@ -114,10 +82,9 @@ class PPOConfig(Config):
     """How Simic learns."""
 
     gamma: float = Field(
-        default=0.995, ge=0, le=1, description="discount; a shaped reward must use the same one"
+        default=0.995, ge=0, le=1, description="discount of the returns and of the potential"
     )
     lam: float = Field(default=0.98, ge=0, le=1, description="λ of the advantages")
-    clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
     learning_rate: float = Field(default=3e-4, gt=0, description="of Adam")
     epochs: int = Field(default=4, ge=1, description="passes over a rollout")
     minibatches: int = Field(
@@ -135,14 +102,4 @@ class PPOConfig(Config):
     )
     entropy_updates: int = Field(
         default=200, ge=1, description="updates over which the entropy coefficient moves"
-    )
-    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
-    head_average: Literal["readers", "steps"] = Field(
-        default="steps",
-        description="a head's share of the loss is its mean over all steps, which makes the loss the policy "
-        "gradient, or over the steps that read it, which gives rarely read heads more weight",
-    )
-    max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
-    normalize_values: bool = Field(
-        default=True, description="whether V is learned in units of the returns' scale"
     )

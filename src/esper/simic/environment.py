@@ -51,7 +51,7 @@ from esper.simic.bodies import Bodies, TaskPopulation
 from esper.simic.config import EpisodeConfig, GovernorConfig, RewardConfig
 from esper.simic.costs import TRAINING_PASSES, Work
 from esper.simic.governor import Governor
-from esper.simic.state import MemberState, ValidationHistory, compute_reward, potential, update_evidence
+from esper.simic.state import MemberState, ValidationHistory, potential, update_evidence
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
 from esper.tasks.task import Task
@@ -60,7 +60,7 @@ from esper.utils.rows import add_prefix, check_like, refill, strip_prefix, tenso
 
 NO_OP = -1  # the last op before the first action
 ROUNDING = 1e-9  # of a sum of FLOPs, as a share of the budget
-_PER_MEMBER = ("start_potential", "flops", "last_op", "last_succeeded", "uses_metrics")  # [N] each
+_PER_MEMBER = ("flops", "last_op", "last_succeeded", "uses_metrics")  # [N] each
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,6 @@ class EpisodeTotals:
     flops: Tensor  # [N] float64 spent
     clock: Tensor  # [] int64: decisions made, this step's included
     uses_metrics: Tensor  # [N] bool: who pays for what is measured
-    start_potential: Tensor  # [N] when the episode began
     potential: Tensor  # [N] at the latest decision
 
 
@@ -236,7 +235,6 @@ class Environment:
             self._governor.begin(self.state)
         self.flops = torch.zeros(self.num_members, dtype=torch.float64, device=self.device)
         self.derived = self._derive_state()
-        self.start_potential = self.potential
         self.last_op = torch.full_like(self.members, NO_OP)
         self.last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
         return self.observe()
@@ -320,15 +318,14 @@ class Environment:
 
     def finish_step(self, training: TrainMetrics) -> StepResult:
         """Run the second half of a step, after its epoch: validate, governor, observe, reward."""
-        applied, measure = self.applied, self._measures()
-        validation = self.bodies.run_validation(applied.slots, measure, unfinished=True)
+        applied = self.applied
+        validation = self.bodies.run_validation(applied.slots, unfinished=True)
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
-        totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.start_potential, self.potential)
+        totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
         trained = MemberState(applied.slots, applied.evidence, self.state.history)
         epoch = EpochResult(applied.active, trained, training, validation)
-        keep = self._governor.keeps_next()
-        finished = self._finish(self.state, epoch, totals, self._work(measure), keep)
+        finished = self._finish(self.state, epoch, totals)
         self.state, self.flops, self.derived = finished.state, finished.flops, finished.derived
         self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
@@ -375,16 +372,11 @@ class Environment:
         return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence)
 
     def _compute_finished(
-        self,
-        before: MemberState,
-        epoch: EpochResult,
-        totals: EpisodeTotals,
-        work: Work,
-        keep: bool,
+        self, before: MemberState, epoch: EpochResult, totals: EpisodeTotals
     ) -> FinishedStep:
         """Choose the states to go on with, and add up what was spent and earned.
 
-        before: at the decision; the state of a finished member stays that. keep: see `Governor.review`.
+        before: at the decision; the state of a finished member stays that.
         """
         active, slots, measured, spec = epoch.active, epoch.state.slots, epoch.validation, self.spec
         after = MemberState(
@@ -392,19 +384,19 @@ class Environment:
             evidence=update_evidence(epoch.state.evidence, slots, epoch.training, measured),
             history=before.history.append(measured.loss, measured.accuracy),
         )
-        flops = totals.flops + self._compute_cost(slots, totals.uses_metrics, work)
+        flops = totals.flops + self._compute_cost(slots, totals.uses_metrics)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
         state = where_rows(active, after, before)
-        state, panicked, rolled_back = self._governor.review(state, epoch.training.loss, active, keep)
+        state, panicked, rolled_back = self._governor.review(state, epoch.training.loss, active)
         # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
         out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
         terminated = active & (out_of_budget | (totals.clock >= self.steps))
         # In place: the captured forward passes read this tensor.
         self.bodies.finished.logical_or_(terminated)
-        derived = self._compute_derived(state, flops, totals.clock, totals.uses_metrics, work)
-        potentials = totals.start_potential, totals.potential, derived.potential
-        reward = compute_reward(spec.reward.mode, spec.gamma, *potentials, terminated)
+        derived = self._compute_derived(state, flops, totals.clock, totals.uses_metrics)
+        # r = γΦ(s') − Φ(s)
+        reward = spec.gamma * derived.potential - totals.potential
         reward = (reward - spec.governor.penalty * panicked) * active
         return FinishedStep(state, flops, panicked, rolled_back, terminated, reward, derived)
 
@@ -417,10 +409,10 @@ class Environment:
 
     def _derive_state(self) -> DerivedState:
         clock = torch.full((), self.clock, device=self.device)
-        return self._derive(self.state, self.flops, clock, self.uses_metrics, self._work(True))
+        return self._derive(self.state, self.flops, clock, self.uses_metrics)
 
     def _compute_derived(
-        self, state: MemberState, flops: Tensor, clock: Tensor, uses_metrics: Tensor, work: Work
+        self, state: MemberState, flops: Tensor, clock: Tensor, uses_metrics: Tensor
     ) -> DerivedState:
         """Derive sizes, costs, potential and masks.  # flops [N] spent so far, clock [], uses_metrics [N]"""
         bodies, slots = self.bodies, state.slots
@@ -429,7 +421,7 @@ class Environment:
         steps_left = torch.zeros_like(flops) + (self.steps - clock)
         if self._by_compute:
             # The finished cost nothing and have nothing left, hence the least cost of 1 FLOP.
-            cost = self._compute_cost(slots, uses_metrics, replace(work, ablate=True)).clamp(min=1.0)
+            cost = self._compute_cost(slots, uses_metrics).clamp(min=1.0)
             steps_left = ((self.budget - flops) / cost - ROUNDING).ceil()
         return DerivedState(
             parameters=parameters,
@@ -455,36 +447,32 @@ class Environment:
             return (flops / self.budget).clamp(max=1.0)
         return torch.zeros_like(flops) + clock.double() / self.steps
 
-    def _compute_cost(self, slots: SlotStates, uses_metrics: Tensor, work: Work) -> Tensor:
+    def _compute_cost(self, slots: SlotStates, uses_metrics: Tensor) -> Tensor:
         """Return the FLOPs of an epoch, with its validation for those who pay for it; 0 for the finished.
 
         # [N] float64
         """
-        return self.bodies.epoch_flops(slots, work, uses_metrics) * ~self.bodies.finished
-
-    def _measures(self) -> bool:
-        """Whether this step measures the contribution of each seed."""
-        return (self.clock + 1) % self.spec.episode.measure_every == 0 or self.clock + 1 == self.steps
+        return self.bodies.epoch_flops(slots, self._work(), uses_metrics) * ~self.bodies.finished
 
     def _training_clock(self, slots: SlotStates) -> Clock:
         """Return the position of the next epoch, for the order of the data and the learning rate."""
         if not self._by_compute:
             return Clock(self.episode, self.clock, self.steps)
         # The learning rate follows the share spent within the epoch, so its cost is known beforehand.
-        share = self._cost(slots, self.uses_metrics, self._work(self._measures())) / self.budget
+        share = self._cost(slots, self.uses_metrics) / self.budget
         return Clock(self.episode, self.clock, self.steps, self.flops / self.budget, share)
 
-    def _work(self, measure: bool) -> Work:
+    def _work(self) -> Work:
         """Return what every member does in one epoch, in samples."""
         training, validation = self.bodies.samples
-        return Work(training, validation, measure, self.spec.best_epoch)
+        return Work(training, validation, best_epoch=self.spec.best_epoch)
 
     def charge_validation(self, slots: SlotStates, who: Tensor, ablate: bool = True) -> None:
         """Add the FLOPs of one validation of networks with these slots to what members spent.  # who [N] bool
 
         ablate: with a measurement of every seed.
         """
-        work = replace(self._work(ablate), training=0)
+        work = replace(self._work(), training=0, ablate=ablate)
         self.flops = self.flops + torch.where(who, self.bodies.epoch_flops(slots, work), 0.0)
 
     # ---- saving ----------------------------------------------------------------------------------------

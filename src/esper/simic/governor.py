@@ -23,6 +23,17 @@ from esper.simic.state import MemberState
 from esper.utils.graphs import copy_all
 from esper.utils.rows import add_prefix, map_tensors, refill, strip_prefix, tensors_of, where_rows
 
+WINDOW = 20  # losses that a spike is judged against
+WINDOW_MIN = 10  # losses needed before anything is a spike: a standard deviation of fewer says little
+# A spike is all three at once. Six deviations and three means leave the noise of minibatches alone, and no
+# built-in task has a loss of 12 unless its network is worse than chance.
+SPIKE_LOSS = 12.0
+SPIKE_DEVIATIONS = 6.0
+SPIKE_RATIO = 3.0
+SPIKE_EPOCHS = 3  # epochs in a row that make spikes a panic: most recover by themselves
+LEARNED_SHARE = 0.6  # a loss below this share of ln(classes) has left chance
+COLLAPSE_BAND = 0.065  # a loss within this share of ln(classes) is chance again
+
 
 @dataclass(frozen=True)
 class LossHistory:
@@ -33,10 +44,10 @@ class LossHistory:
     learned: Tensor  # [N] bool: the loss has been well under that of chance
 
     @staticmethod
-    def empty(num_members: int, config: GovernorConfig, device: torch.device) -> LossHistory:
+    def empty(num_members: int, device: torch.device) -> LossHistory:
         """Return a history without any loss."""
         none = torch.zeros(num_members, dtype=torch.long, device=device)
-        window = torch.full((num_members, config.window), math.nan, device=device)
+        window = torch.full((num_members, WINDOW), math.nan, device=device)
         return LossHistory(window, none, none.bool())
 
 
@@ -49,26 +60,24 @@ class Verdict:
     good: Tensor  # [N] bool: nothing is odd, so its state may be kept
 
 
-def judge(
-    history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss: float, config: GovernorConfig
-) -> Verdict:
+def judge(history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss: float) -> Verdict:
     """Judge one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
     finite = training_loss.isfinite() & loss.isfinite()
-    spike = finite & _spikes(history.window, loss, config)
+    spike = finite & _spikes(history.window, loss)
     spikes = torch.where(spike, history.spikes + 1, 0)
-    near_chance = (loss - chance_loss).abs() <= config.collapse_band * chance_loss
-    panicked = ~finite | (spikes >= config.spike_epochs) | (history.learned & near_chance)
+    near_chance = (loss - chance_loss).abs() <= COLLAPSE_BAND * chance_loss
+    panicked = ~finite | (spikes >= SPIKE_EPOCHS) | (history.learned & near_chance)
     usual = finite & ~spike & ~panicked
     shifted = torch.cat((history.window[:, 1:], loss.unsqueeze(1)), dim=1)
     after = LossHistory(
         window=torch.where(usual.unsqueeze(1), shifted, history.window),
         spikes=spikes.masked_fill(panicked, 0),
-        learned=history.learned | (finite & (loss < config.learned_share * chance_loss)),
+        learned=history.learned | (finite & (loss < LEARNED_SHARE * chance_loss)),
     )
     return Verdict(after, panicked, usual)
 
 
-def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
+def _spikes(window: Tensor, loss: Tensor) -> Tensor:
     """Find losses far above those of the window.  # [N] bool"""
     known = window.isfinite()
     count = known.sum(1).clamp(min=1)
@@ -76,8 +85,8 @@ def _spikes(window: Tensor, loss: Tensor, config: GovernorConfig) -> Tensor:
     gaps = torch.where(known, window - mean.unsqueeze(1), 0.0)
     deviation = (gaps.square().sum(1) / count).sqrt()
     # Three conditions at once, so that noise around a small loss is no spike.
-    far = (loss > mean + config.spike_deviations * deviation) & (loss > config.spike_ratio * mean)
-    return far & (loss > config.spike_loss) & (known.sum(1) >= config.window_min)
+    far = (loss > mean + SPIKE_DEVIATIONS * deviation) & (loss > SPIKE_RATIO * mean)
+    return far & (loss > SPIKE_LOSS) & (known.sum(1) >= WINDOW_MIN)
 
 
 def grown_since(saved: SlotStates, now: SlotStates, ticks: Tensor) -> Tensor:
@@ -144,13 +153,12 @@ class Governor:
         self.begin(state)
 
     def _initial(self, state: MemberState) -> GovernorState:
-        losses = LossHistory.empty(self.bodies.num_members, self.config, self.bodies.device)
+        losses = LossHistory.empty(self.bodies.num_members, self.bodies.device)
         return GovernorState(losses, state, torch.zeros_like(losses.spikes))
 
     def begin(self, state: MemberState) -> None:
         """Start an episode: the present state and bodies are the last good ones of every member."""
         self._set(self._initial(state))
-        self._reviews = 0
         if self._saved_bodies and self._in_place:
             copy_all(self._saved_bodies.values(), self.bodies.tensors().values())
         elif self.config.enabled:
@@ -159,34 +167,28 @@ class Governor:
     def _set(self, state: GovernorState) -> None:
         copy_all(tensors_of(self.state).values(), tensors_of(state).values())
 
-    def keeps_next(self) -> bool:
-        """Count one more epoch, and return whether good states are saved after it."""
-        self._reviews += 1
-        return self.config.enabled and self._reviews % self.config.snapshot_every == 0
-
     def review(
-        self, state: MemberState, training_loss: Tensor, active: Tensor, keep: bool
+        self, state: MemberState, training_loss: Tensor, active: Tensor
     ) -> tuple[MemberState, Tensor, Tensor]:
         """Judge an epoch, roll back where it broke, and save where it is good.
 
-        active [N] bool: who trained; the others are neither judged nor saved. keep: good states are saved.
+        active [N] bool: who trained; the others are neither judged nor saved.
         Returns the state to go on with, who was rolled back [N], and the seeds that this ended [N, S].
         """
         if not self.config.enabled:
             return state, torch.zeros_like(active), torch.zeros_like(state.slots.enabled)
         known, bodies = self.state, self.bodies
-        verdict = judge(known.losses, training_loss, state.history.loss, self.chance_loss, self.config)
+        verdict = judge(known.losses, training_loss, state.history.loss, self.chance_loss)
         panicked, ticks = verdict.panicked & active, known.ticks + 1
         after, suspects = roll_back(known.saved, state, panicked, ticks)
-        good = verdict.good & active & keep
+        good = verdict.good & active
         # Whoever was rolled back is at its snapshot again, less the seeds that were just pruned.
         saved, ticks = where_rows(panicked | good, after, known.saved), ticks.masked_fill(panicked | good, 0)
         self._set(GovernorState(verdict.history, saved, ticks))
         # Births are counted on: the next seed is another draw, not the one that just failed.
         bodies.restore({**self._saved_bodies, "births": bodies.births}, panicked)
         bodies.prune(panicked.unsqueeze(1) & ~holds_seed(after.slots))  # the saved bodies may hold a seed
-        if keep:
-            self._saved_bodies = bodies.keep(self._saved_bodies, good)
+        self._saved_bodies = bodies.keep(self._saved_bodies, good)
         return after, panicked, suspects
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -194,7 +196,6 @@ class Governor:
         return {
             **add_prefix("state", tensors_of(self.state)),
             **add_prefix("bodies", self._saved_bodies),
-            "reviews": torch.tensor(self._reviews),
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
@@ -205,4 +206,3 @@ class Governor:
             copy_all(self._saved_bodies.values(), [bodies[name] for name in self._saved_bodies])
         else:
             self._saved_bodies = {name: value.to(self.bodies.device) for name, value in bodies.items()}
-        self._reviews = int(tensors["reviews"])

@@ -96,9 +96,7 @@ class Learner(LearnedController):
     """A learned controller that stores every transition of its episode, for `agent.update(learner.buffer)`.
 
     Two learners with the same members draw different random numbers, which depend on the name as well.
-    `reward.control_variate` subtracts the rewards of ungrown control runs; `reward.mode` "sparse" pays all
-    that an episode earned at its end, whatever the environment pays on the way. While it imitates, a teacher
-    acts.
+    `reward.control_variate` subtracts the rewards of ungrown control runs. While it imitates, a teacher acts.
     """
 
     def __init__(
@@ -141,8 +139,7 @@ class Learner(LearnedController):
         if self.imitates:
             self._teacher.begin(info)
         super().begin(replace(info, seed=crc32(f"{self.name} {info.seed}".encode())))
-        self._owed = torch.zeros_like(info.members, dtype=torch.float32)
-        self._owed_later = torch.zeros_like(self._owed)
+        self._owed = torch.zeros_like(info.members, dtype=torch.float32)  # [N] control rewards after the end
         self._finished_for = torch.zeros_like(info.members)  # steps since a member finished
         shape = (info.num_members, info.num_slots)
         self._learned = None
@@ -180,11 +177,8 @@ class Learner(LearnedController):
             # What the control run earns after the end is discounted back to the member's last step.
             self._finished_for = torch.where(active, 0, self._finished_for + 1)
             discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
-            self._owed_later = self._owed_later + torch.where(active, 0.0, discount * control)
+            self._owed = self._owed + torch.where(active, 0.0, discount * control)
             reward = reward - control
-        if self.reward.mode == "sparse":  # grows by 1 / γ a step, so that the return stays what it is
-            self._owed = self._owed / self.agent.config.gamma + reward
-            reward = torch.where(terminated, self._owed, 0.0)
         step = self._decided.with_outcome(reward, terminated)
         if self._buffer is None:
             self._buffer = TamiyoRolloutBuffer(
@@ -201,7 +195,7 @@ class Learner(LearnedController):
     def finish_episode(self) -> None:
         """Charge the last steps with what the control runs earned after a member had finished."""
         if self.reward.control_variate:
-            self.buffer.add_to_last_reward(-self._owed_later)
+            self.buffer.add_to_last_reward(-self._owed)
 
     def export_rollout(self) -> dict[str, Tensor]:
         """Return copies of this episode's transitions, for `load_rollouts`."""

@@ -5,8 +5,7 @@ one potential, so that no loop of actions can farm it:
 
     Φ = accuracy − rent_weight · ln(parameters / host parameters)
 
-`shaped` pays γΦ(s') − Φ(s) at every step; with the γ of the returns it telescopes to γ^T Φ(end) − Φ(start).
-`sparse` pays Φ(end) − Φ(start) at the last step.
+A step pays γΦ(s') − Φ(s); with the γ of the returns that telescopes to γ^T Φ(end) − Φ(start).
 """
 
 from __future__ import annotations
@@ -104,16 +103,3 @@ def update_evidence(
 def potential(accuracy: Tensor, parameter_ratio: Tensor, config: RewardConfig) -> Tensor:
     """Return Φ from accuracy 0..1 and parameters over the host's own.  # [N], [N] → [N]"""
     return accuracy - config.rent_weight * torch.log(parameter_ratio)
-
-
-def compute_reward(
-    mode: str, gamma: float, start: Tensor, before: Tensor, after: Tensor, last: Tensor
-) -> Tensor:
-    """Return the reward of one step.  # [N]
-
-    start, before, after [N]: Φ when the episode began, at the decision, and after its epoch; last [N] bool:
-    the episode ends here.
-    """
-    if mode == "sparse":
-        return torch.where(last, after - start, 0.0)
-    return gamma * after - before

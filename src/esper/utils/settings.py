@@ -142,7 +142,6 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 OLD_SPELLINGS = {
     "optimiser": "optimizer",
     "make_optimiser": "make_optimizer",
-    "normalise_values": "normalize_values",
 }
 
 

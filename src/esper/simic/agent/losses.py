@@ -10,16 +10,8 @@ from torch import Tensor
 from esper.simic.agent.rollout_buffer import Sequences
 from esper.tamiyo.policy.network import PolicyOutput
 
-
-@dataclass(frozen=True)
-class LossWeights:
-    """The coefficients of one update."""
-
-    clip: float
-    value: float
-    entropy: float | Tensor
-    per_reader: bool = True  # else a head weighs as much as it is read: see `head_means`
-    imitates: bool = False  # the actions are a teacher's: raise their log-probability, whatever they earned
+CLIP = 0.2  # how far a head's ratio may leave 1; Schulman et al. 2017
+VALUE_COEFFICIENT = 0.5  # weight of the value loss; V shares the recurrent core with the policy
 
 
 @dataclass(frozen=True)
@@ -66,35 +58,40 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return estimate.sum() / steps.clamp(min=1), estimate.sum(0) / head_steps.clamp(min=1)
 
 
-def ppo_loss(output: PolicyOutput, batch: Sequences, weights: LossWeights) -> LossTerms:
-    """Compute clipped surrogate per head, value error and entropy."""
+def ppo_loss(
+    output: PolicyOutput, batch: Sequences, entropy_coefficient: float | Tensor, imitate: bool = False
+) -> LossTerms:
+    """Compute clipped surrogate per head, value error and entropy.
+
+    imitate: the actions are a teacher's; their log-probability is raised, whatever they earned.
+    """
     weight = head_weights(output.relevant, batch)
     readers = weight.sum((0, 1)).clamp(min=1)  # [H] steps that read each head
-    # Over all steps that read any head, the sum over heads has the gradient of the whole action's
-    # log-probability: a head that is hardly ever read weighs as little as it is read.
-    counted = readers if weights.per_reader else weight.any(-1).sum().clamp(min=1)
+    # Means over all steps that read any head: their sum over heads has the gradient of the whole action's
+    # log-probability. Means over each head's readers would weigh the noise of a rarely read head as much.
+    acting = weight.any(-1).sum().clamp(min=1)
 
     def sum_heads(values: Tensor) -> Tensor:
         return torch.where(weight, values, 0.0).sum((0, 1))  # [H]
 
     # An imitator has no old policy: the teacher acted. The ratio is then 1 and KL and clipping are idle.
-    old = output.log_prob.detach() if weights.imitates else batch.steps.log_prob
+    old = output.log_prob.detach() if imitate else batch.steps.log_prob
     log_ratio = output.log_prob - old  # [N, T, H]
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     # L = min(r·A, clip(r, 1 − ε, 1 + ε)·A), for each head by its own ratio.
-    clipped = ratio.clamp(1 - weights.clip, 1 + weights.clip)
+    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
-    surrogate = output.log_prob if weights.imitates else earned
-    policy_loss = -(sum_heads(surrogate) / counted).sum()
+    surrogate = output.log_prob if imitate else earned
+    policy_loss = -(sum_heads(surrogate) / acting).sum()
 
     # ½ (V − R)², both in units of the value normalizer.
     value_loss = masked_mean(0.5 * (output.value - batch.returns).square(), batch.valid)
     entropy = sum_heads(output.entropy)  # [H]
     kl, head_kl = approximate_kl(log_ratio, weight)
-    outside = ((ratio.detach() - 1).abs() > weights.clip).float()
+    outside = ((ratio.detach() - 1).abs() > CLIP).float()
     return LossTerms(
-        loss=policy_loss + weights.value * value_loss - weights.entropy * (entropy / counted).sum(),
+        loss=policy_loss + VALUE_COEFFICIENT * value_loss - entropy_coefficient * (entropy / acting).sum(),
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
         kl=kl,

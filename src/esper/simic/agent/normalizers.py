@@ -96,9 +96,9 @@ def scale_rollout(
     forced: Tensor,
     head: nn.Linear,
     optimizer: VetoAdam,
-    units: ValueNormalizer | None,
+    units: ValueNormalizer,
 ) -> ScaledRollout:
-    """Update the units of V with these returns, if it has its own, and return the rollout in the new ones.
+    """Update the units of V with these returns, and return the rollout in the new ones.
 
     valid, forced: which steps are real, and which left no choice. Everything [N, T]
     """
@@ -108,9 +108,8 @@ def scale_rollout(
     variance = explained_variance(value, returns, learned)
     # Forced steps have no actor loss, so they are left out of the scale too.
     advantages = standardize(advantages, learned & ~forced)
-    if units is not None:
-        # Adam's moments of the value head are in its old units, so they change with it.
-        optimizer.rescale(head, units.update_returns(returns, learned, head))
-        returns, value = units.normalize(returns), units.normalize(value)
+    # Adam's moments of the value head are in its old units, so they change with it.
+    optimizer.rescale(head, units.update_returns(returns, learned, head))
+    returns, value = units.normalize(returns), units.normalize(value)
     counts = learned.sum(), (valid & ~finite).sum()
     return ScaledRollout(learned, returns, advantages, value, variance, *counts)

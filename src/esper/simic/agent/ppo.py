@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.simic.agent.losses import LossTerms, LossWeights, ppo_loss
+from esper.simic.agent.losses import LossTerms, ppo_loss
 from esper.simic.agent.normalizers import ValueNormalizer, scale_rollout
 from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
@@ -27,6 +27,7 @@ from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
 
 ADAM_EPSILON = 1e-5
+MAX_GRAD_NORM = 5.0  # to which gradients are clipped; most updates stay below it
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,7 @@ class PPOAgent:
         self._tally = UpdateTally(len(policy.head_names), self.device)
         pool = GraphPool() if self.device.type == "cuda" else None
         scale = partial(scale_rollout, head=policy.value_head, optimizer=self.optimizer)
-        units = self.value_normalizer if self.config.normalize_values else None
-        self._scaled = Graphed(partial(scale, units=units), pool)
+        self._scaled = Graphed(partial(scale, units=self.value_normalizer), pool)
         self._learned = Graphed(self._learn, pool)
 
     def initial_state(self, num_members: int) -> Tensor:
@@ -172,7 +172,7 @@ class PPOAgent:
             uniforms=None if uniforms is None else _as_sequence(uniforms),
         )
         self._note_faults(output.fault, None)
-        value = self._in_reward_units(output.value[:, 0])
+        value = self.value_normalizer.denormalize(output.value[:, 0])
         nothing, never = torch.zeros_like(value), torch.zeros_like(resets)
         step = Transition(
             observation=observation,
@@ -316,7 +316,7 @@ class PPOAgent:
         # Early stop: the step that exceeds the limit is skipped, and all after it.
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
         live, stopped = ~stopped, stopped | (terms.kl > limit)
-        grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
+        grad_norm = clip_grad_norm_(self.policy.parameters(), MAX_GRAD_NORM)
         # A skipped step is still computed; that costs less than waiting for the device to know.
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
         self.optimizer.step(vetoed)
@@ -325,23 +325,20 @@ class PPOAgent:
 
     def _differentiate(self, batch: Sequences, rows: Tensor | None, entropy: Tensor) -> LossTerms:
         """Compute the loss terms of some rows; their gradients are left in the parameters."""
-        config = self.config
-        per_reader = config.head_average == "readers"
-        weights = LossWeights(config.clip, config.value_coefficient, entropy, per_reader, self._imitates)
         with torch.enable_grad():
-            terms = self._evaluate(batch, rows, weights)
+            terms = self._evaluate(batch, rows, entropy)
         self.optimizer.zero_grad()
         terms.loss.backward()
         return map_tensors(torch.Tensor.detach, terms)
 
-    def _evaluate(self, batch: Sequences, rows: Tensor | None, weights: LossWeights) -> LossTerms:
+    def _evaluate(self, batch: Sequences, rows: Tensor | None, entropy: Tensor) -> LossTerms:
         """Evaluate the loss of some rows under the present weights."""
         steps = batch.steps
         output = self.policy.sequence(
             steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
         )
         self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
-        return ppo_loss(output, batch, weights)
+        return ppo_loss(output, batch, entropy, self._imitates)
 
     def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
         def by_head(name: str) -> dict[str, float]:
@@ -358,9 +355,6 @@ class PPOAgent:
             head_entropy=by_head("head_entropy"),
             head_kl=by_head("head_kl"),
         )
-
-    def _in_reward_units(self, values: Tensor) -> Tensor:
-        return self.value_normalizer.denormalize(values) if self.config.normalize_values else values
 
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
         """Record the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""

@@ -1,7 +1,6 @@
 """One masked distribution for all heads: the same function samples, stores, updates and reports.
 
-Heads with different numbers of choices are padded to C; padding is never legal. Everything is FP32,
-whatever the precision of the network that made the logits.
+Heads with different numbers of choices are padded to C; padding is never legal. Everything is FP32.
 """
 
 from __future__ import annotations
@@ -38,20 +37,16 @@ class ActionEvaluation:
 class MaskedHeads:
     """H categorical heads over the legal among C padded choices.
 
-    With a floor the distribution is the mixture (1 − n·floor)·p + floor over the n legal choices: none
-    falls below the floor, and unlike a clamp it leaves every gradient alive.
-
     The softmax is spelled out: torch's own is slow on short rows, and so is exp of what a mask pushed away.
     """
 
-    def __init__(self, logits: Tensor, legal: Tensor, floor: float = 0.0) -> None:
+    def __init__(self, logits: Tensor, legal: Tensor) -> None:
         """Compute probabilities; logits, legal [..., H, C], legal boolean."""
         if logits.shape != legal.shape or legal.dtype != torch.bool:
             raise ValueError(
                 f"logits have shape {tuple(logits.shape)}, legal {tuple(legal.shape)} of {legal.dtype}; "
                 "both must be [..., heads, choices] and legal boolean"
             )
-        check_floor(floor, logits.shape[-1])
         self.legal = legal.float()
         self.num_legal = self.legal.sum(-1)  # [..., H] float32
         logits, illegal = logits.float(), ~legal
@@ -62,10 +57,6 @@ class MaskedHeads:
         total = weights.sum(-1, keepdim=True).clamp(min=1.0)  # at least 1, but for a row with nothing legal
         self.probs = weights / total  # [..., H, C]; 0 where illegal
         self.log_probs = shifted - total.log()  # [..., H, C]; finite and meaningless where illegal
-        if floor > 0:
-            # p' = (1 − n·ε)·p + ε over the n legal choices.
-            mixed = (1 - floor * self.num_legal.unsqueeze(-1)) * self.probs + floor
-            self.probs, self.log_probs = mixed * self.legal, mixed.log()
 
     def sample(self, uniforms: Tensor) -> Tensor:
         """Sample by inverse CDF from uniforms [..., H] in [0, 1); a legal choice whatever the rounding.
@@ -109,15 +100,6 @@ def _search_keys(choices: int) -> Tensor:
     """
     index = torch.arange(choices, dtype=torch.float32)
     return torch.stack((2 * choices - index, index + 1))
-
-
-def check_floor(floor: float, choices: int) -> None:
-    """Raise ValueError unless so many choices can all have that least probability."""
-    if not 0 <= floor * choices < 1:
-        raise ValueError(
-            f"the probability floor is {floor}, which {choices} choices cannot all have; "
-            f"give at least 0 and less than 1/{choices}"
-        )
 
 
 def describe_fault(fault: int, member: int, head: int, head_names: Sequence[str]) -> str:

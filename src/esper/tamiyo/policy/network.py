@@ -19,7 +19,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import pad
 
 from esper.lifecycle.actions import HEAD_CHOICES, NUM_BLUEPRINTS, NUM_OPS, Head, relevance
-from esper.tamiyo.config import MOST_CHOICES
 from esper.tamiyo.config import TamiyoNetConfig as TamiyoNetConfig
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.distribution import MaskedHeads
@@ -53,7 +52,7 @@ class RecurrentCore(nn.Module):
     def forward(self, inputs: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """Run inputs [N, T, I], state [N, 2W], resets [N, T] bool → outputs [N, T, W], state [N, 2W]."""
         projected = self.from_input(inputs).transpose(0, 1)  # [T, N, 4W]
-        weight = self.from_hidden.weight.to(projected.dtype)
+        weight = self.from_hidden.weight
         resets = resets.T.unsqueeze(-1)  # [T, N, 1]
         if torch.is_grad_enabled():
             outputs, state = _Unrolled.apply(projected, weight, state, resets)  # type: ignore[no-untyped-call]
@@ -72,7 +71,7 @@ class Tape(NamedTuple):
 
 
 def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor, Tape]:
-    """Step after step; gates and memory are FP32, whatever precision multiplies.
+    """Run the LSTM step after step.
 
     projected [T, N, 4W], weight [4W, W], state [N, 2W], resets [T, N, 1] → outputs [T, N, W], state [N, 2W]
     """
@@ -83,7 +82,7 @@ def unroll(projected: Tensor, weight: Tensor, state: Tensor, resets: Tensor) -> 
         # The reset sits inside the cell, so that no other code knows about episodes.
         hidden, start = hidden.masked_fill(reset, 0.0), cell.masked_fill(reset, 0.0)
         # i, f, o = σ(·), g = tanh(·); c = f·c + i·g; h = o·tanh(c)
-        gates = torch.addmm(projection, hidden.to(weight.dtype), weight.T).float()
+        gates = torch.addmm(projection, hidden, weight.T)
         doors, candidate = gates.split((3 * width, width), dim=-1)
         input_gate, forget_gate, output_gate = doors.sigmoid_().split(width, dim=-1)
         cell = torch.addcmul(forget_gate * start, input_gate, candidate.tanh_())
@@ -134,11 +133,11 @@ class _Unrolled(Function):
             grad_hidden = grads[t] + grad_hidden
             grad_cell = torch.addcmul(grad_cell, grad_hidden, through[t])
             moved = torch.stack((grad_cell, grad_cell, grad_hidden, grad_cell), dim=1)
-            grad_gates.append((slopes[t] * moved).flatten(1).to(weight.dtype))
-            grad_hidden = (grad_gates[-1] @ weight).float().masked_fill_(forget[t], 0.0)
+            grad_gates.append((slopes[t] * moved).flatten(1))
+            grad_hidden = (grad_gates[-1] @ weight).masked_fill_(forget[t], 0.0)
             grad_cell = grad_cell * carried[t]
         grad_projected = torch.stack(grad_gates[::-1])
-        grad_weight = grad_projected.flatten(0, 1).T @ hidden.flatten(0, 1).to(weight.dtype)
+        grad_weight = grad_projected.flatten(0, 1).T @ hidden.flatten(0, 1)
         return grad_projected, grad_weight, torch.cat((grad_hidden, grad_cell), dim=-1), None
 
 
@@ -198,7 +197,6 @@ def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear
 # The heads between slot and op, in head order: those that are drawn last.
 DETAIL_HEADS = tuple(head for head in Head if head not in (Head.SLOT, Head.OP))
 DETAIL_CHOICES = max(len(HEAD_CHOICES[head]) for head in DETAIL_HEADS)
-assert DETAIL_CHOICES == MOST_CHOICES, "the floor of TamiyoNetConfig is bounded by the widest head"
 
 
 @dataclass(frozen=True)
@@ -257,7 +255,7 @@ class TamiyoNet(Policy):
             """Return the given choices of these heads, or new ones.  # [N, T, heads]"""
             if actions is not None:
                 return actions[..., heads]
-            distribution = MaskedHeads(logits, legal, self.config.floor)
+            distribution = MaskedHeads(logits, legal)
             return distribution.mode() if uniforms is None else distribution.sample(uniforms[..., heads])
 
         # π(a) = π(op)·π(slot | op)·Π π(detail | op, slot)
@@ -281,7 +279,6 @@ class TamiyoNet(Policy):
         heads = MaskedHeads(
             stack_heads(slot_logits, detail_logits, op_logits),
             stack_heads(slot_legal, legal_details, masks.op.unsqueeze(-2)),
-            self.config.floor,
         )
         return PolicyOutput(
             **vars(heads.evaluate(chosen, relevant)),
@@ -307,12 +304,11 @@ class TamiyoNet(Policy):
         )
         blueprints = self.blueprint_embedding(observation.blueprints + 1)  # [N, T, S, E]
         slots = slots.unflatten(-1, (-1, SLOT_FEATURE_SIZE))  # [N, T, S, F]
-        with torch.autocast(slots.device.type, torch.bfloat16, enabled=self.config.bf16):
-            encoded = self.slot_encoder(torch.cat((slots, blueprints), dim=-1))  # [N, T, S, W]
-            # Mean and maximum over the set of slots: the same weights serve any number of them.
-            pooled = torch.cat((base, encoded.mean(-2), encoded.amax(-2)), dim=-1)
-            memory, state = self.core(self.base_encoder(pooled), state, resets)
-        return _Encoding(memory.float(), encoded.float(), state)
+        encoded = self.slot_encoder(torch.cat((slots, blueprints), dim=-1))  # [N, T, S, W]
+        # Mean and maximum over the set of slots: the same weights serve any number of them.
+        pooled = torch.cat((base, encoded.mean(-2), encoded.amax(-2)), dim=-1)
+        memory, state = self.core(self.base_encoder(pooled), state, resets)
+        return _Encoding(memory, encoded, state)
 
     def _slot_logits(self, seen: _Encoding, op_embedded: Tensor) -> Tensor:
         """Compute pointer logits over the slots, given memory and op.  # [N, T, 1, S]"""
