@@ -187,7 +187,7 @@ def measure_loader() -> float:
     train = DataLoader(Pictures(), batch_size=4, shuffle=True)
     val = DataLoader(Subset(Pictures(), range(16)), batch_size=4)
     before = _resident_mb()
-    recipe = Schedule([(0.0, "widen_full", "all"), (0.4, "conv_light", "all")])
+    recipe = Schedule.parse("widen_full@0+conv_light@0.4")
     grown = api.grow(model, train, val, controller=recipe, epochs=2, progress=False)
     assert grown.record.germinated.any(), "nothing was planted"
     return _resident_mb() - before

@@ -44,12 +44,12 @@ class Arm:
 
     name: str
     host: Mapping[str, int]
-    schedule: tuple[tuple[object, ...], ...] = ()
+    schedule: str = ""  # as after "schedule:" on the command line
     folds: int = 0
 
     def controller(self) -> Controller:
         """Whoever decides in this arm."""
-        return Schedule(self.schedule) if self.schedule else Static()
+        return Schedule.parse(self.schedule) if self.schedule else Static()
 
 
 @dataclass(frozen=True)

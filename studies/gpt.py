@@ -111,8 +111,7 @@ def arms(size: Size) -> list[Arm]:
     fixed = [Arm(f"fixed {depth} layers", {**shape, "depth": depth}) for depth in size.depths]
     least, greatest = size.depths[0], size.depths[-1]
     doubled, rest = 2 * least, (greatest - 2 * least) // least
-    schedule: tuple[tuple[object, ...], ...] = ((0.05, "clone", "all"),)
-    schedule += ((0.30, "clone", "all", rest),) if rest else ()
+    schedule = f"clone@0.05+clone@0.30x{rest}" if rest else "clone@0.05"
     steps = f"{least}→{doubled}→{greatest}" if rest else f"{least}→{doubled}"
     return [*fixed, Arm(f"grown {steps}, copies", {**shape, "depth": least}, schedule, folds=1 + rest)]
 

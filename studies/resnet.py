@@ -35,7 +35,7 @@ from studies.equal_compute import (
 RESULTS = Path(__file__).parent / "results"
 RATES = (0.125, 0.25, 0.5, 1.0)  # of the learning rate below
 EACH = 2  # networks that try a rate
-GROWTH = ((0.05, "clone", "all"), (0.30, "clone", "all", 2))
+GROWTH = "clone@0.05+clone@0.30x2"
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ HOST = {"width": 4, "depth": 1, "stages": 2, "kernel": 5}
 ARMS = (
     Arm("fixed, 4 hidden", {**HOST, "hidden": 4}),
     Arm("fixed, 8 hidden", {**HOST, "hidden": 8}),
-    Arm("grown, 4→8 hidden", {**HOST, "hidden": 4}, ((0.2, "widen_full"),), folds=1),
+    Arm("grown, 4→8 hidden", {**HOST, "hidden": 4}, "widen_full@0.2", folds=1),
 )
 
 

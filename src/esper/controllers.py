@@ -66,7 +66,7 @@ SCRIPTED: dict[str, Script] = {
         "fewer than 384 minibatches, widens at 10 % below 1,536, else widens at 5 % and clones at 20 %; "
         "nothing outside of the conditions of docs/study.md",
         Schedule.parse,
-        "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2, or a YAML file with a list of them",
+        "lines as in schedule:clone@0.1+widen_full@0.3+clone@0.5x2",
     ),
 }
 CONTROLLER_NAMES = (PRETRAINED, *SCRIPTED)

@@ -56,10 +56,10 @@ LARGE = 3  # of a ladder: what is slimmed and pruned
 PASSED = range(3)  # of a ladder: sizes that growth passes through
 CHOOSING = 16  # members at each budget that choose a learning rate
 SCHEDULES: dict[str, Callable[[], Controller]] = {  # they look at nothing
-    "clone at 10 %": lambda: Schedule([(0.1, "clone")]),
-    "widen at 10 %": lambda: Schedule([(0.1, "widen_full")]),
-    "widen, then clone": lambda: Schedule([(0.05, "widen_full"), (0.2, "clone")]),
-    "widen twice, clone twice": lambda: Schedule([(0.03, "widen_full", "all", 2), (0.15, "clone", "all", 2)]),
+    "clone at 10 %": lambda: Schedule.parse("clone@0.1"),
+    "widen at 10 %": lambda: Schedule.parse("widen_full@0.1"),
+    "widen, then clone": lambda: Schedule.parse("widen_full@0.05+clone@0.2"),
+    "widen twice, clone twice": lambda: Schedule.parse("widen_full@0.03x2+clone@0.15x2"),
 }
 SCRIPTED: dict[str, Callable[[], Controller]] = {
     "start": Static,

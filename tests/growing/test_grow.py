@@ -162,7 +162,7 @@ def test_new_layers_are_charged_for_as_long_as_they_are_there() -> None:
             seen.append(float(observation.step_cost))
             return super().decide(observation, masks, step)
 
-    recipe = Watching([(0.2, "widen_full", "all")])
+    recipe = Watching.parse("widen_full@0.2")
     grown = grow(models.small_mlp(), models.table(), controller=recipe, epochs=6, folds=1)
     assert len(grown.folded) == 2
     wider = sum(p.numel() for p in grown.model.parameters() if p.ndim > 1)
@@ -693,7 +693,7 @@ def test_a_seed_in_a_model_of_two_dtypes_has_that_of_its_slot() -> None:
 def test_a_model_grows_in_autocast_with_added_up_gradients(device: str) -> None:
     torch.manual_seed(0)
     batch = models.table(8)
-    recipe = {"controller": Schedule([(0.1, "widen_half", "all")]), "lifecycle": None}
+    recipe = {"controller": "schedule:widen_half@0.1", "lifecycle": None}
     settings = {"epochs": 4, "folds": 1, "device": device, "precision": "bfloat16", "accumulate": 2}
     grown = grow(models.small_mlp(), [batch] * 4, [batch], lr=3e-3, **recipe, **settings)
     assert grown.folded, grown.report()

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import esper
 from esper.growing.criterion import Criterion
 from esper.growing.settings import check_settings
-from esper.tamiyo.schedule import Schedule
+from esper.lifecycle.actions import Blueprint
+from esper.tamiyo.schedule import Schedule, ScheduleLine
 from tests.growing import models
 
 X, Y = models.images(8)
@@ -102,8 +103,8 @@ def test_a_model_grows_folds_and_exports(
     torch.manual_seed(0)
     model = make()
     before = copy.deepcopy(model.state_dict())
-    plain = grows.split()[-1].lower()
-    recipe = [(0.1, "clone", "all"), (0.2, "widen_half", "all"), (0.35, plain, [0])]
+    plain = ScheduleLine(0.35, Blueprint[grows.split()[-1]], slots=(0,))
+    recipe = [ScheduleLine(0.1, Blueprint.CLONE), ScheduleLine(0.2, Blueprint.WIDEN_HALF), plain]
     settings = {"epochs": 8, "lr": 1e-3, "progress": False, "folds": 3, "step": models.rising_score()}
     grown = esper.grow(
         model, train=[batch], val=[batch], slots=slots, controller=Schedule(recipe), **settings
@@ -160,7 +161,7 @@ def logits(output: Any) -> Tensor:
 def test_a_deeper_gpt2_writes_with_its_cache_and_loads_where_esper_is_not(tmp_path: Any) -> None:
     torch.manual_seed(0)
     settings = {"epochs": 6, "lr": 1e-3, "progress": False, "folds": 2, "step": models.rising_score()}
-    recipe = Schedule([(0.1, "clone", "all"), (0.4, "clone", [1])])
+    recipe = Schedule([ScheduleLine(0.1, Blueprint.CLONE), ScheduleLine(0.4, Blueprint.CLONE, slots=(1,))])
     model = esper.grow(gpt2(), train=[GPT2], val=[GPT2], controller=recipe, **settings).model
     assert model.config.n_layer == 5
     assert [block.attn.layer_idx for block in model.transformer.h] == [0, 1, 2, 3, 4]

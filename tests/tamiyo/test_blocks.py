@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 
-from esper.lifecycle.actions import Head, Op
+from esper.lifecycle.actions import Blueprint, Head, Op
 from esper.simic.learner import LearnedController
 from esper.simic.rollout import Episode, play
+from esper.tamiyo import scripted
 from esper.tamiyo.controller import Blocks, Controller
-from esper.tamiyo.schedule import PacedSchedule, Schedule
-from esper.tamiyo.scripted import Heuristic, HeuristicConfig, RandomLegal, Static
+from esper.tamiyo.schedule import PacedSchedule, Schedule, ScheduleLine
+from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from tests.controllers import Scheduled
 from tests.simic.worlds import make_agent, make_environment
 
@@ -26,7 +28,7 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
 
 def test_a_block_lives_as_it_would_alone_also_beside_one_that_decides_several_actions_at_once() -> None:
     """The others wait after their one action, and only those who look are charged for looking."""
-    lines = [(0.2, "mlp_small"), (0.5, "norm", [1])]
+    lines = [ScheduleLine(0.2, Blueprint.MLP_SMALL), ScheduleLine(0.5, Blueprint.NORM, slots=(1,))]
     controllers: dict[str, Callable[[], Controller]] = {**CONTROLLERS, "schedule": lambda: Schedule(lines)}
     ids = torch.arange(7, 9)
     blocks = Blocks({name: make() for name, make in controllers.items()})
@@ -48,6 +50,7 @@ def test_a_block_lives_as_it_would_alone_also_beside_one_that_decides_several_ac
         np.testing.assert_allclose(together.flops[spans[name]], alone.flops)
 
 
+@mock.patch.multiple(scripted, PLATEAU_POINTS=100, REST_EPOCHS=1)  # so that the heuristic acts in 8 steps
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_an_episode_resumed_with_any_controller_goes_on_to_the_same_bits(at: int) -> None:
     """At a saved state that nothing changes afterwards, by controllers that never saw the steps before."""
@@ -55,9 +58,9 @@ def test_an_episode_resumed_with_any_controller_goes_on_to_the_same_bits(at: int
     def begin() -> Episode:
         blocks = Blocks(
             {
-                "heuristic": Heuristic(HeuristicConfig(plateau_points=100, rest_epochs=1)),
-                "schedule": Schedule([(0.1, "mlp_small", "all", 2), (0.5, "norm", [1])]),
-                "paced": PacedSchedule([(0.1, "mlp_small"), (0.5, "norm", [1])]),
+                "heuristic": Heuristic(),
+                "schedule": Schedule.parse("mlp_small@0.1x2+norm@0.5"),
+                "paced": PacedSchedule.parse("mlp_small@0.1+norm@0.5"),
                 "learned": LearnedController(make_agent()),
                 **{name: make() for name, make in CONTROLLERS.items()},
             }

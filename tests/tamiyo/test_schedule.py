@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -26,44 +23,29 @@ CLONE = Blueprint.CLONE
 
 
 @pytest.mark.parametrize(
-    ("line", "event"),
+    ("text", "message"),
     [
-        ((0.3, "clone"), ScheduleLine(0.3, CLONE)),
-        ([0, "CLONE", "all"], ScheduleLine(0.0, CLONE)),
-        ([0.3, "widen_half", [0, 2]], ScheduleLine(0.3, Blueprint.WIDEN_HALF, (0, 2))),
-        (["0.3", "mlp", "all", 2], ScheduleLine(0.3, Blueprint.MLP, "all", 2)),
-        (ScheduleLine(0.5, CLONE, (1,)), ScheduleLine(0.5, CLONE, (1,))),
+        ("clone", "'clone' is no line of a schedule; write clone@0.3, or clone@0.3x2 for two in a row"),
+        ("clone@0.1+", "'' is no line"),
+        ("clone@early", "is no line"),
+        ("clone@-0.1", "is no line"),
+        ("copy@0.3", "blueprints are conv_light, .*clone, widen_half, widen_full"),
+        ("clone@1.0", "its share lies from 0 to below 1"),
+        ("clone@0.3x0", "its times are at least 1"),
+        ("clone@0.5+clone@0.2", r"shares are \[0.5, 0.2\]; put them in rising order"),
     ],
 )
-def test_an_event_is_read_from_a_line(line: ScheduleLine | Sequence[object], event: ScheduleLine) -> None:
-    assert ScheduleLine.of(line) == event
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ((0.3,), r"is \(0.3,\); give a share of the budget, a blueprint, 'all' or a list of slots"),
-        ((0.3, "copy"), "blueprints are conv_light, .*clone, widen_half, widen_full"),
-        (("early", "clone"), "give a share"),
-        ((0.3, "clone", 1), "give a share"),
-        ((0.3, "clone", [0], "often"), "give a share"),
-        ((1.0, "clone"), "its share lies from 0 to below 1"),
-        ((-0.1, "clone"), "its share lies from 0 to below 1"),
-        ((0.3, "clone", "all", 0), "its times are at least 1"),
-        (0.3, "give a share"),
-    ],
-)
-def test_a_line_that_means_nothing_is_refused(line: Sequence[object], message: str) -> None:
+def test_a_text_that_means_nothing_is_refused(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        Schedule([line])
+        Schedule.parse(text)
 
 
-def test_shares_that_fall_and_slots_that_are_not_there_are_refused() -> None:
-    with pytest.raises(UserError, match=r"shares are \[0.5, 0.2\]; put them in rising order"):
-        Schedule([(0.5, "clone"), (0.2, "clone")])
+def test_a_schedule_is_read_from_its_text_and_knows_its_slots() -> None:
+    lines = [ScheduleLine(0.0, CLONE), ScheduleLine(0.3, Blueprint.MLP, 2)]
+    assert Schedule.parse("CLONE@0+mlp@.3x2").events == lines
     scene = EpisodeInfo(torch.arange(2), 3, 0, torch.device("cpu"))
-    with pytest.raises(UserError, match=r"names slot 3; this host has slots 0\.\.2"):
-        Schedule([(0.5, "clone", [1, 3])]).begin(scene)
+    with pytest.raises(UserError, match=r"names slots \[1, 3\]; this host has slots 0\.\.2"):
+        Schedule([ScheduleLine(0.5, CLONE, slots=(1, 3))]).begin(scene)
 
 
 def blocks_of(environment: GrowthEnvironment) -> list[list[int]]:
@@ -77,7 +59,7 @@ def blocks_of(environment: GrowthEnvironment) -> list[list[int]]:
 def test_one_block_becomes_two_and_four() -> None:
     environment = make_residual(members=(0, 1), steps=10, folds=3)
     seen = []
-    schedule = Schedule([(0.2, "clone"), (0.5, "clone", "all", 2)])
+    schedule = Schedule.parse("clone@0.2+clone@0.5x2")
     play(environment, schedule, 0, on_step=lambda result: seen.append(blocks_of(environment)))
     assert seen == [[[n], [n]] for n in (1, 1, 2, 2, 2, 3, 4, 4, 4, 4)]
     assert (environment.slots.stage == Stage.DORMANT).all(), "every fossil is host by now"
@@ -87,7 +69,7 @@ def test_one_block_becomes_two_and_four() -> None:
 
 def test_every_slot_is_planted_and_raised_within_one_step() -> None:
     environment = make_residual(members=(0,), steps=4, folds=1, depth=3)
-    record = play(environment, Schedule([(0.25, "clone", [0, 2])]), 0)
+    record = play(environment, Schedule([ScheduleLine(0.25, CLONE, slots=(0, 2))]), 0)
     assert record.germinated.nonzero()[0].tolist() == [1, 1], "both at the second decision"
     assert (record.stage[1] == [Stage.FOSSILIZED, Stage.DORMANT, Stage.FOSSILIZED]).all()
     assert blocks_of(environment) == [[2, 1, 2]]
@@ -95,7 +77,7 @@ def test_every_slot_is_planted_and_raised_within_one_step() -> None:
 
 def test_fresh_seeds_take_their_ramp_and_stay() -> None:
     environment = make_environment(members=(0, 1), steps=8)
-    record = play(environment, Schedule([(0.0, "mlp_small", [0])]), 0)
+    record = play(environment, Schedule([ScheduleLine(0.0, Blueprint.MLP_SMALL, slots=(0,))]), 0)
     np.testing.assert_allclose(record.alpha[:, 0, 0], [0, 1 / 3, 2 / 3, 1, 1, 1, 1, 1], atol=1e-6)
     assert (record.stage[2, :, 0] == Stage.BLENDING).all()
     assert (environment.slots.stage[:, 0] == Stage.FOSSILIZED).all()
@@ -106,22 +88,22 @@ def test_fresh_seeds_take_their_ramp_and_stay() -> None:
 def test_a_schedule_follows_the_share_that_is_spent(clock: str) -> None:
     """With compute as the clock a member that has grown comes to its second line in fewer steps."""
 
-    def births(events: list[tuple[object, ...]]) -> list[int]:
+    def births(*at: float) -> list[int]:
         environment = make_residual(members=(0,), steps=12, folds=4, clock=clock)
         shares: list[float] = []
         record: EpisodeRecord = play(
             environment,
-            Schedule(events),
+            Schedule([ScheduleLine(share, CLONE) for share in at]),
             0,
             on_step=lambda result: shares.append(float(result.observation.progress[0])),
         )
         found: list[int] = record.germinated[:, 0, 0].nonzero()[0].tolist()
-        for step, event in zip(found, events, strict=True):
-            assert shares[step - 1] >= event[0], "not before its share"
-            assert step == 1 or shares[step - 2] < event[0], "and not after it"
+        for step, share in zip(found, at, strict=True):
+            assert shares[step - 1] >= share, "not before its share"
+            assert step == 1 or shares[step - 2] < share, "and not after it"
         return found
 
-    alone, second = births([(0.6, "clone")]), births([(0.1, "clone"), (0.6, "clone")])
+    alone, second = births(0.6), births(0.1, 0.6)
     assert (second[1] < alone[0]) is (clock == "compute")
 
 
@@ -129,18 +111,6 @@ def test_a_schedule_without_lines_never_grows() -> None:
     records = [play(make_environment(members=(0, 1), steps=3), c, 0) for c in (Schedule([]), Static())]
     np.testing.assert_array_equal(*(record.accuracy for record in records))
     assert not records[0].germinated.any()
-
-
-def test_a_schedule_of_a_yaml_file_is_that_of_the_same_lines(tmp_path: Path) -> None:
-    file = tmp_path / "recipe.yaml"
-    file.write_text("- [0.05, clone, all]\n- [0.30, clone, all, 2]\n- [0.5, widen_half, [0]]\n")
-    lines = [(0.05, "clone", "all"), (0.30, "clone", "all", 2), (0.5, "widen_half", [0])]
-    assert Schedule.parse(str(file)).events == Schedule(lines).events
-
-
-def test_a_schedule_from_a_file_that_is_not_there_says_so() -> None:
-    with pytest.raises(UserError, match=r"there is no file missing\.yaml"):
-        Schedule.parse("missing.yaml")
 
 
 @pytest.mark.parametrize(
@@ -181,9 +151,8 @@ class OnlyLegal(PacedSchedule):
 
 
 def test_a_paced_schedule_grows_what_the_schedule_grows_by_one_legal_action_a_step() -> None:
-    lines = [(0.1, "widen_full"), (0.4, "clone")]
     environment = make_residual(members=(0, 1, 2), steps=24, folds=2, depth=2)
-    record = play(environment, OnlyLegal(lines), 0)
+    record = play(environment, OnlyLegal.parse("widen_full@0.1+clone@0.4"), 0)
     assert (record.germinated.sum(axis=2) <= 1).all()
     ops, slot = record.choices[..., Head.OP], record.choices[..., Head.SLOT]
     for s in range(2):

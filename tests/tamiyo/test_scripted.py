@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,10 +25,11 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.engine import ActionOutcome, apply, tick
 from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
+from esper.tamiyo import scripted
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Habit, Heuristic, HeuristicConfig, RandomLegal, Static, any_legal, kth_legal
+from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
 from tests.lifecycle.strategies import fits_of, random_evidence
 from tests.scenes import plain_observation as observe
@@ -42,7 +42,7 @@ MAKE = {
     "random": lambda: RandomLegal(0.5),
     "scheduled": lambda: Scheduled((0, 4, 9)),
     "habit": Habit,
-    "heuristic": lambda: Heuristic(HeuristicConfig(first_epoch=1)),
+    "heuristic": Heuristic,
 }
 
 
@@ -125,8 +125,7 @@ def test_a_rate_above_1_is_refused() -> None:
 class SlowHeuristic:
     """One member at a time, one rule after another."""
 
-    def __init__(self, config: HeuristicConfig, topology: str) -> None:
-        self.config = config
+    def __init__(self, topology: str) -> None:
         self.blueprints = sorted(selectable_blueprints(topology))
         self.planted, self.rested = 0, 0
 
@@ -134,7 +133,6 @@ class SlowHeuristic:
         """(op, slot, blueprint), 0 where it is not read."""
         slots, evidence = turn.observation.slots, turn.observation.evidence
         legal = turn.masks.slot_by_op[member]
-        config = self.config
         for op, wanted in (
             (Op.PRUNE, self._hurts),
             (Op.FOSSILIZE, self._earned),
@@ -147,25 +145,24 @@ class SlowHeuristic:
                 if wanted is not None and not wanted(slots, evidence, member, s):
                     continue
                 if op == Op.GERMINATE:
-                    history = turn.observation.accuracy_history[member].tolist()[-config.plateau_epochs - 1 :]
-                    gains = [b - a for a, b in pairwise(history)]
-                    stuck = all(gain < config.plateau_points / 100 for gain in gains)
-                    if not stuck or turn.step < config.first_epoch or turn.step < self.rested:
+                    before, now = turn.observation.accuracy_history[member].tolist()[-2:]
+                    stuck = now - before < scripted.PLATEAU_POINTS / 100
+                    if not stuck or turn.step < scripted.FIRST_EPOCH or turn.step < self.rested:
                         break
                     self.planted += 1
                     return int(op), s, int(self.blueprints[(self.planted - 1) % len(self.blueprints)])
                 if op == Op.PRUNE:
-                    self.rested = turn.step + config.rest_epochs
+                    self.rested = turn.step + scripted.REST_EPOCHS
                 return int(op), s, 0
         return int(Op.WAIT), 0, 0
 
     def _hurts(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
         contribution = evidence.contribution[n, s].item()
         holding = slots.stage[n, s] == Stage.HOLDING
-        return contribution <= self.config.prune_points or (bool(holding) and contribution < 0)
+        return contribution <= scripted.PRUNE_POINTS or (bool(holding) and contribution < 0)
 
     def _earned(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
-        return evidence.contribution[n, s].item() > max(self.config.fossilise_points, 0.0)
+        return evidence.contribution[n, s].item() > scripted.FOSSILISE_POINTS
 
     def _ready(self, slots: SlotStates, evidence: SlotEvidence, n: int, s: int) -> bool:
         stage = slots.stage[n, s]
@@ -181,9 +178,8 @@ class SlowHeuristic:
 @settings(deadline=None, max_examples=9)
 @given(topology=TOPOLOGIES, seed=st.integers(0, 10_000))
 def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
-    config = HeuristicConfig(first_epoch=2, rest_epochs=4)
-    slow = [SlowHeuristic(config, topology) for _ in range(6)]
-    for turn in turns(Heuristic(config), 6, 3, 40, topology, seed):
+    slow = [SlowHeuristic(topology) for _ in range(6)]
+    for turn in turns(Heuristic(), 6, 3, 40, topology, seed):
         expected = [member.decide(turn, n) for n, member in enumerate(slow)]
         found = turn.actions.choices[:, [Head.OP, Head.SLOT, Head.BLUEPRINT]].tolist()
         assert found == [list(e) for e in expected], turn.step

@@ -1,6 +1,6 @@
 """Growth by the share of the budget that is spent, without any metric: the rule that a learned one must beat.
 
-    Schedule([(0.05, "clone", "all"), (0.30, "clone", "all", 2)])
+    Schedule.parse("clone@0.05+clone@0.30x2")
 
 grows every slot by a clone once 5 % of the budget is spent, and by two more, one after the other, at 30 %.
 BY_BUDGET is a rule of thumb: how much to grow follows from how long the first host could train.
@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -27,44 +26,26 @@ from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.scripted import build_actions, first_legal
 from esper.utils.errors import UserError
-from esper.utils.settings import parse_yaml
 
-ALL: Literal["all"] = "all"
-_LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9.]+?)(x(?P<times>\d+))?")
+_LINE = re.compile(r"(?P<name>\w+)@(?P<at>[0-9]*\.?[0-9]+)(x(?P<times>\d+))?")
 
 
 @dataclass(frozen=True)
 class ScheduleLine:
-    """One line of a schedule."""
+    """One line of a schedule; raises UserError for a share outside of 0 to 1 and for no times."""
 
     at: float  # share of the budget, 0..1
     blueprint: Blueprint
-    slots: tuple[int, ...] | Literal["all"] = ALL
     times: int = 1  # seeds in each of the slots, one after the other
+    slots: tuple[int, ...] | None = None  # all of them by default
     updates: tuple[float, float] = (0, math.inf)  # for budgets that pay the first host so many: from, below
 
-    @staticmethod
-    def of(line: ScheduleLine | Sequence[object]) -> ScheduleLine:
-        """Read (0.3, "clone"), (0.3, "clone", [0, 2]) or (0.3, "clone", "all", 2), or raise UserError."""
-        if isinstance(line, ScheduleLine):
-            return line
-        try:
-            at, name, *rest = line
-            slots, times = (*rest, ALL)[0], (*rest[1:], 1)[0]
-            which = ALL if slots == ALL else tuple(int(s) for s in slots)  # type: ignore[attr-defined]
-            event = ScheduleLine(float(at), Blueprint[str(name).upper()], which, int(times))  # type: ignore[arg-type, call-overload]
-        except (TypeError, ValueError, KeyError):
-            names = ", ".join(b.name.lower() for b in Blueprint if b is not Blueprint.NOOP)
+    def __post_init__(self) -> None:
+        if not 0 <= self.at < 1 or self.times < 1:
             raise UserError(
-                f"a line of the schedule is {line!r}; give a share of the budget, a blueprint, 'all' or a "
-                f"list of slots, and how often, as in [0.3, clone, all, 2]; blueprints are {names}"
-            ) from None
-        if not 0 <= event.at < 1 or event.times < 1:
-            raise UserError(
-                f"a line of the schedule is {line!r}; its share lies from 0 to below 1 and its times are at "
-                "least 1"
+                f"a line of the schedule grows {self.times} times at {self.at} of the budget; its share lies "
+                "from 0 to below 1 and its times are at least 1"
             )
-        return event
 
 
 BY_BUDGET = (  # chosen on made tasks; docs/study.md says what it was judged on and what limits that
@@ -83,42 +64,33 @@ class Schedule(Controller):
 
     uses_metrics = False
 
-    def __init__(
-        self, events: Iterable[ScheduleLine | Sequence[object]], conditions: Conditions | None = None
-    ) -> None:
-        """Read lines as `ScheduleLine.of` takes them, their shares rising; raise UserError otherwise.
+    def __init__(self, events: Iterable[ScheduleLine], conditions: Conditions | None = None) -> None:
+        """Take lines with rising shares; raise UserError otherwise.
 
         conditions: under which it is known to do no harm, if it is meant for those only.
         """
-        self.conditions = conditions
-        self.events = [ScheduleLine.of(line) for line in events]
+        self.conditions, self.events = conditions, list(events)
         if [e.at for e in self.events] != sorted(e.at for e in self.events):
             raise UserError(
                 f"the schedule's shares are {[e.at for e in self.events]}; put them in rising order"
             )
         self._plants = any(event.blueprint not in GROWTH_BLUEPRINTS for event in self.events)
 
-    @staticmethod
-    def parse(text: str) -> Schedule:
-        """Parse 'clone@0.1+widen_full@0.3x2', or a YAML file with a list of lines, or raise UserError."""
-        if text.endswith((".yaml", ".yml")):
-            if not Path(text).is_file():
-                raise UserError(
-                    f"there is no file {text}; give a YAML file with lines such as - [0.3, clone, all, 2]"
-                )
-            lines = parse_yaml(Path(text).read_text(encoding="utf-8"), text)
-            if not isinstance(lines, list):
-                raise UserError(f"{text} holds no list; give lines such as - [0.3, clone, all, 2]")
-            return Schedule(lines)
-        found = []
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse 'clone@0.1+widen_full@0.3x2', or raise UserError."""
+        names = {b.name.lower(): b for b in Blueprint if b is not Blueprint.NOOP}
+        lines = []
         for part in text.split("+"):
             match = _LINE.fullmatch(part.strip())
-            if match is None:
+            if match is None or match["name"].lower() not in names:
                 raise UserError(
-                    f"{part!r} is no line of a schedule; write clone@0.3, or clone@0.3x2 for two in a row"
+                    f"{part!r} is no line of a schedule; write clone@0.3, or clone@0.3x2 for two in a row; "
+                    f"blueprints are {', '.join(names)}"
                 )
-            found.append((float(match["at"]), match["name"], ALL, int(match["times"] or 1)))
-        return Schedule(found)
+            blueprint, times = names[match["name"].lower()], int(match["times"] or 1)
+            lines.append(ScheduleLine(float(match["at"]), blueprint, times))
+        return cls(lines)
 
     def begin(self, info: EpisodeInfo) -> None:
         """Start an episode in which nothing has been planted yet."""
@@ -126,14 +98,12 @@ class Schedule(Controller):
         shape = (len(self.events), info.num_members, info.num_slots)
         self._remaining = torch.zeros(shape, dtype=torch.long, device=info.device)  # seeds still to plant
         for k, event in enumerate(self.events):
-            unknown = (
-                [] if event.slots == ALL else [s for s in event.slots if not 0 <= int(s) < info.num_slots]
-            )
-            if unknown:
+            slots = range(info.num_slots) if event.slots is None else event.slots
+            if not set(slots) <= set(range(info.num_slots)):
                 raise UserError(
-                    f"the schedule names slot {unknown[0]}; this host has slots 0..{info.num_slots - 1}"
+                    f"the schedule names slots {list(slots)}; this host has slots 0..{info.num_slots - 1}"
                 )
-            self._remaining[k, :, slice(None) if event.slots == ALL else list(event.slots)] = event.times
+            self._remaining[k, :, list(slots)] = event.times
 
     def state_dict(self) -> dict[str, Tensor]:
         return {"remaining": self._remaining, "first": torch.tensor(self._first)}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
@@ -17,7 +16,6 @@ from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.utils.devices import device_table
-from esper.utils.settings import Config
 from esper.utils.streams import Stream
 
 STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
@@ -182,34 +180,20 @@ def _strength() -> Tensor:
     return 1 + len(Blueprint) * strongest
 
 
-class HeuristicConfig(Config):
-    """When the heuristic grows and when it gives up."""
-
-    plateau_epochs: int = Field(
-        default=1, ge=1, le=4, description="germinate after this many epochs without progress"
-    )
-    plateau_points: float = Field(
-        default=1.0, ge=0, description="an epoch that gains fewer points of accuracy made no progress"
-    )
-    first_epoch: int = Field(default=2, ge=0, description="never germinate before this many epochs")
-    fossilise_points: float = Field(
-        default=0.5, description="fossilise a seed whose contribution is above this many points"
-    )
-    prune_points: float = Field(
-        default=-2.0, le=0, description="prune any seed whose contribution is this many points or less"
-    )
-    rest_epochs: int = Field(default=5, ge=0, description="no germination for this long after a prune")
+# When the heuristic grows and when it gives up: chosen by hand on episodes of 30 steps.
+PLATEAU_POINTS = 1.0  # an epoch that gains fewer points of accuracy made no progress
+FIRST_EPOCH = 2  # never germinate before this many epochs
+FOSSILISE_POINTS = 0.5  # fossilise a seed whose contribution is above this many points
+PRUNE_POINTS = -2.0  # prune any seed whose contribution is this many points or less
+REST_EPOCHS = 5  # no germination for this long after a prune
 
 
 class Heuristic(ScriptedController):
     """Germinates on a plateau, advances as the gates allow, keeps what helps and prunes what hurts.
 
     A seed at full strength (HOLDING) is pruned as soon as its contribution is negative; one that is still
-    being blended in gets the benefit of the doubt down to `prune_points`.
+    being blended in gets the benefit of the doubt down to PRUNE_POINTS.
     """
-
-    def __init__(self, config: HeuristicConfig | None = None):
-        self.config = config or HeuristicConfig()
 
     def begin(self, info: EpisodeInfo) -> None:
         """Start an episode in which no member has pruned anything, so that all may plant."""
@@ -225,23 +209,18 @@ class Heuristic(ScriptedController):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Prune what hurts, else fossilise, else advance, else plant on a plateau, else wait."""
-        config, contribution = self.config, observation.evidence.contribution
-        hurts = (contribution <= config.prune_points) | (
-            (observation.slots.stage == Stage.HOLDING) & (contribution < 0)
-        )
-        ready = self.on_plateau(observation) & (self._rested <= step) & (step >= config.first_epoch)
+        contribution = observation.evidence.contribution
+        holding = observation.slots.stage == Stage.HOLDING
+        hurts = (contribution <= PRUNE_POINTS) | (holding & (contribution < 0))
+        gain = observation.accuracy_history[:, -1] - observation.accuracy_history[:, -2]  # NaN at first
+        on_plateau = gain < PLATEAU_POINTS / 100.0  # [N]
+        ready = on_plateau & (self._rested <= step) & (step >= FIRST_EPOCH)
         candidates = {
             Op.PRUNE: hurts,
-            Op.FOSSILIZE: contribution > config.fossilise_points,
+            Op.FOSSILIZE: contribution > FOSSILISE_POINTS,
             Op.ADVANCE: torch.ones_like(hurts),
             Op.GERMINATE: ready.unsqueeze(1).expand_as(hurts),
         }
         actions = self.act(candidates, masks)
-        self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + config.rest_epochs, self._rested)
+        self._rested = torch.where(actions[Head.OP] == Op.PRUNE, step + REST_EPOCHS, self._rested)
         return actions
-
-    def on_plateau(self, observation: Observation) -> Tensor:
-        """Whether each of the latest epochs gained less than `plateau_points`.  # [N] bool"""
-        latest = observation.accuracy_history[:, -(self.config.plateau_epochs + 1) :]
-        gains = latest.diff(dim=1)  # NaN before there are enough epochs
-        return (gains < self.config.plateau_points / 100.0).all(dim=1)
