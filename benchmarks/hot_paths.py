@@ -34,7 +34,7 @@ from benchmarks.common import (
 )
 from esper.lifecycle.actions import NUM_HEADS, Head, head_sizes, relevance
 from esper.lifecycle.slot_states import SlotConfig
-from esper.simic.agent.gae import GaeInputs, compute_gae, loop_kernel, scan_kernel
+from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.simic.agent.losses import approximate_kl
 from esper.simic.agent.ppo import PPOAgent, PPOConfig
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
@@ -284,13 +284,6 @@ def prepare_gae_proposed(members: int, slots: int) -> Case:
     return Case(ours=lambda: gae_proposed(rows), baseline=lambda: gae_member_by_member(rows))
 
 
-def prepare_gae_scan(members: int, slots: int) -> Case:
-    rows = make_rows(members)
-    return Case(
-        ours=lambda: scan_kernel(rows, GAMMA, LAMBDA), baseline=lambda: loop_kernel(rows, GAMMA, LAMBDA)
-    )
-
-
 # Rollout buffer
 
 
@@ -474,7 +467,6 @@ WORKS = {
         Work("kl", f"KL of eight heads over {KL_STEPS} steps", prepare_kl, slots=(1,)),
         Work("gae", f"GAE over {GAE_STEPS} steps", prepare_gae, (16, 64, 128), (1,)),
         Work("gae_proposed", "ends as a mask made before the loop", prepare_gae_proposed, (16,), (1,)),
-        Work("gae_scan", "doubling scan against a loop over steps", prepare_gae_scan, (16, 128, 1024), (1,)),
         Work("buffer", "one step of every member into the rollout", prepare_buffer, slots=(3,)),
         Work("buffer_ragged", "the same with a mask of active members", prepare_buffer_ragged, slots=(3,)),
         Work("step_counts", "the mask of stored steps", prepare_step_counts, slots=(3,)),

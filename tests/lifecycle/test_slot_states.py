@@ -10,8 +10,8 @@ import torch
 
 from esper.lifecycle.actions import Actions, Head, Op
 from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
-from esper.lifecycle.stages import Stage, check_stage
-from esper.tamiyo.policy.action_masks import SlotMaskState
+from esper.lifecycle.stages import Stage
+from esper.tamiyo.policy.action_masks import SlotMaskState, compute_batch_masks
 from tests.scenes import random_states
 
 
@@ -86,9 +86,8 @@ def test_stage_values() -> None:
 @pytest.mark.parametrize("value", [5, 11, 99, -1])
 def test_unknown_stages_are_refused_at_every_entrance(value: int) -> None:
     doors = {
-        "check_stage": lambda: check_stage(value),
         "SlotRecord": lambda: SlotStates.from_records([[SlotRecord(stage=value)]]),
-        "SlotMaskState": lambda: SlotMaskState(stage=value),
+        "SlotMaskState": lambda: compute_batch_masks([[SlotMaskState(stage=value)]]),
         "SlotStates": lambda: SlotStates.empty(2, 2).replace(stage=torch.full((2, 2), value)).check(),
     }
     for door in doors.values():

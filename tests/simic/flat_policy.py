@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from esper.tamiyo.policy.distribution import MaskedHeads
-from esper.tamiyo.policy.network import Policy, PolicyOutput, RecurrentCore, linear
+from esper.tamiyo.policy.network import PolicyOutput, RecurrentCore, linear
 from esper.utils.settings import Config
 
 
@@ -42,7 +42,7 @@ def padded_choices(head_sizes: Sequence[int]) -> Tensor:
     return torch.arange(max(head_sizes)) < torch.tensor(list(head_sizes)).unsqueeze(-1)
 
 
-class FlatPolicy(Policy):
+class FlatPolicy(nn.Module):
     """An MLP encoder, an optional recurrent core, and one linear layer for all heads.
 
     Every head is read at every step; a step is forced when each head has a single legal choice.
@@ -64,6 +64,10 @@ class FlatPolicy(Policy):
         self.heads = linear(width, len(self.head_sizes) * self.choices, gain=0.01)
         self.value_head = linear(width, 1, gain=1.0)
 
+    def initial_state(self, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
+        """Zeros, of width 0 where there is no memory.  # [N, state]"""
+        return torch.zeros(num_rows, 0 if self.core is None else self.core.state_size, device=device)
+
     def sequence(
         self,
         observation: FlatObservation,
@@ -73,13 +77,13 @@ class FlatPolicy(Policy):
         actions: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
-        """As `Policy.sequence` says; every head is read at every step."""
+        """As `TamiyoNet.sequence` says; every head is read at every step."""
         memory, state = self._remember(observation, state, resets)
         logits = self.heads(memory).unflatten(-1, (len(self.head_sizes), self.choices))
         heads = MaskedHeads(logits, masks.legal)
         if actions is None:
             actions = heads.mode() if uniforms is None else heads.sample(uniforms)
-        relevant = self.relevant(actions)
+        relevant = torch.ones_like(actions, dtype=torch.bool)
         return PolicyOutput(
             **vars(heads.evaluate(actions, relevant)),
             actions=actions,
@@ -88,10 +92,6 @@ class FlatPolicy(Policy):
             value=self.value_head(memory).squeeze(-1),
             state=state,
         )
-
-    def relevant(self, actions: Tensor) -> Tensor:
-        """Every head, whatever the action.  # [N, T, H] → [N, T, H] bool"""
-        return torch.ones_like(actions, dtype=torch.bool)
 
     def _remember(self, observation: FlatObservation, state: Tensor, resets: Tensor) -> tuple[Tensor, Tensor]:
         """What the policy knows after each step.  # [N, T, width]"""

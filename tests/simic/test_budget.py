@@ -203,6 +203,6 @@ def test_a_rollback_gives_the_room_of_a_fold_back() -> None:
     result = environment.step([Actions.of([action] * 2) for action in (CLONE, FOSSILISE)])
     assert result.panicked.tolist() == [True, False]
     assert environment.slots.room.tolist() == [[2], [1]]
-    assert environment.slots.stage[:, 0].tolist() == [Stage.PRUNED, Stage.FOSSILIZED]
+    assert environment.slots.stage[:, 0].tolist() == [Stage.DORMANT, Stage.DORMANT]
     assert environment.parameters[0] == environment.host_parameters
     environment.step(Actions.wait(2))

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from esper.simic.agent.gae import GaeInputs, Kernel, compute_gae, fastest_kernel, loop_kernel, scan_kernel
+from esper.simic.agent.gae import GaeInputs, Kernel, compute_gae, fastest_kernel, loop_kernel
 from tests.operations import count_operations
 
 GOLDEN = Path(__file__).parents[1] / "data" / "gae.npz"
-KERNELS: dict[str, Kernel] = {"loop": loop_kernel, "scan": scan_kernel}
+KERNELS: dict[str, Kernel] = {"loop": loop_kernel}
 if importlib.util.find_spec("numba"):
     from esper.simic.agent.gae_kernels import numba_kernel
 
@@ -131,7 +131,7 @@ def test_what_is_not_read_may_be_anything(kernel: Kernel) -> None:
 def test_the_number_of_operations_does_not_grow_with_terminals_or_members() -> None:
     counts = {
         (members, ends): count_operations(
-            lambda n=members, e=ends: scan_kernel(random_rows(0, n, 32, e), 0.9, 0.9)
+            lambda n=members, e=ends: loop_kernel(random_rows(0, n, 32, e), 0.9, 0.9)
         )
         for members in (2, 128)
         for ends in (0.0, 0.9)

@@ -70,17 +70,15 @@ def test_seeding_repeats_a_run_and_episodes_differ(envs: gymnasium.vector.Vector
     assert not np.array_equal(first[0], other[0])
 
 
-@pytest.mark.parametrize("truncates", [False, True])
-def test_the_end_and_the_step_after_it(truncates: bool) -> None:
-    envs = gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=2, time_limit_truncates=truncates, **OPTIONS)
+def test_the_end_and_the_step_after_it() -> None:
+    envs = gymnasium.make_vec(esper.gym.ENVIRONMENT_ID, num_envs=2, **OPTIONS)
     assert envs.metadata["autoreset_mode"] == AutoresetMode.NEXT_STEP
     envs.reset(seed=0)
     waits = np.zeros((2, 8), dtype=np.int64)
     ends = [envs.step(waits)[2:4] for _ in range(4)]
     terminated, truncated = (np.stack(part) for part in zip(*ends, strict=True))
-    last, never = (truncated, terminated) if truncates else (terminated, truncated)
-    assert last.tolist() == [[False] * 2] * 3 + [[True] * 2]
-    assert not never.any()
+    assert terminated.tolist() == [[False] * 2] * 3 + [[True] * 2]
+    assert not truncated.any()
     observations, rewards, terminated, truncated, infos = envs.step(waits)  # resets; the actions are ignored
     assert not rewards.any()
     assert not terminated.any()

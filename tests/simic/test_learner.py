@@ -16,7 +16,6 @@ from esper.simic.config import LearnerConfig, RewardConfig
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.rollout import play
-from esper.simic.telemetry import returns_to_go
 from esper.simic.trainer import CONTROL, Trainer
 from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig
@@ -94,19 +93,6 @@ def test_a_patient_policy_differs_by_the_bias_of_its_ops_alone() -> None:
     assert patient["op_head.bias"].argmin() == Op.PRUNE
     torch.manual_seed(1)
     assert torch.equal(TamiyoNet(SHAPE).op_head.bias, hasty["op_head.bias"])
-
-
-@pytest.mark.parametrize("name", ["plain", "no_twin"])
-def test_the_baseline_is_the_critic_and_the_twin_where_it_is_left_out(name: str) -> None:
-    """Whatever the baseline explains is missing from the variance of the advantages."""
-    trainer = make_trainer()
-    told = trainer.play_round()[name].summary
-    buffer = trainer.learners[name].buffer
-    buffer.compute_advantages_and_returns(gamma=1.0, lam=1.0)
-    left = buffer.advantages.double().var(correction=0)
-    control = play(GrowthEnvironment(SPEC), Static(), episode=2).reward if name == "plain" else 0.0
-    returns = returns_to_go(steps_of(trainer, name).reward.numpy().T + control, 1.0)
-    assert told.extra["explained_by_baseline"] == pytest.approx(1 - float(left) / returns.var(), rel=1e-3)
 
 
 def test_all_learners_are_told_beside_the_same_twins(trainer: Trainer) -> None:

@@ -67,14 +67,6 @@ def stage_table(stages: frozenset[Stage]) -> Tensor:
     return table
 
 
-def check_stage(value: int, where: str = "stage") -> Stage:
-    """Turn an integer into a Stage, or say what is wrong with it."""
-    try:
-        return Stage(value)
-    except ValueError:
-        raise ValueError(f"{where} is {value}; allowed are {stage_names()} (5 is retired)") from None
-
-
 def stage_names() -> str:
     """Return every stage with its value, for error messages."""
     return ", ".join(f"{s.name} {s.value}" for s in Stage)

@@ -9,7 +9,7 @@ op. The masks judge every head alone; a slot on which the chosen op is not legal
 costs the step and changes nothing. `infos["slot_by_op"]` [N, ops, slots] holds the pairs.
 
 An episode has a fixed number of steps and its clock is in the observation, so its end is a termination and
-never a truncation; `time_limit_truncates` turns that round, for learners that expect it.
+never a truncation.
 All members end together; the step after that resets them (autoreset mode NEXT_STEP). A reset with a seed
 begins the run of that seed; a reset without one begins its next episode.
 """
@@ -53,13 +53,11 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         batches_per_epoch: int = 4,
         reward: RewardConfig | None = None,
         gamma: float = 0.995,
-        time_limit_truncates: bool = False,
         device: str = "cpu",
     ):
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}; a population has at least 1 member")
         self.num_envs = num_envs
-        self.time_limit_truncates = time_limit_truncates
         self._spec = EnvironmentSpec(
             task=load_task(task) if isinstance(task, str) else task,
             members=torch.arange(num_envs),
@@ -109,10 +107,8 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
             "succeeded": result.outcome.succeeded.cpu().numpy(),
             "executed_op": result.outcome.executed_op.cpu().numpy(),
         }
-        # The clock is observed, so the end is a state of the task and bootstrapping there would be wrong.
-        terminated, truncated = (nobody, ends) if self.time_limit_truncates else (ends, nobody)
         rewards = result.reward.double().cpu().numpy()
-        return as_array(result.observation), rewards, terminated, truncated, infos
+        return as_array(result.observation), rewards, ends, nobody, infos
 
     def action_masks(self) -> Bools:
         """Return what is legal now, all heads side by side.  # [N, choices of all heads]"""

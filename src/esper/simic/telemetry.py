@@ -23,9 +23,7 @@ from esper.population.population import Population
 from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 from esper.runs.schema import Event, EventKind, RoundSummary
 from esper.simic.agent.ppo import UpdateMetrics
-from esper.simic.agent.rollout_buffer import TamiyoRolloutBuffer
-from esper.simic.learner import Learner
-from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Floats, Ints
+from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Ints
 from esper.utils.statistics import mean_interval
 
 _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
@@ -150,7 +148,6 @@ def _finite(**numbers: float) -> dict[str, float]:
 
 
 def summarize_round(
-    learner: Learner,
     record: EpisodeRecord,
     update: UpdateMetrics,
     control: EpisodeRecord | None,
@@ -158,7 +155,7 @@ def summarize_round(
 ) -> RoundSummary:
     """Summarize one learner's round; `record` and `control` are of its own members.
 
-    progress: how far the run is, by the names of `RoundSummary`.
+    progress: how far the run is and the learning rate, by the names of `RoundSummary`.
     """
     returns, return_ci = mean_interval(record.returns.tolist())
     accuracy, accuracy_ci = mean_interval(record.accuracy[-1].tolist())
@@ -183,8 +180,7 @@ def summarize_round(
         clip_fraction=update.clip_fraction,
         explained_variance=update.explained_variance,
         gradient_norm=update.grad_norm,
-        learning_rate=learner.agent.config.learning_rate,
-        extra=_extra(record, update) | _compare_with_control(learner, record, control),
+        extra=_extra(record, update) | _compare_with_control(record, control),
         anomalies=_anomalies(record, update),
     )
 
@@ -215,43 +211,12 @@ def planted(record: EpisodeRecord) -> dict[str, float]:
     return {f"planted/{b.name}": float(counts[b]) for b in Blueprint if counts[b] > 0}
 
 
-def _compare_with_control(
-    learner: Learner, record: EpisodeRecord, control: EpisodeRecord | None
-) -> dict[str, float]:
-    """Return the gain over the ungrown control runs, and what the baseline explains of the returns."""
-    expected = control.reward if control is not None and learner.reward.control_variate else None
-    values = {"explained_by_baseline": explained_by_baseline(learner.buffer, record, expected)}
-    if control is not None:
-        mean, half = mean_interval((record.returns - control.returns).tolist())
-        values |= {"above_twin": mean, "above_twin_ci": half}
-    return values
-
-
-def returns_to_go(rewards: np.ndarray[Any, Any], gamma: float) -> Doubles:
-    """Return Σ γ^k r_{t + k} from every step on.  # [T, N] → [T, N]"""
-    togo = np.zeros_like(rewards, dtype=np.float64)
-    after = np.zeros(rewards.shape[1])
-    for t in range(len(rewards) - 1, -1, -1):
-        after = rewards[t] + gamma * after
-        togo[t] = after
-    return togo
-
-
-def explained_by_baseline(
-    buffer: TamiyoRolloutBuffer, record: EpisodeRecord, expected: Floats | None
-) -> float:
-    """Return the share of the variance of returns that V(s) explains, with the control run where given.
-
-    The return of a control run is known only once the episode is over: a baseline may use it, a critic
-    cannot. `buffer` and `record` are of the same episode; steps after a member's last do not count.
-    # expected [T, N]: rewards of the control runs
-    """
-    plain = returns_to_go(record.reward, record.gamma)
-    baseline = buffer.get_batched_sequences().steps.value.cpu().numpy().T[: len(plain)]  # [T, N]
-    if expected is not None:
-        baseline = baseline + returns_to_go(expected, record.gamma)
-    valid = buffer.valid_mask[:, : len(plain)].cpu().numpy().T  # [T, N]
-    return float(1 - (plain - baseline)[valid].var() / max(plain[valid].var(), 1e-12))
+def _compare_with_control(record: EpisodeRecord, control: EpisodeRecord | None) -> dict[str, float]:
+    """Return the gain over the ungrown control runs, where there are any."""
+    if control is None:
+        return {}
+    mean, half = mean_interval((record.returns - control.returns).tolist())
+    return {"above_twin": mean, "above_twin_ci": half}
 
 
 def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:

@@ -144,7 +144,6 @@ class Trainer:
         for name, update in updates.items():
             record = records[name]
             summary = summarize_round(
-                self.learners[name],
                 record,
                 update,
                 records.get(CONTROL),
@@ -152,6 +151,7 @@ class Trainer:
                 rounds=self.rounds,
                 member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,
                 seconds=self.seconds,
+                learning_rate=self.learners[name].agent.config.learning_rate,
             )
             rounds[name] = Round(summary, record, update)
         return rounds

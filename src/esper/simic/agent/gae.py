@@ -45,18 +45,16 @@ def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
 @functools.cache
 def fastest_kernel(device_type: str) -> Kernel:
     """Return the fastest kernel that is installed (docs/findings.md has the figures)."""
-    # One launch, where the scan in torch takes several for each of its log2(T) rounds.
+    # One launch, where the loop takes one for each step.
     if device_type == "cuda" and importlib.util.find_spec("triton"):
-        from esper.simic.agent.gae_kernels import LONGEST_ROW, triton_kernel
+        from esper.simic.agent.gae_kernels import triton_kernel
 
-        return lambda rows, gamma, lam: (
-            triton_kernel if rows.rewards.shape[1] <= LONGEST_ROW else scan_kernel
-        )(rows, gamma, lam)
+        return triton_kernel
     if device_type == "cpu" and importlib.util.find_spec("numba"):
         from esper.simic.agent.gae_kernels import numba_kernel
 
         return numba_kernel
-    return loop_kernel if device_type == "cpu" else scan_kernel
+    return loop_kernel
 
 
 def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
@@ -68,20 +66,6 @@ def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     for t in range(len(steps) - 2, -1, -1):
         steps[t].addcmul_(decays[t], steps[t + 1])
     advantages = advantages.T.contiguous()
-    return advantages, _returns(advantages, rows)
-
-
-def scan_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Compute GAE by a doubling scan: log2(T) rounds, each of which doubles how far ahead a step has seen."""
-    advantages, decay = _delta_and_decay(rows, gamma, lam)
-    # After a round of stride s, advantages[t] holds Σ_{k < 2s} (Π decay)·δ_{t+k}: the rest is ahead of it.
-    stride = 1
-    while stride < advantages.shape[1]:
-        ahead, ahead_decay = advantages[:, stride:], decay[:, stride:]
-        here, here_decay = advantages[:, :-stride], decay[:, :-stride]
-        advantages = torch.cat((torch.addcmul(here, here_decay, ahead), advantages[:, -stride:]), dim=1)
-        decay = torch.cat((here_decay * ahead_decay, decay[:, -stride:]), dim=1)
-        stride *= 2
     return advantages, _returns(advantages, rows)
 
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from esper.simic.agent.gae import Advantages, GaeInputs
 
-LONGEST_ROW = 8192  # steps that one program of triton holds in registers
-
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
 
@@ -64,7 +62,7 @@ if importlib.util.find_spec("numba"):
 
 
 def triton_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Compute GAE in one launch, over rows of at most `LONGEST_ROW` steps."""
+    """Compute GAE in one launch; a program holds a row in registers, of up to about 8,000 steps."""
     members, horizon = rows.rewards.shape
     advantages, returns = torch.empty_like(rows.rewards), torch.empty_like(rows.rewards)
     inputs = [tensor.contiguous() for tensor in rows]

@@ -1,4 +1,4 @@
-"""Masked, recurrent, factored PPO over any `Policy`.
+"""Masked, recurrent, factored PPO.
 
 Nothing in `act` or inside `update` waits for the device. The early stop and the refusal of non-finite
 gradients turn optimizer steps into no-ops there; faults and metrics come back in one transfer at the end.
@@ -21,7 +21,7 @@ from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.simic.config import PPOConfig as PPOConfig
 from esper.tamiyo.policy.distribution import describe_fault
-from esper.tamiyo.policy.network import Policy
+from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
@@ -126,7 +126,7 @@ class PPOAgent:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: TamiyoNet,
         config: PPOConfig | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,

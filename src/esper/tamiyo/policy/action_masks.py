@@ -25,7 +25,7 @@ from esper.lifecycle.slot_states import (
     SlotStates,
     check_widths,
 )
-from esper.lifecycle.stages import SEED_STAGES, Stage, check_stage
+from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.utils.devices import device_table
 from esper.utils.rows import RowRecord
 
@@ -61,14 +61,6 @@ class SlotMaskState:
     seed_age_epochs: int = 0
     alpha_mode: int = AlphaMode.HOLD
     enabled: bool = True
-
-    def __post_init__(self) -> None:
-        check_stage(self.stage, "the stage of a slot mask state")
-        if self.seed_age_epochs < 0:
-            raise ValueError(f"seed_age_epochs is {self.seed_age_epochs}; it counts ticks and starts at 0")
-        if self.alpha_mode not in tuple(AlphaMode):
-            allowed = ", ".join(f"{m.name} {m.value}" for m in AlphaMode)
-            raise ValueError(f"alpha_mode is {self.alpha_mode}; allowed are {allowed}")
 
 
 EMPTY_SLOT = SlotMaskState()

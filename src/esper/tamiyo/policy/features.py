@@ -45,19 +45,6 @@ class Observation(RowRecord):
     slots: SlotStates
     evidence: SlotEvidence
 
-    def __post_init__(self) -> None:
-        members, slots = self.slots.stage.shape
-        for name, value in vars(self).items():
-            shape = (members, HISTORY_LENGTH) if name.endswith("_history") else (members,)
-            if isinstance(value, Tensor) and value.shape != shape:
-                given = tuple(value.shape)
-                raise ValueError(f"{name} has shape {given}; expected {shape} for {members} members")
-        if self.evidence.contribution.shape != (members, slots):
-            raise ValueError(
-                f"evidence has shape {tuple(self.evidence.contribution.shape)}; expected {(members, slots)}, "
-                "one value per slot of the states"
-            )
-
     @property
     def num_members(self) -> int:
         """Return N."""
@@ -123,13 +110,6 @@ class Column:
     unknown: float | None = -1.0  # None: always known
     divisor: float = 1.0
     width: int = 1
-
-    def __post_init__(self) -> None:
-        if self.unknown is not None and self.unknown >= self.low:
-            raise ValueError(
-                f"column {self.name!r} reads unknown as {self.unknown}, which could be a measurement; "
-                f"give a sentinel below {self.low}"
-            )
 
     @property
     def range(self) -> tuple[float, float]:

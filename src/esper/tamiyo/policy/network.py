@@ -1,14 +1,13 @@
-"""The interface of a recurrent policy, its LSTM, and Tamiyo's network.
+"""Tamiyo's network and its LSTM.
 
 Observations and masks are frozen dataclasses of tensors that share their leading axes: [N, ...] for one
 step, [N, T, ...] for a sequence. A step is a sequence of length 1, so that acting and learning run the
-same code. In Tamiyo's network the slots are a set, so that weights trained with 3 slots run with 9 or 25.
+same code. The slots are a set, so that weights trained with 3 slots run with 9 or 25.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -155,37 +154,6 @@ class PolicyOutput:
     state: Tensor  # [N, state] the memory after the last step
 
 
-class Policy(nn.Module, ABC):
-    """A stochastic policy over H heads with a memory of `state` numbers per row."""
-
-    head_names: tuple[str, ...]
-    value_head: nn.Linear  # the last layer of V(s), so that a change of units can be undone in it
-    core: RecurrentCore | None  # the memory, if there is one
-
-    def initial_state(self, num_rows: int, on: torch.device | str = "cpu") -> Tensor:
-        """Return the memory of a fresh episode: zeros, of width 0 where there is no memory.  # [N, state]"""
-        return torch.zeros(num_rows, self.core.state_size if self.core is not None else 0, device=on)
-
-    @abstractmethod
-    def sequence(
-        self,
-        observation: Any,
-        masks: Any,
-        state: Tensor,
-        resets: Tensor,
-        actions: Tensor | None = None,
-        uniforms: Tensor | None = None,
-    ) -> PolicyOutput:
-        """Judge the given actions, or sample by the uniforms, or take the likeliest if neither is given.
-
-        resets [N, T]: the memory is cleared before that step. actions, uniforms [N, T, H].
-        """
-
-    @abstractmethod
-    def relevant(self, actions: Tensor) -> Tensor:
-        """Return the heads that each action reads.  # [N, T, H] → [N, T, H] bool"""
-
-
 def linear(inputs: int, outputs: int, gain: float = math.sqrt(2.0)) -> nn.Linear:
     """Make a linear layer with orthogonal weights and zero bias."""
     layer = nn.Linear(inputs, outputs)
@@ -213,11 +181,10 @@ class _Encoding(NamedTuple):
     state: Tensor  # [N, 2W]
 
 
-class TamiyoNet(Policy):
+class TamiyoNet(nn.Module):
     """Slot encoder, recurrent core, pointer over slots, and op → slot → details."""
 
     head_names = tuple(head.name.lower() for head in Head)
-    core: RecurrentCore
 
     def __init__(self, config: TamiyoNetConfig | None = None) -> None:
         super().__init__()
@@ -238,6 +205,10 @@ class TamiyoNet(Policy):
         self.value_encoder = nn.Sequential(linear(width, width), nn.SiLU())
         self.value_head = linear(width, 1, gain=0.01)  # V begins as a constant
 
+    def initial_state(self, num_rows: int, device: torch.device | str = "cpu") -> Tensor:
+        """Return the memory of a fresh episode: zeros.  # [N, state]"""
+        return torch.zeros(num_rows, self.core.state_size, device=device)
+
     def sequence(
         self,
         observation: TamiyoInputs,
@@ -247,7 +218,11 @@ class TamiyoNet(Policy):
         actions: Tensor | None = None,
         uniforms: Tensor | None = None,
     ) -> PolicyOutput:
-        """Choose or judge the op first, then the slot under it, then what else the op reads."""
+        """Judge the given actions, or sample by the uniforms, or take the likeliest if neither is given.
+
+        The op comes first, then the slot under it, then what else the op reads. state [N, state]; resets
+        [N, T]: the memory is cleared before that step; actions, uniforms [N, T, H].
+        """
         seen = self._encode(observation, state, resets)
         legal_details = pad_masks(masks)  # [N, T, 6, 13]
 
@@ -261,7 +236,7 @@ class TamiyoNet(Policy):
         # π(a) = π(op)·π(slot | op)·Π π(detail | op, slot)
         op_logits = self.op_head(seen.memory).unsqueeze(-2)  # [N, T, 1, ops]
         op = choose(slice(Head.OP, Head.OP + 1), op_logits, masks.op.unsqueeze(-2))
-        relevant = self.reads(op.squeeze(-1))  # [N, T, H]
+        relevant = relevance(op.squeeze(-1))  # [N, T, H]
         op_embedded = self.op_embedding(op.squeeze(-1))  # [N, T, E]
 
         slot_logits = self._slot_logits(seen, op_embedded)  # [N, T, 1, S]
@@ -288,14 +263,6 @@ class TamiyoNet(Policy):
             value=self._value(seen.memory),
             state=seen.state,
         )
-
-    def reads(self, op: Tensor) -> Tensor:
-        """Return the heads that are chosen, and judged, under each op.  # [N, T] → [N, T, H] bool"""
-        return relevance(op)
-
-    def relevant(self, actions: Tensor) -> Tensor:
-        """Return the heads that each action's op reads.  # [N, T, H] → [N, T, H] bool"""
-        return self.reads(actions[..., Head.OP])
 
     def _encode(self, observation: TamiyoInputs, state: Tensor, resets: Tensor) -> _Encoding:
         """Encode every slot, pool them, and remember."""
