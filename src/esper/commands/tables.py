@@ -53,11 +53,12 @@ def blueprints(
 ) -> None:
     """List the architectures that a seed may have, and what each costs at a slot of some width."""
     common.check_range("--width", width, 1, 65536)
-    from esper.population.blueprints import list_blueprints
+    from esper.population.blueprints import list_blueprints, parameter_count
 
     rows = [
-        (e.topology, int(e.blueprint), e.blueprint.name, f"{e.parameters(width, 2):,}", e.summary)
+        (e.topology, int(e.blueprint), e.blueprint.name, f"{size:,}", e.summary)
         for e in list_blueprints(topology)
+        for size in [parameter_count(e.blueprint, e.topology, width, 2)]
     ]
     common.console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
     common.print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))

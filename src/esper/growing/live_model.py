@@ -36,7 +36,7 @@ from esper.growing.surgery.widening import (
     units_out,
 )
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, Blend, Blueprint, selectable_blueprints
-from esper.population.blueprints import BlendGate, build_blueprint, gate_parameter_count, parameter_count
+from esper.population.blueprints import BlendGate, build_blueprint, parameter_count
 from esper.population.extract import AddGraft, GateGraft, Grafted, MultiplyGraft
 from esper.population.metrics import EXPLODING_NORM, VANISHING_NORM
 from esper.utils.errors import UserError
@@ -296,7 +296,7 @@ class LiveModel:
 
     def gate_parameters(self) -> Tensor:
         """Count the parameters of a gate by slot.  # [S]"""
-        return torch.tensor([gate_parameter_count(spec.width) for spec in self.specs])
+        return torch.tensor([spec.width + 1 for spec in self.specs])  # a weight for each channel and a bias
 
     def model_parameters(self) -> int:
         """Count the trained parameters of the model; of one that is frozen as a whole, all."""

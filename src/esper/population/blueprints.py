@@ -8,7 +8,7 @@ every parameter has a gradient after at most one step of training.
 The numbering of blueprints is part of every policy, so their names are fixed; their modules are not. One
 decorated class or function gives a blueprint another module in a topology:
 
-    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 5**d * c * c + 2 * c)
+    @blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"})
     class WideConvolution(nn.Module):
         '''Kernel 5, SiLU, norm.'''
         def __init__(self, width: int, spatial_dims: int) -> None: ...
@@ -33,8 +33,7 @@ SQUEEZE_REDUCTION = 4
 LORA_RANK = 8
 LORA_LARGE_RANK = 32
 
-ParameterFormula = Callable[[int, int], int]  # (width, spatial_dims) → number of parameters
-Factory = Callable[[int, int], nn.Module]
+Factory = Callable[[int, int], nn.Module]  # of width and spatial_dims
 Registered = TypeVar("Registered", bound=Factory)
 
 
@@ -45,16 +44,13 @@ class BlueprintEntry:
     blueprint: Blueprint
     topology: str
     factory: Factory
-    parameters: ParameterFormula
     summary: str
 
 
 _REGISTRY: dict[tuple[Blueprint, str], BlueprintEntry] = {}
 
 
-def blueprint(
-    name: Blueprint, topologies: Collection[str], parameters: ParameterFormula
-) -> Callable[[Registered], Registered]:
+def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registered], Registered]:
     """Register the decorated class or function as a blueprint in these topologies; the latest wins."""
 
     def register(factory: Registered) -> Registered:
@@ -66,7 +62,7 @@ def blueprint(
                     f"{name.name} exists for {', '.join(fitting)}"
                 )
             summary = (factory.__doc__ or factory.__name__).strip().splitlines()[0]
-            _REGISTRY[name, topology] = BlueprintEntry(name, topology, factory, parameters, summary)
+            _REGISTRY[name, topology] = BlueprintEntry(name, topology, factory, summary)
         return factory
 
     return register
@@ -86,12 +82,9 @@ def blueprint_entry(name: int, topology: str) -> BlueprintEntry:
 def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0) -> nn.Module:
     """Build a new seed for a slot of this width.
 
-    Raises ValueError for a blueprint or width that does not fit, for a module that changes the shape of its
-    input and for one that has another number of parameters than its formula says.
+    Raises ValueError for a blueprint that does not fit and for a module that changes the shape of its input.
     """
     entry = blueprint_entry(name, topology)
-    if width < 1:
-        raise ValueError(f"width is {width}; a seed needs a width of at least 1")
     seed = entry.factory(width, spatial_dims)
     side = 5  # of a small sample at the slot
     shapes = {"cnn": (width, *[side] * spatial_dims), "mlp": (width,), "transformer": (side, width)}
@@ -103,18 +96,14 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
             f"blueprint {entry.blueprint.name} ({type(seed).__name__}) turns shape {list(sample.shape)} into "
             f"{list(result.shape)}; a seed keeps the shape of its input: check its padding, stride and width"
         )
-    stated, found = entry.parameters(width, spatial_dims), sum(p.numel() for p in seed.parameters())
-    if stated != found:
-        raise ValueError(
-            f"blueprint {entry.blueprint.name} ({type(seed).__name__}) has {found} parameters at width "
-            f"{width}, but its formula says {stated}: correct the formula that it was registered with"
-        )
     return seed
 
 
 def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0) -> int:
-    """Return how many parameters a seed has, by its formula."""
-    return blueprint_entry(name, topology).parameters(width, spatial_dims)
+    """Return how many parameters a seed has."""
+    with torch.device("meta"):  # no memory is taken and no random number drawn
+        seed = blueprint_entry(name, topology).factory(width, spatial_dims)
+    return sum(p.numel() for p in seed.parameters())
 
 
 def list_blueprints(topology: str | None = None) -> list[BlueprintEntry]:
@@ -172,7 +161,7 @@ def bottleneck_width(width: int) -> int:
 # For every topology. The first line of a docstring is what `esper blueprints` shows.
 
 
-@blueprint(Blueprint.NOOP, topologies=TOPOLOGY_BLUEPRINTS, parameters=lambda c, d: 0)
+@blueprint(Blueprint.NOOP, topologies=TOPOLOGY_BLUEPRINTS)
 class Noop(nn.Module):
     """Nothing: s = 0."""
 
@@ -196,13 +185,13 @@ class NormMix(nn.Module):
         return mixed
 
 
-@blueprint(Blueprint.NORM, topologies={"cnn"}, parameters=lambda c, d: 2 * c + 1)
+@blueprint(Blueprint.NORM, topologies={"cnn"})
 def channel_norm_mix(width: int, spatial_dims: int) -> nn.Module:
     """A learned mix of h and its normalization over channels and space."""
     return NormMix(_norm(width))
 
 
-@blueprint(Blueprint.NORM, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * c + 1)
+@blueprint(Blueprint.NORM, topologies={"mlp", "transformer"})
 def layer_norm_mix(width: int, spatial_dims: int) -> nn.Module:
     """A learned mix of h and its layer normalization."""
     return NormMix(nn.LayerNorm(width))
@@ -211,36 +200,32 @@ def layer_norm_mix(width: int, spatial_dims: int) -> nn.Module:
 # For convolutional hosts; "3×3" is a kernel of 3 along each of spatial_dims axes.
 
 
-@blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"}, parameters=lambda c, d: 3**d * c * c + 2 * c)
+@blueprint(Blueprint.CONV_LIGHT, topologies={"cnn"})
 def conv_light(width: int, spatial_dims: int) -> nn.Sequential:
     """One 3×3 convolution, SiLU, norm."""
     return nn.Sequential(_conv(spatial_dims, width, width), nn.SiLU(), _norm(width, scale=0.0))
 
 
-@blueprint(Blueprint.CONV_HEAVY, topologies={"cnn"}, parameters=lambda c, d: 2 * (3**d * c * c + 2 * c))
+@blueprint(Blueprint.CONV_HEAVY, topologies={"cnn"})
 def conv_heavy(width: int, spatial_dims: int) -> nn.Module:
     """Two 3×3 convolutions, each with SiLU and a norm."""
     first = (_conv(spatial_dims, width, width), nn.SiLU(), _norm(width))
     return nn.Sequential(*first, *conv_light(width, spatial_dims))
 
 
-@blueprint(Blueprint.CONV_SMALL, topologies={"cnn"}, parameters=lambda c, d: c * c + 2 * c)
+@blueprint(Blueprint.CONV_SMALL, topologies={"cnn"})
 def conv_small(width: int, spatial_dims: int) -> nn.Sequential:
     """One 1×1 convolution, SiLU, norm."""
     return nn.Sequential(_conv(spatial_dims, width, width, kernel=1), nn.SiLU(), _norm(width, scale=0.0))
 
 
-@blueprint(Blueprint.DEPTHWISE, topologies={"cnn"}, parameters=lambda c, d: c * c + (3**d + 2) * c)
+@blueprint(Blueprint.DEPTHWISE, topologies={"cnn"})
 def depthwise(width: int, spatial_dims: int) -> nn.Module:
     """A depthwise 3×3 and a 1×1 convolution, SiLU, norm."""
     return nn.Sequential(_conv(spatial_dims, width, width, groups=width), *conv_small(width, spatial_dims))
 
 
-@blueprint(
-    Blueprint.BOTTLENECK,
-    topologies={"cnn"},
-    parameters=lambda c, d: 2 * c * bottleneck_width(c) + 3**d * bottleneck_width(c) ** 2 + 2 * c,
-)
+@blueprint(Blueprint.BOTTLENECK, topologies={"cnn"})
 def bottleneck(width: int, spatial_dims: int) -> nn.Module:
     """1×1 down to max(8, C/4), 3×3, 1×1 up, norm."""
     narrow = bottleneck_width(width)
@@ -254,11 +239,7 @@ def bottleneck(width: int, spatial_dims: int) -> nn.Module:
     )
 
 
-@blueprint(
-    Blueprint.ATTENTION,
-    topologies={"cnn"},
-    parameters=lambda c, d: 2 * c * squeezed_width(c) + squeezed_width(c) + c,
-)
+@blueprint(Blueprint.ATTENTION, topologies={"cnn"})
 class SqueezeExcite(nn.Module):
     """Squeeze and excite, reduction 4: s = h·tanh(e), so that h + s scales each channel by 0 to 2."""
 
@@ -271,7 +252,7 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, h: Tensor) -> Tensor:
         scale = torch.tanh(self.excite(h))  # [B, C]
-        return h * scale.reshape(*scale.shape, *[1] * (h.ndim - 2))
+        return h * scale.reshape(*scale.shape, *[1] * (h.ndim - scale.ndim))
 
 
 # For hosts over features [..., D].
@@ -283,15 +264,13 @@ def _low_rank(width: int, rank: int) -> nn.Module:
     return nn.Sequential(down, nn.SiLU(), _zero_linear(rank, width, bias=False))
 
 
-@blueprint(Blueprint.LORA, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * LORA_RANK * c)
+@blueprint(Blueprint.LORA, topologies={"mlp", "transformer"})
 def lora(width: int, spatial_dims: int) -> nn.Module:
     """Down to rank 8 and up again, SiLU between."""
     return _low_rank(width, LORA_RANK)
 
 
-@blueprint(
-    Blueprint.LORA_LARGE, topologies={"mlp", "transformer"}, parameters=lambda c, d: 2 * LORA_LARGE_RANK * c
-)
+@blueprint(Blueprint.LORA_LARGE, topologies={"mlp", "transformer"})
 def lora_large(width: int, spatial_dims: int) -> nn.Module:
     """Down to rank 32 and up again, SiLU between."""
     return _low_rank(width, LORA_LARGE_RANK)
@@ -301,13 +280,13 @@ def _mlp(width: int, hidden: int) -> nn.Module:
     return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), _zero_linear(hidden, width))
 
 
-@blueprint(Blueprint.MLP_SMALL, topologies={"mlp", "transformer"}, parameters=lambda c, d: 4 * c * c + 3 * c)
+@blueprint(Blueprint.MLP_SMALL, topologies={"mlp", "transformer"})
 def mlp_small(width: int, spatial_dims: int) -> nn.Module:
     """A perceptron with 2·D hidden units."""
     return _mlp(width, 2 * width)
 
 
-@blueprint(Blueprint.MLP, topologies={"mlp", "transformer"}, parameters=lambda c, d: 8 * c * c + 5 * c)
+@blueprint(Blueprint.MLP, topologies={"mlp", "transformer"})
 def mlp(width: int, spatial_dims: int) -> nn.Module:
     """A perceptron with 4·D hidden units."""
     return _mlp(width, 4 * width)
@@ -316,7 +295,7 @@ def mlp(width: int, spatial_dims: int) -> nn.Module:
 # For transformers [B, T, D]. No biases: that of the keys cannot change the result of a softmax.
 
 
-@blueprint(Blueprint.ATTENTION, topologies={"transformer"}, parameters=lambda c, d: 4 * c * c)
+@blueprint(Blueprint.ATTENTION, topologies={"transformer"})
 class CausalSelfAttention(nn.Module):
     """Causal attention with 4 heads (or the largest divisor of D below)."""
 
@@ -333,11 +312,7 @@ class CausalSelfAttention(nn.Module):
         return result
 
 
-@blueprint(
-    Blueprint.FLEX_ATTENTION,
-    topologies={"transformer"},
-    parameters=lambda c, d: 2 * c * c + 2 * c * (c // attention_heads(c)),
-)
+@blueprint(Blueprint.FLEX_ATTENTION, topologies={"transformer"})
 class AlibiAttention(nn.Module):
     """Causal attention with linear distance biases (ALiBi), the heads sharing one key and one value."""
 
@@ -379,15 +354,10 @@ class BlendGate(nn.Module):
     def __init__(self, width: int, topology: str) -> None:
         super().__init__()
         _check_topology(topology)
-        self.spatial = topology == "cnn"
+        self.pool = GlobalMean() if topology == "cnn" else nn.Identity()
         self.linear = _zero_linear(width, 1)
 
     def forward(self, h: Tensor) -> Tensor:
         """h [B, C, *spatial] or [B, ..., D] → a factor that broadcasts against h."""
-        pooled = h.flatten(2).mean(-1) if self.spatial else h
-        gate = torch.sigmoid(self.linear(pooled))  # [B, ..., 1]
-        return gate.reshape(*gate.shape, *[1] * (h.ndim - 2)) if self.spatial else gate
-
-
-def gate_parameter_count(width: int) -> int:
-    return width + 1
+        gate = torch.sigmoid(self.linear(self.pool(h)))  # [B, ..., 1]
+        return gate.reshape(*gate.shape, *[1] * (h.ndim - gate.ndim))

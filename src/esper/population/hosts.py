@@ -261,7 +261,8 @@ class TokenEmbedding(nn.Module):
         nn.init.normal_(self.positions, std=EMBEDDING_STD)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        # Any number of axes ahead of the batch: a population calls this with tensors that have one for rows.
+        result: Tensor = self.tokens(tokens) + self.positions[..., None, : tokens.shape[-1], :]
         return result
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -147,39 +147,6 @@ class RowNormMix(nn.Module):
         return result
 
 
-class RowSqueezeExcite(nn.Module):
-    def __init__(self, excite: nn.Module) -> None:
-        super().__init__()
-        self.excite = excite
-
-    def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.excite(h))  # [R, B, C]
-        return h * scale.view(*scale.shape, *[1] * (h.ndim - 3))
-
-
-class RowGate(nn.Module):
-    def __init__(self, gate: BlendGate, linear: nn.Module) -> None:
-        super().__init__()
-        self.spatial, self.linear = gate.spatial, linear
-
-    def forward(self, h: Tensor) -> Tensor:
-        pooled = h.mean(dim=tuple(range(3, h.ndim))) if self.spatial else h
-        gate = torch.sigmoid(self.linear(pooled))
-        return gate.view(*gate.shape, *[1] * (h.ndim - 3)) if self.spatial else gate
-
-
-class RowTokenEmbedding(nn.Module):
-    """positions [R, context, D], tokens [R, B, T] → [R, B, T, D]"""
-
-    def __init__(self, embedding: TokenEmbedding, tokens: nn.Module) -> None:
-        super().__init__()
-        self.tokens, self.positions = tokens, embedding.positions
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        result: Tensor = self.tokens(tokens) + self.positions[:, None, : tokens.shape[2]]
-        return result
-
-
 class FusedPerceptron(nn.Module):
     """A residual branch of two Linear layers with GELU between them, as one GPU kernel."""
 
@@ -210,13 +177,8 @@ def _fused_branch(module: nn.Module, children: dict[str, nn.Module]) -> nn.Modul
     return FusedPerceptron(module.norm, children["first"], children["second"])
 
 
-_COMPOSITES: dict[type[nn.Module], Callable[[Any, dict[str, nn.Module]], nn.Module]] = {
-    NormMix: lambda module, children: RowNormMix(module, children["norm"]),
-    SqueezeExcite: lambda module, children: RowSqueezeExcite(children["excite"]),
-    BlendGate: lambda module, children: RowGate(module, children["linear"]),
-    TokenEmbedding: lambda module, children: RowTokenEmbedding(module, children["tokens"]),
-}
-_ANY_RANK = (CausalSelfAttention, AlibiAttention)  # their own code takes rows once their children do
+# Their own code takes rows once their children do.
+_ANY_RANK = (SqueezeExcite, BlendGate, TokenEmbedding, CausalSelfAttention, AlibiAttention)
 
 
 def row_form(module: nn.Module, method: str) -> nn.Module | None:
@@ -231,9 +193,8 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     if not children or len(children) < len(found):
         return None
     forward = type(module).forward
-    composite = next((build for kind, build in _COMPOSITES.items() if forward is kind.forward), None)
-    if composite is not None:
-        return composite(module, children)
+    if forward is NormMix.forward:
+        return RowNormMix(cast(NormMix, module), children["norm"])
     fused = _fused_branch(module, children) if method == "fused" else None
     if fused is not None:
         return fused

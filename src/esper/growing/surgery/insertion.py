@@ -218,12 +218,11 @@ class _SqueezeExcite(nn.Module):
 class _Gate(nn.Module):
     def __init__(self, gate: BlendGate, spatial_dims: int):
         super().__init__()
-        self.linear, self.spatial = gate.linear, gate.spatial
+        self.pool, self.linear = gate.pool, gate.linear
         self.blank = (..., *[None] * spatial_dims)
 
     def forward(self, h: Tensor) -> Tensor:
-        pooled = h.flatten(2).mean(-1) if self.spatial else h
-        return torch.sigmoid(self.linear(pooled))[self.blank]
+        return torch.sigmoid(self.linear(self.pool(h)))[self.blank]
 
 
 class _CausalAttention(nn.Module):
