@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Literal
+from unittest.mock import patch
 
 import torch
 from rich.console import Console
@@ -30,6 +30,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 from benchmarks.common import line_of, machine_name, synchronize
 from esper.lifecycle.slot_states import SlotStates
+from esper.population import network
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, build_host
@@ -151,12 +152,13 @@ def measure(args: argparse.Namespace, name: str, members: int, rates: tuple[floa
     x, y = inputs.to(device), targets.to(device)
     data = MemberData.shared(inputs, targets, members).to(device)
 
-    def population_step(convolution: Literal["auto", "grouped"]) -> Callable[[], object]:
+    def population_step(method: str | None = None) -> Callable[[], object]:
         config = PopulationConfig(
-            batch_size=BATCH, batches_per_epoch=BATCHES, precision=args.precision, initial_weights=2,
-            convolution=convolution,
-        )  # fmt: skip
-        population = Population(make, config, torch.arange(members), device=device)
+            batch_size=BATCH, batches_per_epoch=BATCHES, precision=args.precision, initial_weights=2
+        )
+        method = method or network.convolution_method(device)
+        with patch.object(network, "convolution_method", return_value=method):
+            population = Population(make, config, torch.arange(members), device=device)
         states = SlotStates.empty(members, population.num_slots, device)
         return partial(population.train_epoch, states, data, Clock(0, 0, 10))
 
@@ -171,7 +173,7 @@ def measure(args: argparse.Namespace, name: str, members: int, rates: tuple[floa
             if device.type == "cuda":
                 torch.cuda.empty_cache()
 
-    ours = tried(lambda: population_step("auto"), 1 / BATCHES)
+    ours = tried(lambda: population_step(), 1 / BATCHES)
     grouped = tried(lambda: population_step("grouped"), 1 / BATCHES) if preset == "resnet" else math.nan
     looped = tried(lambda: compiled_step(make().to(device), x, y, precision), members)
     stacked = tried(lambda: stacked_step([make().to(device) for _ in range(members)], x, y, precision), 1.0)

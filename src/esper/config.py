@@ -187,6 +187,8 @@ RETIRED: dict[str, Any] = {
         "compile": False,
         "measure_pairs": False,
         "graph_memory": 0.5,
+        "graphs": True,
+        "convolution": "auto",
         "new_part_warmup": 0,
         "rewarm": 0,
         "copy_noise": 0.0,

@@ -44,12 +44,6 @@ class PopulationConfig(Config):
         description="of activations and products; weights, sums and the head stay in float32 (a GPU's own "
         "products of float32 are TF32)",
     )
-    graphs: bool = Field(
-        True, description="on a GPU, capture training and validation as CUDA graphs and replay them"
-    )
-    convolution: Literal["auto", "grouped", "fused"] = Field(
-        "auto", description="how a convolution runs over rows: grouped on a CPU, fused on a GPU"
-    )
     folds: int = Field(
         0,
         ge=0,

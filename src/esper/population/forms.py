@@ -117,10 +117,12 @@ class SlotForms:
         return (*plain, *range(codes.block, last))
 
     def body(self, form: int) -> Body:
-        """Return the body of a form; raises KeyError for one that cannot stand here."""
+        """Return the body of a form; raises ValueError for one that cannot stand here."""
         if form not in self._bodies:
             if form not in self.forms:
-                raise KeyError(form)
+                given = Blueprint(form).name if form in tuple(Blueprint) else "no blueprint"
+                allowed = ", ".join(blueprint.name for blueprint in self.blueprints)
+                raise ValueError(f"a seed is {given}; slots of this {self.host.topology} host take {allowed}")
             self._bodies[form] = self._pair(form) if form >= self.codes.pair else self._single(form)
         return self._bodies[form]
 

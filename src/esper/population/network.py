@@ -6,37 +6,29 @@ from collections.abc import Callable
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
-from esper.population.forms import NO_FORM, FormCodes, SlotForms
+from esper.population.forms import FormCodes, SlotForms
 from esper.population.hosts import EntrySegment, GlobalMean, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Plan, Station, widened_span
-from esper.population.plan.rows import Bools, Ints, SlotView
 from esper.population.row_module import RowModule, flatten
 
 
-def convolution_method(chosen: str, device: torch.device) -> str:
-    """Return how convolutions run over rows: as chosen, or the fastest way that the device has."""
-    if chosen == "auto":
-        return "fused" if device.type == "cuda" and has_triton() else "grouped"
-    if chosen == "fused" and device.type != "cuda":
-        raise ValueError(
-            f"population.convolution is fused, which needs a GPU, but the device is {device}; use auto"
-        )
-    return chosen
+def convolution_method(device: torch.device) -> str:
+    """Return how convolutions run over rows on this device, see `row_layers`."""
+    return "fused" if device.type == "cuda" and has_triton() else "grouped"
 
 
 class RowNetwork:
     """Segments, slots and head, run with weights that come in as rows."""
 
     def __init__(self, make_host: Callable[[], Host], config: PopulationConfig, device: torch.device):
-        method = convolution_method(config.convolution, device)
+        method = convolution_method(device)
 
         def rows(module: nn.Module) -> RowModule:
             return RowModule(module, device, method)
@@ -112,38 +104,6 @@ class RowNetwork:
             table[start:stop, tensor] = 1.0
         numbers = torch.tensor([len(body.spans()) or 1.0, body.parameters or 1.0])
         return table.to(self.device), numbers.to(self.device)
-
-    def check_forms(self, view: SlotView, born: Ints) -> None:
-        """Raise ValueError for a seed that germinates, trains or is heard where its blueprint cannot stand.
-
-        born [N, S]: the blueprints of seeds that wait for weights, NO_FORM elsewhere
-        """
-        slot = np.arange(len(self.slots))
-        forms, blueprints = self._allowed
-        # A seed that neither germinates, trains nor is heard runs nowhere, so its form does not matter.
-        used = (born != NO_FORM) | view.training | (view.alpha > 0)
-        strange = ~blueprints[slot, born]
-        unknown = strange | (used & ~forms[slot, view.form[:, :, 0]])
-        if not unknown.any():
-            return
-        member, s = (int(axis[0]) for axis in np.nonzero(unknown))
-        name = int(np.where(strange, born, view.form[:, :, 0])[member, s])
-        allowed = ", ".join(b.name for b in self.slots[s].blueprints)
-        given = Blueprint(name).name if name in tuple(Blueprint) else "no seed that fits"
-        raise ValueError(
-            f"member {member} has {given} in slot {s}; the blueprints of this {self.host.topology} "
-            f"host there are {allowed}: germinate one of them"
-        )
-
-    @cached_property
-    def _allowed(self) -> tuple[Bools, Bools]:
-        """The forms that can stand at each slot, and the blueprints.  # each [S, forms, then NO_FORM]"""
-        forms, blueprints = np.zeros((2, len(self.slots), self.codes.total + 1), dtype=bool)
-        blueprints[:, NO_FORM] = True
-        for s, slot in enumerate(self.slots):
-            forms[s, list(slot.forms)] = True
-            blueprints[s, list(slot.blueprints)] = True
-        return forms, blueprints
 
     # ---- initial weights ----
 

@@ -169,7 +169,6 @@ class Population:
         finished = self.finished.unsqueeze(1).expand_as(self._born)
         flags = torch.stack([self._folding, self._born, finished], dim=2)
         view, born = SlotView.read(states, self.forms, self.folded_blends, flags)
-        self.network.check_forms(view, born)
         births, folds = SlotIndex(*np.nonzero(born != NO_FORM)), SlotIndex(*np.nonzero(view.fold != NO_BLEND))
         self.idle = not view.active.any()
         # Folds change the forms and blends of the view in place.

@@ -9,7 +9,6 @@ those of the original layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -79,14 +78,10 @@ class RowGlobalMean(nn.Module):
 
 
 class RowFlatten(nn.Module):
-    """Flatten the same axes, one further on.  # [R, B, ...] → [R, B, n]"""
-
-    def __init__(self, layer: nn.Flatten) -> None:
-        super().__init__()
-        self.first, self.last = (axis + 1 if axis >= 0 else axis for axis in (layer.start_dim, layer.end_dim))
+    """[R, B, ...] → [R, B, n]"""
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(self.first, self.last)
+        return x.flatten(2)
 
 
 # ---- convolutions: x [R, B, C, *spatial] ----
@@ -143,7 +138,7 @@ class FusedConv(RowConv):
         super().__init__(conv)
         from esper.population import kernels
 
-        self.depthwise, self.relu = conv.groups > 1, False  # a ReLU behind it may become part of it
+        self.depthwise = conv.groups > 1
         flat = isinstance(conv, nn.Conv1d)  # a signal is an image of height 1
         image = (lambda pair, blank: (blank, *pair)) if flat else (lambda pair, blank: pair)
         padding = cast(tuple[int, ...], conv.padding)
@@ -152,13 +147,13 @@ class FusedConv(RowConv):
     def forward(self, x: Tensor) -> Tensor:
         from esper.population import kernels
 
-        if not self.depthwise:
-            out: Tensor = kernels.RowConvolution.apply(x, self.filters, self.bias, self.shape, self.relu)  # type: ignore[no-untyped-call]
-            return out
-        out = kernels.RowDepthwise.apply(x, self.filters, self.shape)  # type: ignore[no-untyped-call]
-        if self.bias is None:
-            return out
-        return out + self.bias.view(self.bias.shape[0], 1, -1, *[1] * (x.ndim - 3))
+        filters = self.filters  # [R, O, C / groups, *kernel]
+        if self.depthwise:
+            # As a convolution of all channels with zeros between different ones: few channels cost little.
+            diagonal = torch.eye(filters.shape[1], dtype=filters.dtype, device=filters.device)
+            filters = filters * diagonal.view(*diagonal.shape, *[1] * (filters.ndim - 3))
+        out: Tensor = kernels.RowConvolution.apply(x, filters, self.bias, self.shape)  # type: ignore[no-untyped-call]
+        return out
 
 
 def _rows_first(x: Tensor, rows: int) -> Tensor:
@@ -208,17 +203,14 @@ class FusedGroupNorm(RowGroupNorm):
         self.pre = self.post = "none"
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight is not None and self.bias is not None:
-            return self.scaled(x, self.weight, self.bias, None)
-        blank = x.new_zeros(x.shape[2]).expand(x.shape[0], -1)  # [R, C]
-        return self.scaled(x, blank + 1, blank, None)
-
-    def scaled(self, x: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | None) -> Tensor:
-        """Normalize with this scale and shift, and add skip · x.  # weight, bias [R, C], skip [R]"""
         from esper.population import kernels
 
+        weight, bias = self.weight, self.bias
+        if weight is None or bias is None:
+            bias = x.new_zeros(x.shape[2]).expand(x.shape[0], -1)  # [R, C]
+            weight = bias + 1
         options = (self.eps, self.pre, self.post, self.groups)
-        out: Tensor = kernels.RowNorm.apply(x, weight, bias, skip, *options)  # type: ignore[no-untyped-call]
+        out: Tensor = kernels.RowNorm.apply(x, weight, bias, *options)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -229,7 +221,7 @@ def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
 
 
 def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Make activations part of the fused norms beside them, a ReLU part of the fused convolution ahead."""
+    """Make activations part of the fused norms beside them."""
     names = list(layers)
     folded = dict(layers)
     for k, name in enumerate(names):
@@ -243,11 +235,6 @@ def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
             if type(folded[neighbour]) in FUSED_ACTIVATIONS:
                 setattr(norm, side, FUSED_ACTIVATIONS[type(folded[neighbour])])
                 folded[neighbour] = nn.Identity()
-    # Norms come first: an activation between a convolution and a norm belongs to the norm.
-    for name, neighbour in pairwise(names):
-        conv = folded[name]
-        if isinstance(conv, FusedConv) and not conv.depthwise and type(folded[neighbour]) is nn.ReLU:
-            conv.relu, folded[neighbour] = True, nn.Identity()
     return folded
 
 
@@ -277,7 +264,7 @@ class FusedLayerNorm(RowLayerNorm):
         weight = blank + 1 if self.weight is None else self.weight
         bias = blank if self.bias is None else self.bias
         vectors = x.flatten(1, -2)  # [R, n, D]
-        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, None, self.eps, "none", "none")  # type: ignore[no-untyped-call]
+        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, self.eps, "none", "none")  # type: ignore[no-untyped-call]
         return out.view(x.shape)
 
 
@@ -304,7 +291,11 @@ class RowCausalAttention(CausalAttention):
 
 
 class FusedCausalAttention(RowCausalAttention):
-    """The same as one Triton kernel where sequences are short."""
+    """The same as one Triton kernel where sequences are short.
+
+    On one H200, a step of 512 GPTs over 32 tokens, 16 wide, takes 1.9 ms with it and 6.9 ms without; over 64
+    tokens, 64 wide, 11.5 and 15.9 ms (bfloat16).
+    """
 
     def forward(self, qkv: Tensor) -> Tensor:
         from esper.population import kernels
@@ -354,7 +345,7 @@ _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
         FusedCausalAttention if method == "fused" else RowCausalAttention
     )(layer.heads),
     GlobalMean: lambda layer, method: RowGlobalMean(),
-    nn.Flatten: lambda layer, method: RowFlatten(layer),
+    nn.Flatten: lambda layer, method: RowFlatten() if (layer.start_dim, layer.end_dim) == (1, -1) else None,
 }
 
 

@@ -15,10 +15,9 @@ from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from esper.population.blocks import Branch
 from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, NormMix, SqueezeExcite
 from esper.population.hosts import TokenEmbedding
-from esper.population.row_layers import FusedGroupNorm, fold_activations, row_layer
+from esper.population.row_layers import fold_activations, row_layer
 
 Run = Callable[[dict[str, Tensor], Tensor], Tensor]
 
@@ -139,42 +138,9 @@ class RowNormMix(nn.Module):
         self.norm, self.scale = norm, mix.scale
 
     def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.scale)  # [R, 1]
-        norm = self.norm
-        if isinstance(norm, FusedGroupNorm) and norm.weight is not None and norm.bias is not None:
-            return norm.scaled(h, scale * norm.weight, scale * norm.bias, -scale.squeeze(1))
-        result: Tensor = scale.view(-1, *[1] * (h.ndim - 1)) * (norm(h) - h)
+        scale = torch.tanh(self.scale).view(-1, *[1] * (h.ndim - 1))  # [R, 1] → [R, 1, ...]
+        result: Tensor = scale * (self.norm(h) - h)
         return result
-
-
-class FusedPerceptron(nn.Module):
-    """A residual branch of two Linear layers with GELU between them, as one GPU kernel."""
-
-    def __init__(self, norm: nn.LayerNorm, first: nn.Module, second: nn.Module) -> None:
-        super().__init__()
-        self.first, self.second, self.eps = first, second, norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        from esper.population import kernels
-
-        weights = (self.first.weight, self.first.bias, self.second.weight)
-        out: Tensor = kernels.RowPerceptron.apply(x, *weights, self.eps)  # type: ignore[no-untyped-call]
-        return out
-
-
-def _fused_branch(module: nn.Module, children: dict[str, nn.Module]) -> nn.Module | None:
-    """Return a residual branch as one kernel, or None where there is none for its layers and their sizes."""
-    if type(module) is not Branch or not isinstance(module.norm, nn.LayerNorm):
-        return None
-    first, middle = module.first, module.middle
-    plain = type(middle) is nn.GELU and middle.approximate == "none" and first.bias is not None
-    if not plain or not isinstance(first, nn.Linear) or len(module.norm.normalized_shape) > 1:
-        return None
-    from esper.population import kernels
-
-    if not kernels.perceptron_fits(first.in_features, first.out_features):
-        return None
-    return FusedPerceptron(module.norm, children["first"], children["second"])
 
 
 # Their own code takes rows once their children do.
@@ -195,9 +161,6 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     forward = type(module).forward
     if forward is NormMix.forward:
         return RowNormMix(cast(NormMix, module), children["norm"])
-    fused = _fused_branch(module, children) if method == "fused" else None
-    if fused is not None:
-        return fused
     # The module's own forward over children that take rows.
     rows = copy.copy(module)
     if forward is nn.Sequential.forward:

@@ -4,11 +4,8 @@ from esper.population.kernels.attention import RowAttention as RowAttention
 from esper.population.kernels.attention import attention_fits as attention_fits
 from esper.population.kernels.convolution import Geometry as Geometry
 from esper.population.kernels.convolution import RowConvolution as RowConvolution
-from esper.population.kernels.convolution import RowDepthwise as RowDepthwise
 from esper.population.kernels.norm import RowNorm as RowNorm
 from esper.population.kernels.optimizer import learn_rows as learn_rows
-from esper.population.kernels.perceptron import RowPerceptron as RowPerceptron
-from esper.population.kernels.perceptron import perceptron_fits as perceptron_fits
 from esper.population.kernels.rows import AddToRows as AddToRows
 from esper.population.kernels.rows import BlendParts as BlendParts
 from esper.population.kernels.rows import TakeRows as TakeRows

@@ -74,10 +74,10 @@ def _conv(  # type: ignore[no-untyped-def]
     H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
     SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
     C: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    BACK: tl.constexpr, SPREAD: tl.constexpr, BIAS: tl.constexpr, RELU: tl.constexpr,
+    BACK: tl.constexpr, SPREAD: tl.constexpr, BIAS: tl.constexpr,
     BM: tl.constexpr, BK: tl.constexpr, BO: tl.constexpr,
 ):  # fmt: skip
-    """out [R, M, O] = patches of x [R, B, H, W, C] times w [R, KH·KW, C, O], with a bias and a ReLU if asked
+    """out [R, M, O] = patches of x [R, B, H, W, C] times w [R, KH·KW, C, O], with a bias if asked
 
     BACK: takes gradients back, so w is read as [R, KH·KW, O, C]; with a stride of 1 its offsets are turned
     round, and with a larger one (SPREAD) an output meets only the inputs that a stride reaches.
@@ -121,27 +121,10 @@ def _conv(  # type: ignore[no-untyped-def]
         acc = tl.dot(patch, weight.to(patch.dtype), acc, input_precision="tf32")
     if BIAS:
         acc += tl.load(bias + row * bias_row + o, mask=o < O, other=0.0).to(tl.float32)[None, :]
-    if RELU:
-        acc = tl.maximum(acc, 0.0, propagate_nan=tl.PropagateNan.ALL)
     result = acc.to(out.dtype.element_ty)
     tl.store(
         out + row * M * O + m[:, None] * O + o[None, :], result, mask=(m < M)[:, None] & (o < O)[None, :]
     )
-
-
-@triton.jit
-def _through_relu(g, out, passed, total, M, tiles, O: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr):  # type: ignore[no-untyped-def]
-    """passed = g where out > 0, and the sum of each tile's pixels.  # [R, M, O], total [R, tiles, O]"""
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    tile = tl.program_id(0) % tiles
-    m = tile * BM + tl.arange(0, BM)
-    o = tl.arange(0, BO)
-    origin = row * M * O + m[:, None] * O + o[None, :]
-    inside = (m < M)[:, None] & (o < O)[None, :]
-    value = tl.load(g + origin, mask=inside, other=0.0)
-    value = tl.where(tl.load(out + origin, mask=inside, other=0.0) > 0, value, 0.0)
-    tl.store(passed + origin, value, mask=inside)
-    tl.store(total + (row * tiles + tile) * O + o, tl.sum(value.to(tl.float32), axis=0), mask=o < O)
 
 
 @triton.jit(do_not_specialize=["splits", "span"])  # they follow the number of rows
@@ -208,9 +191,6 @@ FORWARD_TILE = {"BM": 256, "BK": 32, "num_warps": 4, "num_stages": 2}
 WEIGHT_TILE = {"BM": 64, "BK": 64, "num_warps": 4, "num_stages": 3}
 
 
-RELU_TILE = {"BM": 256, "num_warps": 4}
-
-
 def _convolve(
     x: Tensor,
     w: Tensor,
@@ -218,7 +198,6 @@ def _convolve(
     shape: Geometry,
     back: bool = False,
     bias: Tensor | None = None,
-    relu: bool = False,
 ) -> Tensor:
     """x [R, B, H, W, C], w [R, KH·KW, C, O] → [R, B, *size, O]; back: w [R, KH·KW, O, C]; bias [R, O]"""
     rows, images, height, width, channels = x.shape
@@ -233,22 +212,10 @@ def _convolve(
     tiles = ceil_div(pixels, tile["BM"])
     _conv[(tiles * rows,)](
         x, w, w if bias is None else bias, out, pixels, tiles, 0 if bias is None else bias.stride(0),
-        **_constants(shape, (height, width), size, channels), BIAS=bias is not None, RELU=relu,
+        **_constants(shape, (height, width), size, channels), BIAS=bias is not None,
         O=outputs, BACK=back, SPREAD=spread, BO=next_power(outputs, 16), **tile,
     )  # fmt: skip
     return out
-
-
-def _before_relu(grad: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """What comes back through a ReLU, and its sum over all pixels.  # [R, B, H, W, O] → same, [R, O]"""
-    rows, outputs = grad.shape[0], grad.shape[-1]
-    pixels = grad[0].numel() // outputs
-    tiles = ceil_div(pixels, RELU_TILE["BM"])
-    passed, total = torch.empty_like(grad), torch.empty(rows, tiles, outputs, device=grad.device)
-    _through_relu[(tiles * rows,)](
-        grad, out, passed, total, pixels, tiles, O=outputs, BO=next_power(outputs), **RELU_TILE
-    )
-    return passed, total.sum(1)
 
 
 def _weight_gradient(
@@ -292,143 +259,30 @@ def taps_first(w: Tensor) -> Tensor:
 
 
 class RowConvolution(torch.autograd.Function):
-    """A convolution of rows, its bias and a ReLU behind it.  # x [R, B, C, (H,) W], w [R, O, C, *kernel]
+    """A convolution of rows and its bias.  # x [R, B, C, (H,) W], w [R, O, C, *kernel]
 
     Axes are turned in here: as operations of their own they cost the host more than the convolution.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, shape: Geometry, relu: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, shape: Geometry) -> Tensor:
         images, taps = to_channels_last(x), taps_first(w)
         size = shape.out(*images.shape[2:4])
-        out = _convolve(images, taps, size, shape, bias=bias, relu=relu)
-        ctx.save_for_backward(images, taps, *[out][: int(relu)])
+        out = _convolve(images, taps, size, shape, bias=bias)
+        ctx.save_for_backward(images, taps)
         ctx.shape, ctx.weight_shape = shape, w.shape
         ctx.bias = None if bias is None else bias.dtype
         return to_channels_first(out, x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        images, taps, *through = ctx.saved_tensors
+        images, taps = ctx.saved_tensors
         change = to_channels_last(grad)
         dx = dw = db = None
-        if through:
-            change, db = _before_relu(change, through[0])
-        elif ctx.bias:
-            db = change.sum((1, 2, 3), dtype=torch.float32)
+        if ctx.bias is not None:
+            db = change.sum((1, 2, 3), dtype=torch.float32).to(ctx.bias)
         if ctx.needs_input_grad[0]:
             dx = to_channels_first(_convolve(change, taps, images.shape[2:4], ctx.shape, back=True), grad)
         if ctx.needs_input_grad[1]:
             dw = _weight_gradient(images, change, ctx.weight_shape, taps.dtype, ctx.shape)
-        return dx, dw, db.to(ctx.bias) if db is not None and ctx.bias else None, None, None
-
-
-# ---- depthwise: every channel has a filter of its own ----
-
-
-@triton.jit
-def _depthwise(  # type: ignore[no-untyped-def]
-    x, w, out, M, tiles,
-    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
-    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BACK: tl.constexpr,
-    BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """out [R, M, C], w [R, KH·KW, C]"""
-    row = (tl.program_id(0) // tiles).to(tl.int64)
-    m = (tl.program_id(0) % tiles) * BM + tl.arange(0, BM)
-    c = tl.arange(0, BC)
-    image = m // (OH * OW)
-    oy = (m // OW) % OH
-    ox = m % OW
-    x += row * (M // (OH * OW)) * H * W * C
-    acc = tl.zeros((BM, BC), dtype=tl.float32)
-    for tap in tl.static_range(KH * KW):
-        if BACK:
-            ty = oy + PY - tap // KW
-            tx = ox + PX - tap % KW
-            iy = ty // SY
-            ix = tx // SX
-            seen = (ty >= 0) & (tx >= 0) & (ty % SY == 0) & (tx % SX == 0) & (iy < H) & (ix < W)
-        else:
-            iy = oy * SY + tap // KW - PY
-            ix = ox * SX + tap % KW - PX
-            seen = (iy >= 0) & (iy < H) & (ix >= 0) & (ix < W)
-        inside = (seen & (m < M))[:, None] & (c < C)[None, :]
-        value = tl.load(x + (((image * H + iy) * W + ix) * C)[:, None] + c[None, :], mask=inside, other=0.0)
-        weight = tl.load(w + (row * KH * KW + tap) * C + c, mask=c < C, other=0.0)
-        acc += value.to(tl.float32) * weight.to(tl.float32)[None, :]
-    result = acc.to(out.dtype.element_ty)
-    tl.store(
-        out + row * M * C + m[:, None] * C + c[None, :], result, mask=(m < M)[:, None] & (c < C)[None, :]
-    )
-
-
-@triton.jit
-def _depthwise_weight(  # type: ignore[no-untyped-def]
-    x, g, out, M,
-    H: tl.constexpr, W: tl.constexpr, OH: tl.constexpr, OW: tl.constexpr,
-    SY: tl.constexpr, SX: tl.constexpr, PY: tl.constexpr, PX: tl.constexpr,
-    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
-):  # fmt: skip
-    """out [R, C, KH·KW]: one program per row and tap"""
-    row = (tl.program_id(0) // (KH * KW)).to(tl.int64)
-    tap = tl.program_id(0) % (KH * KW)
-    c = tl.arange(0, BC)
-    x += row * (M // (OH * OW)) * H * W * C
-    g += row * M * C
-    acc = tl.zeros((BM, BC), dtype=tl.float32)
-    for start in range(0, M, BM):
-        m = start + tl.arange(0, BM)
-        iy = ((m // OW) % OH) * SY + tap // KW - PY
-        ix = (m % OW) * SX + tap % KW - PX
-        inside = (m < M)[:, None] & (c < C)[None, :]
-        seen = ((iy >= 0) & (iy < H) & (ix >= 0) & (ix < W))[:, None] & inside
-        origin = (((m // (OH * OW)) * H + iy) * W + ix) * C
-        value = tl.load(x + origin[:, None] + c[None, :], mask=seen, other=0.0).to(tl.float32)
-        acc += value * tl.load(g + m[:, None] * C + c[None, :], mask=inside, other=0.0).to(tl.float32)
-    total = tl.sum(acc, axis=0).to(out.dtype.element_ty)
-    tl.store(out + (row * C + c) * (KH * KW) + tap, total, mask=c < C)
-
-
-class RowDepthwise(torch.autograd.Function):
-    """A depthwise convolution of rows.  # x [R, B, C, (H,) W], w [R, C, 1, *kernel]"""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, shape: Geometry) -> Tensor:
-        images, taps = to_channels_last(x), taps_first(w)  # [R, taps, 1, C]
-        ctx.save_for_backward(images, taps)
-        ctx.shape, ctx.weight_shape = shape, w.shape
-        return to_channels_first(
-            _depthwise_over(images, taps, shape.out(*images.shape[2:4]), shape, back=False), x
-        )
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        images, taps = ctx.saved_tensors
-        shape: Geometry = ctx.shape
-        change = to_channels_last(grad)
-        rows, batch, height, width, channels = images.shape
-        dx = dw = None
-        if ctx.needs_input_grad[0]:
-            dx = to_channels_first(_depthwise_over(change, taps, images.shape[2:4], shape, back=True), grad)
-        if ctx.needs_input_grad[1]:
-            dw = taps.new_empty(ctx.weight_shape)
-            size = change.shape[2:4]
-            _depthwise_weight[(taps.shape[1] * rows,)](
-                images, change, dw, batch * size[0] * size[1], BM=128, BC=next_power(channels),
-                **_constants(shape, (height, width), (size[0], size[1]), channels),
-            )  # fmt: skip
-        return dx, dw, None
-
-
-def _depthwise_over(x: Tensor, w: Tensor, size: tuple[int, int], shape: Geometry, back: bool) -> Tensor:
-    rows, images, height, width, channels = x.shape
-    out = x.new_empty(rows, images, *size, channels)
-    pixels = images * size[0] * size[1]
-    tiles = ceil_div(pixels, 64)
-    _depthwise[(tiles * rows,)](
-        x, w, out, pixels, tiles, BACK=back, BM=64, BC=next_power(channels),
-        **_constants(shape, (height, width), size, channels),
-    )  # fmt: skip
-    return out
+        return dx, dw, db, None

@@ -1,8 +1,8 @@
 """Group norms of rows with the activations around them: one kernel each way.
 
-out = post(unit(pre(x)) · w + b) + skip · x, where unit brings each group of a sample's channels to mean 0 and
-deviation 1. A group is all channels, or a power of two of them.
-x [R, B, C, *spatial] with a sample's channels last in memory, as P pixels of C; w and b [R, C], skip [R]
+out = post(unit(pre(x)) · w + b), where unit brings each group of a sample's channels to mean 0 and deviation
+1. A group is all channels, or a power of two of them.
+x [R, B, C, *spatial] with a sample's channels last in memory, as P pixels of C; w and b [R, C]
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def _tile(B, P, C, tile, first, BS: tl.constexpr, BP: tl.constexpr, BC: tl.const
 
 @triton.jit
 def _norm(  # type: ignore[no-untyped-def]
-    x, w, b, skip, out, mean_out, rstd_out, B, P, tiles, w_row, b_row, eps,
-    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
+    x, w, b, out, mean_out, rstd_out, B, P, tiles, w_row, b_row, eps,
+    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
     WHOLE: tl.constexpr, BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     row = (tl.program_id(0) // tiles).to(tl.int64)
@@ -101,8 +101,6 @@ def _norm(  # type: ignore[no-untyped-def]
         centred = tl.where(inside, seen - mean, 0.0)
         rstd = 1.0 / tl.sqrt(_over_group(centred * centred, BS, BC, G) / size + eps)
         result = _act(centred * rstd * weight + bias, POST)
-        if SKIP:
-            result += tl.load(skip + row) * value
         tl.store(out + offset, result.to(out.dtype.element_ty), mask=inside)
     else:
         total = tl.zeros((BS, BP, BC), dtype=tl.float32)
@@ -122,8 +120,6 @@ def _norm(  # type: ignore[no-untyped-def]
             offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
             value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
             result = _act((_act(value, PRE) - mean) * rstd * weight + bias, POST)
-            if SKIP:
-                result += tl.load(skip + row) * value
             tl.store(out + offset, result.to(out.dtype.element_ty), mask=inside)
     where, known = _statistics(row, B, tile, C, BS, BC, G)
     tl.store(mean_out + where, mean, mask=known)
@@ -132,11 +128,11 @@ def _norm(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _norm_backward(  # type: ignore[no-untyped-def]
-    x, w, b, skip, g, mean_in, rstd_in, dx, dw, db, dskip, B, P, tiles, w_row, b_row,
-    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr, SKIP: tl.constexpr,
+    x, w, b, g, mean_in, rstd_in, dx, dw, db, B, P, tiles, w_row, b_row,
+    C: tl.constexpr, G: tl.constexpr, PRE: tl.constexpr, POST: tl.constexpr,
     BS: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
-    """dx, and this program's shares of dw and db [R, tiles, C] and of dskip [R, tiles]"""
+    """dx, and this program's shares of dw and db [R, tiles, C]"""
     row = (tl.program_id(0) // tiles).to(tl.int64)
     tile = tl.program_id(0) % tiles
     share = row * tiles + tile
@@ -151,7 +147,6 @@ def _norm_backward(  # type: ignore[no-untyped-def]
     bias = tl.load(b + row * b_row + c, mask=c < C, other=0.0).to(tl.float32)[None, None, :]
     slopes = tl.zeros((BS, BP, BC), dtype=tl.float32)
     levels = tl.zeros((BS, BP, BC), dtype=tl.float32)
-    skips = tl.zeros((BS, BP, BC), dtype=tl.float32)
     for first in range(0, P, BP):
         offset, inside = _tile(B, P, C, tile, first, BS, BP, BC)
         value = tl.load(x + offset, mask=inside, other=0.0).to(tl.float32)
@@ -160,15 +155,11 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         inner = grad * _slope(unit * weight + bias, POST)
         levels += inner
         slopes += inner * unit
-        if SKIP:
-            skips += grad * value
     tl.store(db + share * C + c, tl.sum(tl.sum(levels, axis=1), axis=0), mask=c < C)
     tl.store(dw + share * C + c, tl.sum(tl.sum(slopes, axis=1), axis=0), mask=c < C)
-    if SKIP:
-        tl.store(dskip + share, tl.sum(tl.sum(tl.sum(skips, axis=2), axis=1), axis=0))
     size = P * (C if G == 0 else G)
     # With u = unit(pre(x)) and g = post'(u w + b) · grad · w, over each group:
-    # dx = rstd · (g - mean(g) - u · mean(g · u)) · pre'(x) + skip · grad
+    # dx = rstd · (g - mean(g) - u · mean(g · u)) · pre'(x)
     level = _over_group(levels * weight, BS, BC, G) / size
     slope = _over_group(slopes * weight, BS, BC, G) / size
     for first in range(0, P, BP):
@@ -178,13 +169,11 @@ def _norm_backward(  # type: ignore[no-untyped-def]
         unit = (_act(value, PRE) - mean) * rstd
         inner = grad * _slope(unit * weight + bias, POST) * weight
         result = rstd * (inner - level - unit * slope) * _slope(value, PRE)
-        if SKIP:
-            result += tl.load(skip + row) * grad
         tl.store(dx + offset, result.to(dx.dtype.element_ty), mask=inside)
 
 
 class RowNorm(torch.autograd.Function):
-    """See the top of this file; `pre` and `post` are names of ACTIVATIONS, `skip` may be None.
+    """See the top of this file; `pre` and `post` are names of ACTIVATIONS.
 
     With several groups each has a power of two of channels.
     """
@@ -195,7 +184,6 @@ class RowNorm(torch.autograd.Function):
         x: Tensor,
         w: Tensor,
         b: Tensor,
-        skip: Tensor | None,
         eps: float,
         pre: str,
         post: str,
@@ -209,34 +197,31 @@ class RowNorm(torch.autograd.Function):
         mean = torch.empty(rows, images, channels if group else 1, device=x.device)
         rstd = torch.empty_like(mean)
         whole, tile = _tiling(images, pixels, channels)
-        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "SKIP": skip is not None, "G": group}
-        scale = mean if skip is None else skip.contiguous()
+        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "G": group}
         tiles = ceil_div(images, tile["BS"])
         _norm[(tiles * rows,)](
-            last, w, b, scale, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
+            last, w, b, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
             C=channels, WHOLE=whole, **kinds, **tile,
         )  # fmt: skip
-        ctx.save_for_backward(last, w, b, scale, mean, rstd)
+        ctx.save_for_backward(last, w, b, mean, rstd)
         ctx.kinds = kinds
         return out.movedim(-1, 2)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        last, w, b, scale, mean, rstd = ctx.saved_tensors
+        last, w, b, mean, rstd = ctx.saved_tensors
         rows, images, *spatial, channels = last.shape
         pixels = prod(spatial)
         _, tile = _tiling(images, pixels, channels)
         tiles = ceil_div(images, tile["BS"])
         dx = torch.empty_like(last)
         shares = torch.empty(2, rows, tiles, channels, device=last.device)
-        dskip = torch.empty(rows, tiles, device=last.device) if ctx.kinds["SKIP"] else shares
         _norm_backward[(tiles * rows,)](
-            last, w, b, scale, grad.movedim(2, -1).contiguous(), mean, rstd, dx, shares[0], shares[1], dskip,
+            last, w, b, grad.movedim(2, -1).contiguous(), mean, rstd, dx, shares[0], shares[1],
             images, pixels, tiles, w.stride(0), b.stride(0), C=channels, **ctx.kinds, **tile,
         )  # fmt: skip
         dw, db = shares.sum(2).to(w.dtype)
-        total = dskip.sum(1).to(scale.dtype) if ctx.kinds["SKIP"] else None
-        return dx.movedim(-1, 2), dw, db, total, None, None, None, None
+        return dx.movedim(-1, 2), dw, db, None, None, None, None
 
 
 def _dense_rows(x: Tensor) -> Tensor:

@@ -251,9 +251,9 @@ class GraphCache:
     """Makes what trains and validates plans, and keeps it for later plans where CUDA graphs are possible."""
 
     def __init__(self, state: PopulationState) -> None:
-        network, config = state.network, state.config
+        network = state.network
         self.state, self.device = state, network.device
-        self.possible = config.graphs and self.device.type == "cuda" and network.in_row_form
+        self.possible = self.device.type == "cuda" and network.in_row_form
         self._graphs: list[_Captured[Any]] = []  # the latest used comes last
         self._known: frozenset[tuple[object, ...]] = frozenset()  # kernels that have run before
         self._seen: dict[Task, Bucket] = {}  # all that was ever needed
