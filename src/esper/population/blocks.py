@@ -16,6 +16,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 QKV = 3  # the first layer of an attention holds queries, keys and values, one after another
 
@@ -66,25 +67,58 @@ def standardize(weight: Tensor, kernel_axes: int) -> Tensor:
     return (centred * scale).to(weight.dtype)
 
 
-class StandardizedConv1d(nn.Conv1d):
-    """A convolution over signals whose filters are standardized in every forward pass."""
+class FilteredConv(_ConvNd):
+    """A convolution with filters that are computed from its weights in every forward pass."""
+
+    def filters(self, weight: Tensor) -> Tensor:
+        """Return what to convolve with; weight may have a leading axis of rows."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(x, standardize(self.weight, 1), self.bias)
+        out: Tensor = self._conv_forward(x, self.filters(self.weight), self.bias)
         return out
 
 
-class StandardizedConv2d(nn.Conv2d):
-    """A convolution over images whose filters are standardized in every forward pass."""
+class _Standardized(FilteredConv):
+    def filters(self, weight: Tensor) -> Tensor:
+        return standardize(weight, len(self.kernel_size))
 
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(x, standardize(self.weight, 2), self.bias)
-        return out
+
+class _Scaled(FilteredConv):
+    """With `scale` times its weights as filters.
+
+    Adam moves every weight by about the learning rate, and so these filters by `scale` of that.
+    """
+
+    scale = 1.0
+
+    def filters(self, weight: Tensor) -> Tensor:
+        return self.scale * weight
+
+
+class StandardizedConv1d(_Standardized, nn.Conv1d):
+    """A convolution over signals with standardized filters."""
+
+
+class StandardizedConv2d(_Standardized, nn.Conv2d):
+    """A convolution over images with standardized filters."""
+
+
+class ScaledConv1d(_Scaled, nn.Conv1d):
+    """A convolution over signals with scaled filters."""
+
+
+class ScaledConv2d(_Scaled, nn.Conv2d):
+    """A convolution over images with scaled filters."""
 
 
 STANDARDIZED: dict[type[nn.Module], type[nn.Conv1d] | type[nn.Conv2d]] = {
     nn.Conv1d: StandardizedConv1d,
     nn.Conv2d: StandardizedConv2d,
+}
+SCALED: dict[type[nn.Module], type[nn.Conv1d] | type[nn.Conv2d]] = {
+    nn.Conv1d: ScaledConv1d,
+    nn.Conv2d: ScaledConv2d,
 }
 GROUP = 4  # channels that are normalized together
 
@@ -149,7 +183,7 @@ def mlp_block(width: int, hidden: int, scale: float = 1.0) -> Block:
     """Build two Linear layers with GELU between; `scale` multiplies the initial weights of the second."""
     norm = nn.LayerNorm(width, elementwise_affine=False)
     second = nn.Linear(hidden, width, bias=False)
-    return Block(Branch(norm, nn.Linear(width, hidden), nn.GELU(), _scaled(second, scale)))
+    return Block(Branch(norm, nn.Linear(width, hidden), nn.GELU(), scale_output(second, scale)))
 
 
 def attention_block(width: int, heads: int, scale: float = 1.0) -> Block:
@@ -159,27 +193,28 @@ def attention_block(width: int, heads: int, scale: float = 1.0) -> Block:
     norm = nn.LayerNorm(width, elementwise_affine=False)
     second = nn.Linear(width, width, bias=False)
     first = nn.Linear(width, QKV * width, bias=False)  # a bias of the keys cannot change a softmax
-    return Block(Branch(norm, first, CausalAttention(heads), _scaled(second, scale)))
+    return Block(Branch(norm, first, CausalAttention(heads), scale_output(second, scale)))
 
 
 def conv_block(
     conv: type[nn.Conv1d] | type[nn.Conv2d], width: int, hidden: int, kernel: int, scale: float = 1.0
 ) -> Block:
-    """Build a pre-activation block: norm, ReLU, convolution, ReLU, convolution.
+    """Build a pre-activation block: norm, SiLU, convolution, SiLU, convolution.
 
-    Norms of small groups and standardized filters stand for BatchNorm, which would mix the samples of a
-    batch: at 50 TFLOP on CIFAR-10 a network of 218,000 parameters ended 7 points below one with BatchNorm
-    where it had norms of all channels and plain filters, and 1 point below with these. The second
-    convolution stays plain: standardized, its filters would change with the number of hidden units.
+    Norms of small groups, standardized filters and SiLU stand for BatchNorm, which would mix the samples of a
+    batch. At 50 TFLOP on CIFAR-10 (validation, one or two seeds) a network of 218,000 parameters had 76.1 %
+    with ReLU and its head behind a mean, 79.8 % with SiLU and its head behind a norm, and 81.0 % with scaled
+    filters too; a network with BatchNorm had 81.2 %. The second convolution is not standardized: its filters
+    would change with the number of hidden units.
     """
-    second = conv(hidden, width, kernel, padding=kernel // 2, bias=False)
     first = STANDARDIZED[conv](width, hidden, kernel, padding=kernel // 2)
-    return Block(Branch(group_norm_relu(width), first, nn.ReLU(), _scaled(second, scale)))
+    second = SCALED[conv](hidden, width, kernel, padding=kernel // 2, bias=False)
+    return Block(Branch(group_norm_silu(width), first, nn.SiLU(), scale_output(second, scale)))
 
 
-def group_norm_relu(width: int) -> nn.Sequential:
-    """Build a group norm without weights, and a ReLU."""
-    return nn.Sequential(nn.GroupNorm(norm_groups(width), width, affine=False), nn.ReLU())
+def group_norm_silu(width: int) -> nn.Sequential:
+    """Build a group norm without weights, and a SiLU."""
+    return nn.Sequential(nn.GroupNorm(norm_groups(width), width, affine=False), nn.SiLU())
 
 
 def norm_groups(width: int) -> int:
@@ -213,10 +248,15 @@ def _resized(layer: Layer, inputs: int | None = None, outputs: int | None = None
         )
     make = cast(Callable[..., Layer], type(layer))
     options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
-    return make(*sizes, layer.kernel_size, bias=bias, **options)
+    resized = make(*sizes, layer.kernel_size, bias=bias, **options)
+    return scale_output(resized, layer.scale) if isinstance(layer, _Scaled) else resized
 
 
-def _scaled(layer: nn.Module, scale: float) -> Layer:
-    with torch.no_grad():
-        cast(Layer, layer).weight.mul_(scale)
+def scale_output(layer: nn.Module, scale: float) -> Layer:
+    """Scale the filters of a scaled convolution, or the initial weights of another layer, and return it."""
+    if isinstance(layer, _Scaled):
+        layer.scale = scale
+    else:
+        with torch.no_grad():
+            cast(Layer, layer).weight.mul_(scale)
     return cast(Layer, layer)

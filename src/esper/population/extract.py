@@ -16,7 +16,7 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, STYLE_BLEND, Blend, Blueprin
 from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import FORWARD_STAGES, Stage
-from esper.population.blocks import Block, Branch, CausalAttention, fold_units
+from esper.population.blocks import Block, Branch, CausalAttention, fold_units, scale_output
 from esper.population.blueprints import BlendGate
 from esper.population.forms import HALVES, NO_FORM, SlotForms
 from esper.population.hosts import EntrySegment, Host, block_of, residual_scale
@@ -282,6 +282,5 @@ def _fresh_block(host: Host, slot: int, k: int, units: int, scale: float) -> Blo
     assert template is not None, "only networks of blocks have a shape"
     branch = template.branch.with_units(units)
     branch.second.reset_parameters()
-    with torch.no_grad():
-        branch.second.weight.mul_(scale)
+    scale_output(branch.second, scale)
     return Block(branch)

@@ -24,7 +24,7 @@ from esper.population.blocks import (
     Block,
     attention_block,
     conv_block,
-    group_norm_relu,
+    group_norm_silu,
     mlp_block,
     norm_groups,
 )
@@ -280,7 +280,7 @@ def block_of(segment: nn.Module) -> Block | None:
 
 
 def residual_scale(blocks: int) -> float:
-    """Return the factor of the initial weights of each block's second layer: the sum of all stays near 1."""
+    """Return the factor of what each of so many blocks adds at first: the sum of all stays near 1."""
     return float((2 * blocks) ** -0.5)
 
 
@@ -307,7 +307,7 @@ def resnet(
         entry: nn.Module
         if stage:
             down = STANDARDIZED[convolution](channels, wide, kernel, stride=2, padding=kernel // 2)
-            entry = nn.Sequential(*group_norm_relu(channels), down)
+            entry = nn.Sequential(*group_norm_silu(channels), down)
         else:
             entry = convolution(channels, wide, kernel, stride=first_stride, padding=kernel // 2)
         blocks = [
@@ -316,7 +316,7 @@ def resnet(
         segments += [EntrySegment(entry, blocks[0]), *blocks[1:]]
         widths += [wide] * depth
         channels = wide
-    head = nn.Sequential(GlobalMean(), nn.LayerNorm(channels), nn.Linear(channels, num_classes))
+    head = nn.Sequential(*group_norm_silu(channels), GlobalMean(), nn.Linear(channels, num_classes))
     return Host(segments, "cnn", head, widths, len(input_shape) - 1)
 
 

@@ -16,11 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.population.blocks import (
-    STANDARDIZED,
     CausalAttention,
+    FilteredConv,
+    ScaledConv1d,
+    ScaledConv2d,
     StandardizedConv1d,
     StandardizedConv2d,
-    standardize,
 )
 from esper.population.hosts import GlobalMean
 
@@ -92,12 +93,12 @@ class RowConv(RowLayer):
 
     def __init__(self, conv: Conv) -> None:
         super().__init__(conv)
-        self._standardized = type(conv) in STANDARDIZED.values()
+        self._compute = conv.filters if isinstance(conv, FilteredConv) else None
 
     @property
     def filters(self) -> Tensor:
         """The weights to convolve with.  # [R, O, C / groups, *kernel]"""
-        return standardize(self.weight, self.weight.ndim - 3) if self._standardized else self.weight
+        return self.weight if self._compute is None else self._compute(self.weight)
 
 
 class GroupedConv(RowConv):
@@ -337,6 +338,8 @@ _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
     nn.Conv2d: _row_conv,
     StandardizedConv1d: _row_conv,
     StandardizedConv2d: _row_conv,
+    ScaledConv1d: _row_conv,
+    ScaledConv2d: _row_conv,
     nn.GroupNorm: _row_group_norm,
     nn.LayerNorm: _row_layer_norm,
     nn.Linear: lambda layer, method: RowLinear(layer),
