@@ -58,7 +58,7 @@ class Counted:
     """A gather that counts what it sends and how long it takes."""
 
     def __init__(self, gather: Gather) -> None:
-        self.gather, self.rank, self.size, self.patience = gather, gather.rank, gather.size, gather.patience
+        self.gather, self.rank, self.size = gather, gather.rank, gather.size
         self.sent, self.seconds = 0, 0.0
 
     def exchange(self, message: bytes) -> list[bytes]:
@@ -175,7 +175,6 @@ class Pretended:
 
     size: int
     rank: int = 0
-    patience: float = 0.0
 
     def exchange(self, message: bytes) -> list[bytes]:
         return [message] * self.size

@@ -12,7 +12,7 @@ import typer
 
 from esper import cli
 
-COMMANDS = ("schema", "blueprints", "tasks", "doctor", "config")
+COMMANDS = ("controllers", "tasks", "doctor", "config")
 
 
 def test_help_takes_less_than_a_second_and_no_torch() -> None:
@@ -26,9 +26,7 @@ def test_help_takes_less_than_a_second_and_no_torch() -> None:
     assert spent < 1.0, "CPU seconds: the wall clock of a shared machine is noise"
 
 
-@pytest.mark.parametrize(
-    "command", [name for name in typer.main.get_group(cli.app).commands if name != "config"]
-)
+@pytest.mark.parametrize("command", typer.main.get_group(cli.app).commands)
 def test_every_help_page_has_an_example_that_names_its_command(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -47,24 +45,13 @@ def test_a_bug_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
         cli.run(["tasks"])
 
 
-def test_config_show_can_be_read_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.run(["config", "show", "--preset", "demo", "--set", "members=3"]) == 0
+def test_config_explains_every_key_and_can_be_read_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from esper.config import load_config
+
+    assert cli.run(["config", "--preset", "demo", "--set", "members=3"]) == 0
     file = tmp_path / "run.yaml"
     file.write_text(capsys.readouterr().out)
-    assert cli.run(["config", "validate", str(file)]) == 0
-    assert cli.run(["config", "show", "--config", str(file)]) == 0
-    assert file.read_text() in capsys.readouterr().out
-
-
-def test_config_explains_every_key(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from esper.config import RunConfig
-    from esper.utils.settings import keys_of
-
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.run(["config", "show", "--explain"]) == 0
-    shown = capsys.readouterr().out
-    assert [key.path for key in keys_of(RunConfig) if key.path not in shown] == []
-    assert cli.run(["config", "presets"]) == 0
-    assert "demo" in capsys.readouterr().out
+    assert load_config(file) == load_config(preset="demo", overrides=["members=3"])
+    assert all("  # " in line for line in file.read_text().splitlines())

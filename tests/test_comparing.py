@@ -6,37 +6,29 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.builders import make_specs
 from esper.comparing import (
     ControllerRun,
-    Experiment,
     as_comparison,
-    best_of,
     compare,
     fit_schedule,
-    from_the_start,
+    lanes_of,
+    prepare,
     prices_of,
     run_controller,
-    run_fixed,
 )
 from esper.config import load_config
 from esper.controllers import Arm, Fixed, arms_of, conditions_of
-from esper.lifecycle.stages import Stage
-from esper.runs.schema import json_values
 from esper.simic.environment import GrowthEnvironment
 from esper.simic.learner import LearnedController
-from esper.simic.rollout import play
 from esper.tamiyo.config import STUDY, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import Schedule
-from esper.tamiyo.scripted import RandomLegal, Static
-from esper.utils.gather import Gather
+from esper.tamiyo.scripted import Static
 from tests.controllers import Scheduled
-from tests.shards import on_processes
 from tests.simic.worlds import make_agent, make_environment
 from tests.tiny import TINY
 
@@ -53,14 +45,12 @@ def runs(environment: GrowthEnvironment) -> dict[str, ControllerRun]:
         "scheduled": Scheduled(range(0, 99, 3)),
         "learned": LearnedController(make_agent(), deterministic=True),
         "nobody": Static(),
-        "final": Fixed(of="scheduled"),
-        "best": Fixed(restarts=3),
     }
     return {run.name: run for run in compare(environment, arms)}
 
 
 def test_every_arm_begins_with_the_same_weights(runs: dict[str, ControllerRun]) -> None:
-    assert list(runs) == ["static", "scheduled", "learned", "nobody", "final", "best"]
+    assert list(runs) == ["static", "scheduled", "learned", "nobody"]
     for name in ("scheduled", "learned", "nobody"):
         np.testing.assert_array_equal(runs[name].record.loss[0], runs["static"].record.loss[0])
 
@@ -70,21 +60,12 @@ def test_networks_that_never_change_spend_what_growth_spent(runs: dict[str, Cont
     spent = {name: run.record.flops.mean() for name, run in runs.items()}
     most = max(spent["scheduled"], spent["learned"], spent["nobody"])
     assert spent["static"] == pytest.approx(most, rel=0.03)
-    assert spent["best"] == pytest.approx(most, rel=0.06)
-    assert spent["final"] == pytest.approx(spent["scheduled"], rel=0.06)
-    assert (np.diff(runs["best"].record.spent, axis=0) > 0).all()
-
-
-def test_the_final_network_is_there_from_the_start(runs: dict[str, ControllerRun]) -> None:
-    heard = (runs["scheduled"].record.final_slots.alpha > 0).numpy()
-    assert heard.any()
-    np.testing.assert_array_equal(runs["final"].record.stage[0] == Stage.FOSSILIZED, heard)
 
 
 def test_a_comparison_tells_what_was_found(
     environment: GrowthEnvironment, runs: dict[str, ControllerRun]
 ) -> None:
-    comparison = as_comparison(environment, [run.result() for run in runs.values()])
+    comparison = as_comparison(environment, list(runs.values()))
     assert comparison.task == "spirals"
     assert [c.name for c in comparison.controllers] == list(runs)
     assert comparison.controllers[0].members == [0, 1, 2, 3]
@@ -137,98 +118,19 @@ def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(control
         np.testing.assert_array_equal(run.record.accuracy[-1], run.record.accuracy[1:].max(axis=0))
 
 
-# ---- the best of several ---------------------------------------------------------------------------------
-
-
-def test_the_best_is_chosen_by_validation_data_member_by_member(environment: GrowthEnvironment) -> None:
-    several = [run_controller(environment, "static", Static(), episode=k) for k in range(3)]
-    best = best_of(several)
-    for n in range(environment.num_members):
-        final = [run.record.accuracy[-1, n] for run in several]
-        chosen = several[int(np.argmax(final))]
-        assert best.record.accuracy[-1, n] == max(final)
-        assert best.test.accuracy[n] == chosen.test.accuracy[n]
-        assert best.potential[n] == chosen.potential[n]
-        np.testing.assert_array_equal(best.record.loss[:, n], chosen.record.loss[:, n])
-
-
-def test_choosing_costs_a_validation_of_each(environment: GrowthEnvironment) -> None:
-    price = prices_of(environment)
-    budget = float(20 * price.batch.mean())
-    whole = run_fixed(environment, "static", budget)
-    shared = run_fixed(environment, "best", budget, restarts=2)
-    np.testing.assert_allclose(whole.record.flops, 20 * price.batch)
-    minibatches = (shared.record.flops / 2 - price.validation) / price.batch
-    np.testing.assert_allclose(minibatches, np.round(minibatches))
-    assert (minibatches <= 10).all()
-
-
-@pytest.mark.parametrize(("episodes", "restarts"), [(0.4, 1), (1.0, 1), (2.9, 3)])
-def test_the_budget_says_how_often_to_restart(
-    environment: GrowthEnvironment, episodes: float, restarts: int
-) -> None:
-    """As many as can train for an episode each, and at least one."""
-    price = prices_of(environment)
-    batches = environment.steps * environment.spec.population.batches_per_epoch
-    budget = episodes * float((batches * price.batch + price.validation).mean())
-    run = run_fixed(environment, "best", budget, restarts=0)
-    assert run.record.flops.mean() == pytest.approx(budget, rel=0.2)
-    assert run.epochs / environment.steps == pytest.approx(episodes, rel=0.2)
-    same = run_fixed(environment, "best", budget, restarts=restarts)
-    np.testing.assert_array_equal(run.record.accuracy, same.record.accuracy)
-
-
-def test_from_the_start_keeps_what_is_heard_and_nothing_else(environment: GrowthEnvironment) -> None:
-    record = play(environment, RandomLegal(0.9), 1)
-    slots = from_the_start(record.final_slots)
-    slots.check()
-    heard = record.final_slots.alpha > 0
-    assert torch.equal(slots.alpha == 1, heard)
-    assert torch.equal(slots.blueprint[heard], record.final_slots.blueprint[heard])
-    assert (slots.stage[~heard] == Stage.DORMANT).all()
-
-
-# ---- a line-up by name -----------------------------------------------------------------------------------
-
-
-def test_a_line_up_keeps_the_order_that_was_asked_for() -> None:
-    config = load_config(overrides=TINY)
-    arms = arms_of("habit, static,final:heuristic,best-of:3 ,random:0.5", config)
-    final = "static-final of heuristic"
-    assert list(arms) == ["habit", "static", "heuristic", final, "best-of:3", "random:0.5"]
-    assert arms["static"] == Fixed()
-    assert arms[final] == Fixed(of="heuristic")
-    assert arms["best-of:3"] == Fixed(restarts=3)
-    assert arms_of("best-of", config) == {"best-of": Fixed(restarts=0)}
-
-
 @pytest.mark.parametrize("budget", ["episode.flops=null", "episode.flops=4e5"])  # the second pays for 8 steps
-def test_an_experiment_says_how_far_it_is_and_pairs_its_seeds(budget: str) -> None:
+def test_arms_keep_the_order_that_was_asked_for_and_say_how_far_they_are(budget: str) -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "members=2", budget])
-    experiment = Experiment(config, arms_of("static,habit,best-of:2", config), seeds=2)
+    names = ["habit", "static", "fixed:hidden=9", "random:0.5"]
+    arms = arms_of("habit, static,fixed:hidden=9 ,random:0.5", config)
+    assert list(arms) == names
+    assert (arms["static"], arms["fixed:hidden=9"]) == (Fixed(), Fixed(host={"hidden": 9}))
+    environment, arms, _ = prepare(config, arms)
     progress: list[float] = []
-    comparison = experiment.run(progress.append)
-    lanes = [(lanes.round, lanes.title) for lanes in experiment.lanes]
-    assert lanes == [(1, "static"), (2, "habit"), (3, "best-of:2")]
+    runs = compare(environment, arms, progress.append)
+    assert [(lanes.round, lanes.title) for lanes in lanes_of(environment, runs)] == [*enumerate(names, 1)]
     assert progress == sorted(progress)
-    assert progress[-1] == 2 * 3
-    assert [result.name for result in comparison.controllers] == ["static", "habit", "best-of:2"]
-    assert comparison.controllers[2].members == [0, 1, 2, 3]
-
-
-def test_processes_that_share_an_experiment_find_what_one_process_finds() -> None:
-    """Budgets of fixed arms follow from what all members spent, wherever they were."""
-    settings = ("task=spirals", "members=5", "shards=3", "episode.clock=compute")
-    config = load_config(overrides=[*TINY, *settings])
-
-    def work(gather: Gather | None) -> object:
-        arms = arms_of("random,final:random,best-of:2", config)
-        experiment = Experiment(config, arms, gather=gather)
-        comparison = experiment.run()
-        return json_values(comparison), [lanes.to_bytes() for lanes in experiment.lanes]
-
-    alone = work(None)
-    assert on_processes(2, work) == [alone, alone]
+    assert progress[-1] == 4
 
 
 # ---- controllers outside of the conditions that they were trained in ---------------------------------------
@@ -250,17 +152,17 @@ def test_a_budget_in_flops_is_counted_in_minibatches_of_the_bare_host() -> None:
 
 def test_outside_of_its_conditions_a_controller_does_not_grow_and_says_so() -> None:
     config = load_config(overrides=[*STUDIED, "population.batch_size=64", "population.batches_per_epoch=1"])
-    arms = arms_of("static,tamiyo,final:tamiyo,schedule,schedule:clone@0.1", config)
-    experiment = Experiment(config, arms)
-    (remark, by_rule) = experiment.remarks
+    arms = arms_of("static,tamiyo,schedule,schedule:clone@0.1", config)
+    environment, allowed, remarks = prepare(config, arms)
+    (remark, by_rule) = remarks
     assert remark.startswith("tamiyo does not grow here, because it is outside the conditions")
     assert "population.batch_size is 64 (trained with 128)" in remark
     assert "--force" in remark
     assert by_rule.startswith("schedule does not grow here")
-    comparison = experiment.run()
+    comparison = as_comparison(environment, compare(environment, allowed), remarks)
     results = {result.name: result for result in comparison.controllers}
-    for name in ("tamiyo", "static-final of tamiyo", "schedule"):
+    for name in ("tamiyo", "schedule"):
         assert results[name].test_accuracy == results["static"].test_accuracy
     assert results["schedule:clone@0.1"].parameters > results["static"].parameters
-    assert comparison.remarks == experiment.remarks
-    assert Experiment(config, arms, force=True).arms["tamiyo"] is arms["tamiyo"]
+    assert comparison.remarks == remarks
+    assert prepare(config, arms, force=True)[1]["tamiyo"] is arms["tamiyo"]

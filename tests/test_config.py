@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,14 +13,6 @@ from esper.utils.errors import UserError
 from esper.utils.settings import build, dump, keys_of, parse_yaml
 
 KEYS = list(keys_of(RunConfig))
-WRONG_TYPE = {
-    "a whole number": ["three", 1.5, True, None, [1]],
-    "a number": ["three", True, None, [1]],
-    "true or false": ["maybe", 1, None],
-    "one of": ["nonsense", 3, None],
-    "a text": [3, True, None],
-    "a list": [3, "tensorboard", ["nonsense"]],
-}
 
 
 def nested(path: str, value: object) -> dict[str, object]:
@@ -30,40 +22,22 @@ def nested(path: str, value: object) -> dict[str, object]:
     return value
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_a_wrong_type_names_key_value_and_what_is_allowed(key: Any) -> None:
-    wrong = next(values for kind, values in WRONG_TYPE.items() if key.allowed.startswith(kind))
-    for value in wrong:
-        if value is None and "null" in key.allowed:
-            continue
+@pytest.mark.parametrize("path", KEYS)
+def test_a_wrong_value_and_an_unknown_key_are_named(path: str) -> None:
+    """No setting takes a mapping, and every one that takes a number refuses a text."""
+    name = path.split(".")[-1]
+    default = reduce(getattr, path.split("."), RunConfig())
+    wrong = ["maybe", 7] if isinstance(default, bool) else ["three", True]
+    for value in ({"deep": 3}, *(wrong if isinstance(default, int | float) else [])):
         with pytest.raises(UserError) as caught:
-            build(RunConfig, nested(key.path, value))
+            build(RunConfig, nested(path, value))
         said = str(caught.value)
-        assert key.path in said
-        assert repr(value) in said or isinstance(value, list)
-        assert key.allowed in said
-
-
-@pytest.mark.parametrize(
-    "key", [k for k in KEYS if "at least" in k.allowed or "above" in k.allowed], ids=lambda k: k.path
-)
-def test_out_of_range_names_key_value_and_bounds(key: Any) -> None:
-    with pytest.raises(UserError) as caught:
-        build(RunConfig, nested(key.path, -7))
-    assert f"{key.path} is -7; allowed is {key.allowed}" in str(caught.value)
-
-
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: key.path)
-def test_an_unknown_key_is_refused_with_the_nearest_one(key: Any) -> None:
-    path = key.path + "x"
+        assert said.startswith(f"{path} is {value!r}; ")
+        assert "should " in said or "must " in said
     with pytest.raises(UserError, match="is not a setting") as caught:
-        build(RunConfig, nested(path, 1))
-    assert str(caught.value).startswith(path)
-    assert repr(key.path.split(".")[-1]) in str(caught.value)
-
-
-def test_every_key_says_what_it_means() -> None:
-    assert [key.path for key in KEYS if not key.meaning] == []
+        build(RunConfig, nested(path + "x", 1))
+    assert str(caught.value).startswith(path + "x")
+    assert repr(name) in str(caught.value)
 
 
 def test_later_sources_win(tmp_path: Path) -> None:
@@ -96,8 +70,7 @@ def test_presets_are_valid_and_survive_a_dump(name: str) -> None:
         ("members=2020-01-01", "type date"),
         ("ppo.gamma=.nan", "only finite numbers"),
         ("ppo.gamma=.inf", "only finite numbers"),
-        ("members.deep=3", "members is {'deep': 3}; allowed is a whole number at least 1"),
-        ("lifecycle=3", "lifecycle is 3; allowed is the keys max_seeds"),
+        ("lifecycle=3", "lifecycle is 3; it should be an object"),
         (b"\xff\xfe\x00", "is not a text file"),
         (b"- 1\n- 2\n", "expected keys and values"),
         (b"a: 1\na: 2\n", "line 1: the key 'a' is written twice"),
@@ -128,6 +101,8 @@ def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
     saved["ppo"] |= {"kl_stop": 1.5, "virtual_shards": 1, "head_average": "steps", "normalise_values": True}
     saved["governor"] |= {"window": 20, "snapshot_every": 1}
     saved["reward"]["mode"] = "shaped"
+    saved["patience"] = 60.0
+    saved["telemetry"] |= {"events": False, "checkpoints_kept": 9}
     saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
     saved["population"] |= {"measure_pairs": False, "rewarm": 0, "copy_noise": 0.0, "widen_copies": 0.0}
     saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}

@@ -19,10 +19,8 @@ from esper import cli
 from esper.builders import agent_schema
 from esper.config import RunConfig, load_config
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.console import RunView
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
-from esper.utils.launch import StopRequest
 from esper.utils.settings import dump
 from tests.tiny import TINY, sets
 
@@ -45,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "whole"
     made = TrainingRun.start(load_config(overrides=[*TINY, "rounds=1", "task=spirals"]), path)
     with made.folder:
-        made.run(RunView(), StopRequest())
+        made.run()
     return path
 
 
@@ -76,29 +74,29 @@ def last(run: Path) -> Path:
         (["train", "--task", "imagenet"], "task is 'imagenet'; allowed are digits"),
         (["train", "--device", "tpu"], "device is 'tpu'; allowed are auto, cpu"),
         (["train", "--device", "cuda:99"], "device is 'cuda:99', and this torch sees"),
-        (["train", "--set", "members=0"], "members is 0; allowed is a whole number at least 1"),
-        (["train", "--set", "host.width=none"], "host.width is 'none'; allowed is a whole number"),
+        (["train", "--set", "members=0"], "members is 0; it should be greater than or equal to 1"),
+        (["train", "--set", "host.width=none"], "host.width is 'none'; it should be a valid integer"),
         (["train", "--task", "spirals", "--set", "host.kernel=3"], "the resmlp host has no option 'kernel'"),
-        (["train", "--set", "seed=10000000000000000000000"], "seed is 10000000000000000000000; allowed is a"),
-        (["train", "--set", "host.width=100000000"], "host.width is 100000000; allowed is a whole number at"),
+        (
+            ["train", "--set", "seed=10000000000000000000000"],
+            "seed is 10000000000000000000000; it should be",
+        ),
+        (["train", "--set", "host.width=100000000"], "host.width is 100000000; it should be less than or"),
         (["train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml: no such file"),
         (["grow", "--controller", "tamyo"], "controller is 'tamyo'; did you mean 'tamiyo'?"),
         (["grow", "--controller", "static:3"], "static takes nothing after a colon"),
         (["grow", "--controller", "random:2"], "after the colon: a germination rate, as in random:0.1"),
-        (["grow", "--members", "0"], "--members is 0; allowed are 1 to"),
+        (["grow", "--members", "0"], "Invalid value for '--members'"),
         (["compare", "--controllers", " , "], "--controllers is ' , '; give some of tamiyo, static"),
         (["compare", "--controllers", "static,nobody"], "controller is 'nobody'"),
-        (["demo", "--members", "-3"], "--members is -3; allowed are 1 to"),
-        (["compare", "--seeds", "0"], "--seeds is 0; allowed are 1 to"),
+        (["demo", "--members", "-3"], "Invalid value for '--members'"),
         (["resume", "nowhere"], "there is no run folder at nowhere"),
         (["report", "nowhere"], "there is no run folder at nowhere"),
         (["trai"], "No such command 'trai'"),
         (["compare", "--members", "many"], "--members"),
-        (["blueprints", "--topology", "rnn"], "topology is 'rnn'; allowed are cnn, transformer, mlp"),
-        (["config", "validate", "nowhere.yaml"], "cannot read nowhere.yaml"),
-        (["config", "show", "--set", "ppo.gama=1"], "ppo.gama is not a setting; did you mean 'gamma'?"),
+        (["config", "--set", "ppo.gama=1"], "ppo.gama is not a setting; did you mean 'gamma'?"),
         # more than a machine or an input has room for
-        (["train", "-s", "threads=100000"], "threads is 100000; allowed are 0 to"),
+        (["train", "-s", "threads=100000"], "threads is 100000; it should be less than"),
         (["train", *RESNET, "-s", "host.stages=16"], "of an input of 8 × 8; give at most 4"),
         (["train", *RESNET, "-s", "host.kernel=99"], "kernel is 99, and the input is 8 × 8; give at most 8"),
         (
@@ -112,25 +110,18 @@ def last(run: Path) -> Path:
         (["train", "-s", "episode.flops=1e9", *STEPS], "episode.flops is given; set episode.clock=compute"),
         (["train", *SPIRALS, "-s", "episode.flops=1e12"], " and a learner keeps "),
         (["grow", "-s", "budgets=[1, 2]"], "budgets is [1.0, 2.0]; those are for 'esper train' alone"),
-        (
-            ["train", "-s", "budgets=[0]"],
-            "budgets[0] is 0; allowed is a list of at least 1, each item a number",
-        ),
-        (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; allowed is a list of at"),
+        (["train", "-s", "budgets=[0]"], "budgets[0] is 0; it should be greater than 0"),
+        (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; the list should have at"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
         (["train", "-s", "telemetry.sinks=[wandb,wandb]"], "name each sink once"),
         (["train", *SPIRALS, "-s", "population.batch_size=5000"], "is 5000, and spirals has 1000 samples"),
         # arms and controllers
-        (["compare", "-C", "final:final:tamiyo,tamiyo"], "after final: give a controller, as in final:heur"),
-        (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; allowed is a whole"),
+        (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; it should be"),
         (["compare", "-C", "static,fixed:colour=3"], "'fixed:colour=3', and colour is not a setting"),
         (["compare", "-C", "static,fixed:width=4+width=5"], "options of the host, each once"),
         (["compare", "-C", "static,fixed:heads=3"], "the resnet host has no option 'heads'"),
         (["compare", "-C", "static,,tamiyo"], "--controllers is 'static,,tamiyo'; give some of tamiyo"),
         (["compare", "-C", "static,static"], "names static more than once"),
-        (["compare", "-C", "final:habit,final:habit"], "names final:habit more than once"),
-        (["compare", "-C", "static,best-of:0"], "1 to 1000"),
-        (["compare", "-C", "static,best-of:x"], "1 to 1000"),
         (["grow", "-C", "schedule:clone@0.1x1000"], "1,000 seeds in a slot, and one takes at most 5"),
         # the user's own modules
         (["train", "-t", "wrong_syntax:task"], "wrong_syntax.py, line 2;"),

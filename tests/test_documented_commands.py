@@ -15,7 +15,7 @@ from esper.runs.run_folder import RunFolder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
-UNGROWN = ("static", "fixed:", "best-of", "final:")
+UNGROWN = ("static", "fixed:")
 EXAMPLES = ("grow_adapters", "grow_mlp")  # main() compares with a run of its own and returns the verdict
 COMMAND = re.compile(r"^    (?:\S*\besper|\S*python -m esper) (grow|compare|demo)\b([^#\n]*)", re.M)
 COMMANDS = list(

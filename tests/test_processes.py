@@ -12,7 +12,6 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.runs.console import RunView
 from esper.training import TrainingRun
 from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError
 from esper.utils.gather import Gather, all_or_none
@@ -117,7 +116,7 @@ def test_one_process_writes_and_all_stop_when_one_is_asked_to(tmp_path: Path) ->
 
     def work(gather: Gather) -> tuple[int, bool, int | None]:
         run = TrainingRun.start(settings, path, gather=gather)
-        run.run(RunView(), Asked(gather.rank))  # type: ignore[arg-type]
+        run.run(Asked(gather.rank))  # type: ignore[arg-type]
         if run.writes:
             run.folder.close()
         return run.trainer.rounds_done, run.writes, run.config.shards

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,17 +9,15 @@ import pytest
 
 from esper import cli
 from esper.config import load_config
-from esper.runs.console import RunView
 from esper.runs.run_folder import Kind, RunFolder
 from esper.training import TrainingRun
 from esper.utils.errors import UserError
-from esper.utils.launch import StopRequest
 from esper.utils.settings import dump
 from tests.tiny import TINY, sets
 
 SETTINGS = load_config(overrides=[*TINY, "task=spirals", "members=2"])
 REQUESTS: dict[Kind, dict[str, object]] = {
-    "compare": {"controllers": "static,random:0.5", "seeds": 1},
+    "compare": {"controllers": "static,random:0.5"},
     "grow": {"controller": "heuristic"},
 }
 
@@ -86,7 +83,7 @@ def test_an_interrupted_demo_is_completed(tmp_path: Path, capsys: pytest.Capture
     config = SETTINGS.model_copy(update={"rounds": 1})
     run = TrainingRun.start(config, path, kind="demo", request={"members": 3})
     with run.folder:
-        run.run(RunView(), StopRequest())
+        run.run()
     assert cli.run(["resume", str(path), "--quiet"]) == 0
     results = RunFolder.read(path).results()
     assert results is not None
@@ -103,7 +100,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("kinds") / "trained"
     run = TrainingRun.start(SETTINGS, path)
     with run.folder:
-        run.run(RunView(), StopRequest())
+        run.run()
     return path
 
 
@@ -114,7 +111,7 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     longer, path = tmp_path / "longer", Path(shutil.copytree(trained, tmp_path / "run"))
     run = TrainingRun.start(SETTINGS.model_copy(update={"rounds": 3}), longer)
     with run.folder:
-        run.run(RunView(), StopRequest())
+        run.run()
     assert cli.run([*command, str(path), "--quiet", "--set", "rounds=3"]) == 0
     for name in ("events.jsonl", "config.yaml"):
         assert (path / name).read_bytes() == (longer / name).read_bytes(), name
@@ -176,24 +173,3 @@ def test_an_interrupted_run_is_done_again_and_one_that_was_killed_before_its_rep
     assert cli.run(["resume", str(path)]) == 0
     assert f"wrote {path / 'report.html'}" in capsys.readouterr().out
     assert files(path) == before | {"report.html": b"a report"}
-
-
-def test_runs_are_listed_with_kind_task_state_and_figures(
-    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(trained, tmp_path / "a-trained")
-    interrupted(tmp_path / "b-compared", "compare")
-    (tmp_path / "c-damaged").mkdir()
-    (tmp_path / "c-damaged" / "versions.json").write_text("{")
-    with RunFolder.open(shutil.copytree(trained, tmp_path / "d-running")):
-        (tmp_path / "d-running" / "config.yaml").write_text("rounds: 9\ntask: spirals\n")
-        assert cli.run(["runs", str(tmp_path), "--json"]) == 0
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    kinds = ("train", "compare", "", "train")
-    assert tuple(line["kind"] for line in lines) == kinds
-    states = [line["state"] for line in lines]
-    assert "is not JSON" in states.pop(2)
-    assert states == ["finished", "stopped", "running in round 3 of 9"]
-    assert 0 <= lines[0]["figures"]["validation %"] <= 100
-    assert cli.run(["runs", str(tmp_path)]) == 0
-    assert "stopped in round 3 of 9" in capsys.readouterr().out

@@ -22,13 +22,12 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from esper import cli
 from esper.runs.checkpoints import load_checkpoint
-from esper.runs.console import RunView
 from esper.runs.run_folder import RunFolder
 from esper.simic.agent.gae import GaeInputs, compute_gae
 from esper.training import TrainingRun
 from esper.utils.errors import LostProcessError
 from esper.utils.gather import processes
-from esper.utils.launch import Launch, StopRequest
+from esper.utils.launch import Launch
 from esper.watch import report
 
 
@@ -67,7 +66,7 @@ def go_on(folder: Path, checkpoint: Path) -> None:
     with processes(Launch.of()) as gather:
         run = TrainingRun.resume(folder, checkpoint=checkpoint, gather=gather)
         begun = run.trainer.rounds_done
-        run.run(RunView(), StopRequest())
+        run.run()
         gather.exchange(b"")  # the first process has still written files when the others were done
         played, gather.patience = run.trainer.rounds_done - begun, 0.5
         if gather.rank == 3:

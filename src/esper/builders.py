@@ -21,15 +21,14 @@ from torch import Tensor
 
 from esper.config import RunConfig
 from esper.lifecycle.actions import HEAD_CHOICES
-from esper.population.extract import fresh_host
-from esper.population.hosts import Host, build_host
+from esper.population.hosts import build_host
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import Learner, make_policy
 from esper.simic.trainer import Trainer
 from esper.tamiyo.policy.features import schema_hash
 from esper.tasks import HostSpec, Task, load_task, task_names
-from esper.utils.devices import check_threads, choose_device, cpu_threads, memory_of
+from esper.utils.devices import choose_device, cpu_threads, memory_of
 from esper.utils.errors import UserError, with_place
 from esper.utils.gather import Gather
 from esper.utils.launch import Launch
@@ -55,7 +54,6 @@ def make_specs(
             f"episode.clock is steps, which spends no budget, and {names} is given; set "
             f"episode.clock=compute, or leave {names} out"
         )
-    check_threads(config.threads)
     device = device or choose_device(config.device)
     specs = []
     for name in config.task.split(AND):
@@ -206,9 +204,3 @@ def agent_schema() -> str:
     """Hash what an agent sees and what it may choose: part of every checkpoint."""
     choices = [(head.name, [choice.name for choice in names]) for head, names in HEAD_CHOICES.items()]
     return hashlib.sha256(f"{schema_hash()} {choices}".encode()).hexdigest()[:16]
-
-
-def shaped_host(task: Task, shape: str) -> Host:
-    """Build a fresh host of a task, grown to a shape as `population.shapes.shapes_of` names it."""
-    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)

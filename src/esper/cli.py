@@ -15,7 +15,7 @@ import typer
 from typer.main import get_command
 
 from esper import __version__
-from esper.commands import compare, config, demo, grow, tables, train, watch
+from esper.commands import compare, demo, grow, tables, train, watch
 from esper.utils.errors import LostProcessError, ReportedElsewhereError, UserError, with_place
 from esper.utils.launch import Launch
 
@@ -27,11 +27,9 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
     (compare.compare, "esper compare --preset compute --controllers static,schedule,tamiyo"),
     (train.resume, "esper resume runs/first --set rounds=60"),
     (demo.demo, "esper demo --out runs/demo"),
-    (tables.runs, "esper runs"),
     (watch.report, "esper report runs/first"),
     (watch.watch, "esper watch runs/demo"),
-    (tables.schema, "esper schema"),
-    (tables.blueprints, "esper blueprints --topology cnn --width 16"),
+    (tables.config, "esper config --preset digits --set members=8"),
     (tables.tasks, "esper tasks"),
     (tables.controllers, "esper controllers"),
     (tables.doctor, "esper doctor"),
@@ -39,7 +37,7 @@ _COMMANDS: tuple[tuple[Callable[..., Any], str], ...] = (  # what runs, and an e
 
 # Seconds in which another process reports an error: torchrun ends all of them when the first one ends.
 REPORT_SECONDS = 20.0
-_SHARED = ("train", "resume", "compare")  # commands that several processes can do together
+_SHARED = ("train", "resume")  # commands that several processes can do together
 
 app = typer.Typer(
     name="esper",
@@ -51,7 +49,6 @@ for _function, _example in _COMMANDS:
     _paragraphs = (inspect.getdoc(_function) or "").split("\n\n")  # the terminal wraps them, not the source
     _help = "\n\n".join(" ".join(paragraph.split()) for paragraph in _paragraphs)
     app.command(_function.__name__, help=_help, epilog=f"Example: {_example}")(_function)
-app.add_typer(config.app, name="config")
 _command = cache(get_command)  # building it takes longer than many commands
 
 
@@ -128,7 +125,7 @@ def _as_setting(error: Exception, arguments: Sequence[str]) -> str | None:
     name = option.lstrip("-").replace("-", "_")
     following = [*arguments, ""][arguments.index(option) + 1] if option in arguments else ""
     value = following if following and not following.startswith("-") else "VALUE"
-    paths = [key.path for key in keys_of(RunConfig) if name in (key.path, key.path.rsplit(".")[-1])]
+    paths = [path for path in keys_of(RunConfig) if name in (path, path.rsplit(".")[-1])]
     given = " or ".join(f"--set {path}={value}" for path in paths)
     return f"there is no option {option}, but a setting: use {given}" if paths else None
 

@@ -4,38 +4,32 @@ Every arm has the same members: the same first weights, data order and random nu
 differs between two arms only by what was done with it. Results are those of the test split, which is read
 once per network, after its training.
 
-A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), the
-best of several hosts on validation data (`best-of`, `best-of:8`), a host of another size
-(`fixed:hidden=16+depth=2`), or the network that a controller ended with (`final:NAME`).
+A network that never changes is trained for as many FLOPs as growth spent: the host as it is (`static`), or a
+host of another size (`fixed:hidden=16+depth=2`).
 
 All arms choose their weights by one rule and pay for the validation that they use. By default the weights are
-those of the last epoch; then a network that never changes pays for no validation, except for the one that
-chooses the best of several. Where the environment's `best_epoch` is set, every arm ends with the weights of
-its best epoch on validation data and pays for a validation in each.
+those of the last epoch; then a network that never changes pays for no validation. Where the environment's
+`best_epoch` is set, every arm ends with the weights of its best epoch on validation data and pays for a
+validation in each.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import chain, count
-from typing import Self
+from itertools import count
 
 import numpy as np
 import torch
 
-from esper.builders import check_host, make_environment, shaped_host
+from esper.builders import check_host, make_environment
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
-from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
-from esper.population.extract import shapes_of
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
 from esper.simic.costs import Prices
-from esper.simic.ending import FinalSelection, at_full_strength
+from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.simic.state import potential
@@ -43,70 +37,11 @@ from esper.simic.telemetry import build_lanes, describe_host
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task
-from esper.utils.devices import cpu_threads, own_device
-from esper.utils.errors import UserError
-from esper.utils.gather import Gather, SingleProcess, gather_pieces, held_shards
-from esper.utils.rows import add_prefix, strip_prefix
+from esper.utils.devices import own_device
 
 EVALUATION_EPISODE = 1 << 20  # far from any episode that a controller was trained in
 OnStep = Callable[[StepResult], None]
 OnProgress = Callable[[float], None]  # is given how many arms are done: 1.5 is half-way through the second
-
-
-class Shards:
-    """The members of a comparison, in the environments that this process holds and in those of others.
-
-    Results come from all of them, in the order of the members. One environment is one shard.
-    """
-
-    def __init__(
-        self, held: Sequence[GrowthEnvironment], ranges: Sequence[range], members: int, gather: Gather
-    ) -> None:
-        """ranges: the positions, among all `members`, of those in each environment."""
-        self.held, self.ranges, self.members, self.gather = held, ranges, members, gather
-
-    @classmethod
-    def of(cls, environment: GrowthEnvironment | Self) -> Self:
-        """Wrap a single environment; return shards as they are."""
-        if not isinstance(environment, GrowthEnvironment):
-            return environment
-        members = environment.num_members
-        return cls([environment], [range(members)], members, SingleProcess())
-
-    @classmethod
-    def build(cls, config: RunConfig, gather: Gather) -> Self:
-        """Build those that this process holds; raises UserError where there are too few members or shards."""
-        ranges = held_shards(config.members, config.shards or 1, gather)
-        device = own_device(config.device)
-        held = [make_environment(config, device, torch.arange(r.start, r.stop)) for r in ranges]
-        return cls(held, ranges, config.members, gather)
-
-    @property
-    def first(self) -> GrowthEnvironment:
-        """The first of them, for all that they have in common."""
-        return self.held[0]
-
-    def rebuild(self, **changes: object) -> Self:
-        """Build fresh environments of the same members with other settings."""
-        held = [type(e)(replace(e.spec, **changes)) for e in self.held]  # type: ignore[arg-type]
-        return type(self)(held, self.ranges, self.members, self.gather)
-
-    def gather_results(
-        self, played: Sequence[tuple[EpisodeRecord, TestResult]]
-    ) -> tuple[EpisodeRecord, TestResult]:
-        """Return what all members did and reached, from the results of each environment of this process."""
-        record, test = played[0]
-        if record.num_members == self.members:
-            return record, test
-        pieces = [
-            add_prefix("record", record.tensors())
-            | add_prefix("test", {n: torch.from_numpy(v) for n, v in vars(test).items()})
-            for record, test in played
-        ]
-        everyone = gather_pieces(self.gather, pieces)
-        reached = [strip_prefix("test", piece) for piece in everyone]
-        whole = {name: torch.cat([each[name] for each in reached]).numpy() for name in vars(test)}
-        return record.concatenate([strip_prefix("record", piece) for piece in everyone]), TestResult(**whole)
 
 
 @dataclass(frozen=True)
@@ -118,7 +53,6 @@ class ControllerRun:
     test: TestResult
     potential: Floats  # [N] Φ with the test accuracy
     epochs: float  # trained, in epochs of a decision step
-    shapes: list[str] | None = None  # of networks that are nothing but blocks
 
     def result(self) -> ControllerResult:
         """Return the figures that results.json holds, member by member."""
@@ -137,37 +71,25 @@ class ControllerRun:
 
 
 def run_controller(
-    environment: GrowthEnvironment | Shards,
-    name: str,
-    controller: Controller,
-    initial_slots: SlotStates | None = None,
-    on_step: OnStep | None = None,
-    episode: int = EVALUATION_EPISODE,
+    environment: GrowthEnvironment, name: str, controller: Controller, on_step: OnStep | None = None
 ) -> ControllerRun:
     """Run a controller through one episode, and its networks on the test split.
 
     With `best_epoch` in the environment's spec every network ends with the weights of its best epoch, and
     every seed is kept or removed.
     """
-    shards, played = Shards.of(environment), []
-    for each, members in zip(shards.held, shards.ranges, strict=True):
-        slots = None if initial_slots is None else initial_slots[slice(members.start, members.stop)]
-        if each.spec.best_epoch:
-            record = FinalSelection(each).play(controller, episode, slots, on_step)
-        else:
-            record = play(each, controller, episode, slots, on_step)
-        played.append((record, evaluate_test(each)))
-    record, test = shards.gather_results(played)
+    if environment.spec.best_epoch:
+        record = FinalSelection(environment).play(controller, EVALUATION_EPISODE, on_step=on_step)
+    else:
+        record = play(environment, controller, EVALUATION_EPISODE, on_step=on_step)
+    test = evaluate_test(environment)
     # Φ = accuracy − rent of the parameters, with the test accuracy in place of the validation accuracy
     worth = potential(
         torch.from_numpy(test.accuracy),
         torch.from_numpy(record.parameter_ratio[-1]).float(),
-        shards.first.spec.reward,
+        environment.spec.reward,
     )
-    # Shapes are read from the population itself, which holds all members only where nothing is sharded.
-    whole = shards.first.num_members == shards.members
-    shapes = shapes_of(shards.first.population, shards.first.slots) if whole else None
-    return ControllerRun(name, record, test, worth.numpy(), record.num_steps, shapes)
+    return ControllerRun(name, record, test, worth.numpy(), record.num_steps)
 
 
 # ---- networks that never change --------------------------------------------------------------------------
@@ -187,64 +109,43 @@ def fit_schedule(minibatches: float, steps: int, batches: int, validation: float
 
 
 def run_fixed(
-    environment: GrowthEnvironment | Shards,
-    name: str,
-    budget: float,
-    slots: SlotStates | None = None,
-    restarts: int = 1,
-    on_progress: OnProgress | None = None,
+    environment: GrowthEnvironment, name: str, budget: float, on_progress: OnProgress | None = None
 ) -> ControllerRun:
     """Train networks that never change, for `budget` FLOPs a member on the mean over members.
 
-    slots: the seeds that they have from the start, as `from_the_start` makes them; none by default. With
-    several restarts each has an equal share of the budget and other first weights, and a member's best one on
-    validation data counts; with 0 restarts there are as many as can train for an episode each. That choice
-    is charged a validation, and so is every epoch where the best one counts; validations that only draw a
-    curve are free.
+    Every epoch is charged a validation where the best one counts; validations that only draw a curve are
+    free.
     """
-    shards = Shards.of(environment)
-    spec, prices = shards.first.spec, prices_of(shards, slots)
-    batches = spec.population.batches_per_epoch
+    spec, prices = environment.spec, prices_of(environment)
     # price of a step = minibatches × price of one, and of a validation where it chooses the weights
-    step = batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
-    once = (not spec.best_epoch) * prices.validation  # [N] what it costs to choose among restarts
-    if not restarts:
-        restarts = max(1, round(budget / float((spec.episode.steps * step + once).mean())))
-    choosing = once if restarts > 1 else 0.0 * once
-    # minibatches of a restart = (its share of the budget − the choice among restarts) / price of one
     batch = float(prices.batch.mean())
-    minibatches = (budget / restarts - float(choosing.mean())) / batch
     validation = spec.best_epoch * float(prices.validation.mean()) / batch
-    steps, batches = fit_schedule(minibatches, spec.episode.steps, batches, validation)
+    steps, batches = fit_schedule(
+        budget / batch, spec.episode.steps, spec.population.batches_per_epoch, validation
+    )
     # The budget is converted to steps already, so the clock counts those.
     episode = {"steps": steps, "clock": "steps", "flops": None}
-    recipe = {"batches_per_epoch": batches}
-    if slots is None:
-        recipe["seed_weights"] = 1  # nothing grows: one draw of every seed is enough
-    fresh = shards.rebuild(
-        episode=spec.episode.model_copy(update=episode), population=spec.population.model_copy(update=recipe)
+    recipe = {"batches_per_epoch": batches, "seed_weights": 1}  # nothing grows: one draw of a seed is enough
+    fresh = GrowthEnvironment(
+        replace(
+            spec,
+            episode=spec.episode.model_copy(update=episode),
+            population=spec.population.model_copy(update=recipe),
+        )
     )
-    on_step = _count_steps(on_progress, 0, restarts * steps * len(shards.held))
-    runs = [
-        run_controller(fresh, name, Static(), slots, on_step, EVALUATION_EPISODE + k) for k in range(restarts)
-    ]
-    # The record holds the prices of one restart; the arm paid for all of them, and once for the choice.
-    best = best_of(runs)
-    step = batches * prices.batch + spec.best_epoch * prices.validation
-    share = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
-    share[-1] += choosing
-    epochs = restarts * steps * batches / spec.population.batches_per_epoch
-    return replace(best, record=replace(best.record, spent=restarts * share), epochs=epochs)
+    run = run_controller(fresh, name, Static(), _count_steps(on_progress, 0, steps))
+    step = batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
+    spent = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
+    epochs = steps * batches / spec.population.batches_per_epoch
+    return replace(run, record=replace(run.record, spent=spent), epochs=epochs)
 
 
-def prices_of(environment: GrowthEnvironment | Shards, slots: SlotStates | None = None) -> Prices:
-    """Return what a minibatch and a validation of networks with these seeds cost; by default bare hosts."""
-    shards = Shards.of(environment)
-    one = shards.first
-    task, config = one.spec.task, one.spec.population
-    held = slots or SlotStates.empty(shards.members, one.num_slots)
+def prices_of(environment: GrowthEnvironment) -> Prices:
+    """Return what a minibatch and a validation of the bare hosts cost."""
+    task, config = environment.spec.task, environment.spec.population
+    empty = SlotStates.empty(environment.num_members, environment.num_slots).to(environment.device)
     samples = min(len(task.validation), config.validation_samples)
-    return one.population.costs.prices(held.to(one.device), config.batch_size, samples)
+    return environment.population.costs.prices(empty, config.batch_size, samples)
 
 
 def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnStep | None:
@@ -255,50 +156,34 @@ def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnSte
     return lambda result: on_progress(done + min(1.0, next(ticks) / steps))
 
 
-def best_of(runs: Sequence[ControllerRun]) -> ControllerRun:
-    """Take every member from the run that ended with its highest validation accuracy, the first of equals."""
-    # A diverged run has NaN, which argmax would prefer to any number.
-    final = np.stack([run.record.accuracy[-1] for run in runs])  # [K, N]
-    which = np.nan_to_num(final, nan=-1.0).argmax(axis=0)  # [N]
-    rows = np.arange(len(which))
-    return ControllerRun(
-        name=runs[0].name,
-        record=EpisodeRecord.pick([run.record for run in runs], which),
-        test=TestResult(
-            accuracy=np.stack([run.test.accuracy for run in runs])[which, rows],
-            loss=np.stack([run.test.loss for run in runs])[which, rows],
-        ),
-        potential=np.stack([run.potential for run in runs])[which, rows],
-        epochs=sum(run.epochs for run in runs),
-    )
-
-
-def from_the_start(slots: SlotStates) -> SlotStates:
-    """Return the seeds that a network ended with, as fossils at alpha 1: the same network with no growth."""
-    return at_full_strength(slots, in_forward_pass(slots))
-
-
 # ---- all arms --------------------------------------------------------------------------------------------
 
 
+def prepare(
+    config: RunConfig, arms: Mapping[str, Arm], force: bool = False, best_epoch: bool = False
+) -> tuple[GrowthEnvironment, dict[str, Arm], list[str]]:
+    """Build the environment of a comparison, and refuse what cannot run before anything has.
+
+    force: controllers act outside of the conditions that they were trained in, too; without it they are
+    replaced by networks that never grow.
+    Returns the environment, the arms that run, and one sentence for each controller that does not act.
+    """
+    environment = make_environment(config, own_device(config.device), best_epoch=best_epoch)
+    spec = environment.spec
+    for arm in arms.values():
+        if isinstance(arm, Fixed) and arm.host:
+            check_host(_with_options(spec.task, arm), len(spec.members), environment.device)
+    return environment, *((dict(arms), []) if force else arms_that_may_grow(arms, spec))
+
+
 def compare(
-    environment: GrowthEnvironment | Shards, arms: Mapping[str, Arm], on_progress: OnProgress | None = None
+    environment: GrowthEnvironment, arms: Mapping[str, Arm], on_progress: OnProgress | None = None
 ) -> list[ControllerRun]:
     """Run every arm, controllers first, because the others get what they spend; return them as given.
 
-    The final networks of a controller get what it spent, on the mean over members; other networks that never
-    change get what the controller spent that spent most, or, without one, what an episode of the host costs.
-    Raises ValueError where the networks of an arm that does not run are asked for.
+    Networks that never change get what the controller spent that spent most, on the mean over members, or,
+    without one, what an episode of the host costs.
     """
-    shards = Shards.of(environment)
-    one = shards.first
-    fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
-    unknown = sorted({arm.of for arm in fixed.values()} - {"", *(set(arms) - set(fixed))})
-    if unknown:
-        allowed = ", ".join(set(arms) - set(fixed)) or "none"
-        raise ValueError(
-            f"final networks of {', '.join(unknown)} are asked for; the controllers that run are {allowed}"
-        )
     runs: dict[str, ControllerRun] = {}
 
     def finish(name: str, run: ControllerRun) -> None:
@@ -309,47 +194,24 @@ def compare(
     # Controllers first: their FLOPs are the budget of the arms that never change.
     for name, arm in arms.items():
         if not isinstance(arm, Fixed):
-            on_step = _count_steps(on_progress, len(runs), one.steps * len(shards.held))
-            finish(name, run_controller(shards, name, arm, on_step=on_step))
-    spent = {name: float(run.record.flops.mean()) for name, run in runs.items()}
-    price, batches = prices_of(shards), one.spec.population.batches_per_epoch
-    epoch = batches * price.batch + one.spec.best_epoch * price.validation  # [N] FLOPs
-    usual = max(spent.values(), default=one.steps * float(epoch.mean()))
+            on_step = _count_steps(on_progress, len(runs), environment.steps)
+            finish(name, run_controller(environment, name, arm, on_step))
+    spec, price = environment.spec, prices_of(environment)
+    epoch = spec.population.batches_per_epoch * price.batch + spec.best_epoch * price.validation  # [N] FLOPs
+    usual = environment.steps * float(epoch.mean())
+    budget = max((float(run.record.flops.mean()) for run in runs.values()), default=usual)
+    fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
     for name, arm in fixed.items():
         twin = next((n for n, other in fixed.items() if n in runs and other == arm), None)
         if twin is not None:  # a controller that does not act here is the same as not growing
             finish(name, replace(runs[twin], name=name))
             continue
-        done, fresh, slots = len(runs), *_initial(shards, arm, runs.get(arm.of))
+        done, fresh = len(runs), environment
+        if arm.host:
+            fresh = GrowthEnvironment(replace(spec, task=_with_options(spec.task, arm)))
         advance = None if on_progress is None else lambda share, done=done: on_progress(done + share)
-        budget = spent[arm.of] if arm.of else usual
-        finish(name, run_fixed(fresh, name, budget, slots, arm.restarts, advance))
+        finish(name, run_fixed(fresh, name, budget, advance))
     return [runs[name] for name in arms]
-
-
-def _initial(shards: Shards, arm: Fixed, of: ControllerRun | None) -> tuple[Shards, SlotStates | None]:
-    """Return the environments of a fixed arm and the seeds that its networks begin with.
-
-    The final networks of a controller that repeated or widened blocks are fresh ones of the shape that most
-    of them have. Raises UserError where shapes are unknown: other seeds stand between the blocks, or the
-    members are spread over several processes.
-    """
-    spec, task = shards.first.spec, shards.first.spec.task
-    if arm.host:
-        return shards.rebuild(task=_with_options(task, arm)), None
-    if of is None:
-        return shards, None
-    # Folded blocks are part of the weights and of no slot state, so a fresh host has to be built that large.
-    if of.shapes is not None:
-        ((shape, _),) = Counter(of.shapes).most_common(1)
-        return shards.rebuild(make_host=partial(shaped_host, task, shape)), None
-    if (of.record.final_slots.room < spec.population.folds).any():
-        raise UserError(
-            f"the network that {of.name} ended with is asked for, and its shape is not known: other seeds "
-            "stand between its blocks, or its members are spread over processes; compare with a host of "
-            "that size instead, as in fixed:depth=2"
-        )
-    return shards, from_the_start(of.record.final_slots)
 
 
 def _with_options(task: Task, arm: Fixed) -> Task:
@@ -358,86 +220,20 @@ def _with_options(task: Task, arm: Fixed) -> Task:
 
 
 def as_comparison(
-    environment: GrowthEnvironment, results: Sequence[ControllerResult], remarks: Sequence[str] = ()
+    environment: GrowthEnvironment, runs: Sequence[ControllerRun], remarks: Sequence[str] = ()
 ) -> Comparison:
-    """Return what the report and results.json hold; differences are against the first result."""
-    task = environment.spec.task
+    """Return what the report and results.json hold; differences are against the first run."""
+    task, results = environment.spec.task, [run.result() for run in runs]
     return Comparison(
         task=task.name,
         host=str(task.host) if environment.spec.make_host is None else "given",
-        controllers=list(results),
+        controllers=results,
         differences=paired_differences(results),
         remarks=list(remarks),
     )
 
 
-class Experiment:
-    """Every arm with the same `config.members` members under each of `seeds` seeds.
-
-    Seed k is config.seed + k: other initial weights, another order of the data, other random numbers. Bad
-    input is refused when the experiment is made, before anything has run.
-    """
-
-    def __init__(
-        self,
-        config: RunConfig,
-        arms: Mapping[str, Arm],
-        seeds: int = 1,
-        gather: Gather | None = None,
-        force: bool = False,
-    ) -> None:
-        """gather: the processes that share the members, each of which runs the experiment.
-
-        force: controllers act outside of the conditions that they were trained in, too; without it they are
-        replaced by networks that never grow, and `remarks` says why.
-        """
-        if seeds < 1:
-            raise UserError(f"seeds is {seeds}; it must be at least 1")
-        self.config, self.seeds = config, seeds
-        self.gather = gather or SingleProcess()
-        self._first = Shards.build(config, self.gather)
-        spec = self._first.first.spec
-        for arm in arms.values():
-            if isinstance(arm, Fixed) and arm.host:
-                check_host(_with_options(spec.task, arm), len(spec.members), self._first.first.device)
-        # Checked once, before anything runs: a comparison of hours must not end with a sentence.
-        self.arms, self.remarks = (dict(arms), []) if force else arms_that_may_grow(arms, spec)
-        self.lanes: list[Lanes] = []  # after `run`: all members of the first seed under each arm
-
-    def run(self, on_progress: OnProgress | None = None) -> Comparison:
-        """Run every arm on every seed and return what each reached; the lanes of the first seed are kept.
-
-        on_progress: is given how many of the seeds × arms are done.
-        """
-        results: dict[str, list[ControllerResult]] = {}
-        for k in range(self.seeds):
-            shards = self._first
-            if k:
-                shards = Shards.build(
-                    self.config.model_copy(update={"seed": self.config.seed + k}), self.gather
-                )
-            done = k * len(self.arms)
-            advance = None if on_progress is None else lambda arms, done=done: on_progress(done + arms)
-            with cpu_threads(self.config.threads):
-                runs = compare(shards, self.arms, advance)
-            if not k:
-                parts = describe_host(self._first.first.population)
-                self.lanes = [
-                    build_lanes(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)
-                ]
-            for run in runs:
-                # Members of different seeds are different networks, so each gets an id of its own.
-                members = [k * self.config.members + int(member) for member in run.record.members]
-                results.setdefault(run.name, []).append(replace(run.result(), members=members))
-        joined = [_join_seeds(each) for each in results.values()]
-        return as_comparison(self._first.first, joined, self.remarks)
-
-
-def _join_seeds(parts: Sequence[ControllerResult]) -> ControllerResult:
-    """Join one arm's results over all seeds; the curve is that of the first."""
-    columns = ("members", "test_accuracy", "parameters", "member_epochs", "flops", "potential")
-    return ControllerResult(
-        name=parts[0].name,
-        curve=parts[0].curve,
-        **{name: list(chain.from_iterable(getattr(part, name) for part in parts)) for name in columns},
-    )
+def lanes_of(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> list[Lanes]:
+    """Return the slots of all members under each arm, numbered from 1."""
+    parts = describe_host(environment.population)
+    return [build_lanes(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)]

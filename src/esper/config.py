@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,16 +65,16 @@ class TelemetryConfig(Config):
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
         default=(), description="where metrics go beside the run folder"
     )
-    events: bool = Field(default=True, description="write events.jsonl")
     lanes: int = Field(
         default=12,
         ge=0,
         description="rounds whose slots of all members stay on disk; older ones are thinned out",
     )
     checkpoint_every: int = Field(
-        default=10, ge=0, description="rounds between checkpoints that stay; 0 keeps none"
+        default=10,
+        ge=0,
+        description="rounds between checkpoints of which the newest three stay; 0 keeps none",
     )
-    checkpoints_kept: int = Field(default=3, ge=1, description="how many of those stay, the newest")
 
     @field_validator("sinks")
     @classmethod
@@ -103,8 +102,12 @@ class RunConfig(Config):
     host: HostConfig = Field(default=HostConfig(), description="the network that seeds grow in")
     members: int = Field(default=16, ge=1, le=1_000_000, description="networks that train at once")
     rounds: int = Field(default=20, ge=1, description="episodes of all members, each followed by one update")
+    # OpenMP crashes where a machine refuses a thread; 256 could be started wherever that was tried.
     threads: int = Field(
-        default=1, ge=0, description="CPU threads; 1 is best for small populations, 0 leaves it to torch"
+        default=1,
+        ge=0,
+        le=256,
+        description="CPU threads; 1 is best for small populations, 0 leaves it to torch",
     )
     shards: int | None = Field(
         default=None,
@@ -112,9 +115,6 @@ class RunConfig(Config):
         le=65_536,
         description="shards that the members are computed in: their number may change the bits of a run, the "
         "number of processes does not; null is one for each process",
-    )
-    patience: float = Field(
-        default=1800.0, gt=0, description="torchrun: seconds that processes wait for the slowest of them"
     )
     episode: EpisodeConfig = Field(default=EpisodeConfig(), description="how long an episode is")
     budgets: tuple[PositiveFloat, ...] = Field(
@@ -158,6 +158,7 @@ RETIRED: dict[str, Any] = {
         "collapse_band": 0.065,
         "snapshot_every": 1,
     },
+    "patience": _ANY,
     "lifecycle": {
         "resetting_ticks": 1,
         "gates": {
@@ -196,7 +197,7 @@ RETIRED: dict[str, Any] = {
     },
     "policy": {"floor": 0.0, "bf16": False},
     "reward": {"accuracy_weight": 1.0, "mode": "shaped"},
-    "telemetry": {"film_members": _ANY},
+    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY},
 }
 
 
@@ -221,19 +222,10 @@ def _without_retired(values: Mapping[str, Any], retired: Mapping[str, Any], path
 
 def read_preset(name: str) -> dict[str, Any]:
     """Read the keys and values of a preset; raise UserError for an unknown name."""
-    return parse_yaml(_preset_text(name), f"preset {name}") or {}
-
-
-def about_preset(name: str) -> str:
-    """Return the comment that the file of a preset begins with: what it is for, and how long it takes."""
-    comment = takewhile(lambda line: line.startswith("#"), _preset_text(name).splitlines())
-    return " ".join(line.removeprefix("#").strip() for line in comment)
-
-
-def _preset_text(name: str) -> str:
     if name not in preset_names():
         raise UserError(f"preset is {name!r}; allowed are {', '.join(preset_names())}")
-    return (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = (resources.files("esper") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+    return parse_yaml(text, f"preset {name}") or {}
 
 
 def load_config(

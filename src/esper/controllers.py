@@ -6,7 +6,6 @@ import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,6 @@ from esper.config import HostConfig, RunConfig, saved_config
 from esper.population.hosts import HOST_PRESETS
 from esper.runs.checkpoints import Checkpoint, CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import RunFolder
-from esper.runs.schema import FINAL_OF
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.learner import LearnedController
 from esper.tamiyo.config import STUDY, Conditions, differences
@@ -34,8 +32,6 @@ SHIPPED = Path(__file__).parent / "pretrained"
 SIZE_OPTIONS = ("width", "hidden", "depth", "stages", "heads", "expansion")  # of a host
 AGENT_SETTINGS = ("seed", "policy", "ppo", "learner")  # what a trained controller is made from
 GREEDY = ":greedy"
-FINAL = "final:"  # in a comparison: the network that a controller ended with, from the start
-BEST_OF = "best-of"  # in a comparison: the best of several networks that never grow
 FIXED = "fixed:"  # in a comparison: a host of another size that never grows
 
 
@@ -85,15 +81,6 @@ def describe() -> list[tuple[str, str]]:
         ("a run folder", "the controller that the run trained, as its last checkpoint has it"),
         ("a checkpoint", "the controller in that file"),
         (
-            f"{FINAL}NAME",
-            "compare only: the network that NAME ended with, trained from the start for as many FLOPs",
-        ),
-        (
-            BEST_OF,
-            "compare only: the best on validation data of as many ungrown networks as growth's FLOPs buy; "
-            f"after a colon: how many are to share them, as in {BEST_OF}:8",
-        ),
-        (
             f"{FIXED}OPTIONS",
             "compare only: a host of another size that never grows, at equal FLOPs, as in "
             f"{FIXED}hidden=16+depth=2",
@@ -108,7 +95,7 @@ def load_controller(name_or_path: str, device: torch.device | str = "cpu") -> Co
     when it was trained; with ':greedy' after its name it takes the likeliest ones. Raises UserError for an
     unknown name.
     """
-    if name_or_path.startswith((FINAL, BEST_OF, FIXED)):
+    if name_or_path.startswith(FIXED):
         raise UserError(
             f"controller is {name_or_path!r}; that is an arm of 'esper compare' and decides nothing"
         )
@@ -281,9 +268,7 @@ def check_schedule(controller: Controller, config: RunConfig) -> None:
 class Fixed:
     """An arm of networks that never change."""
 
-    of: str = ""  # the controller whose final networks they are; by default the task's own host
     host: Mapping[str, int] = field(default_factory=dict)  # options of the host that are other than its own
-    restarts: int = 1  # hosts that share the compute of a member, 0 for as many as it pays for
 
 
 Arm = Controller | Fixed
@@ -299,48 +284,31 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
         for name, arm in arms.items()
         if not isinstance(arm, Fixed) and (why := why_not_here(name, arm, spec, "--force"))
     }
-    allowed = {
-        name: Fixed() if name in refused or (isinstance(arm, Fixed) and arm.of in refused) else arm
-        for name, arm in arms.items()
-    }
-    return allowed, list(refused.values())
+    return {name: Fixed() if name in refused else arm for name, arm in arms.items()}, list(refused.values())
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
-    """Parse 'static,habit,heuristic,final:heuristic,best-of:8,runs/mine'; the first arm is the baseline.
+    """Parse 'static,habit,fixed:hidden=16,runs/mine'; the first arm is the baseline.
 
-    Returns the arms by the names that they are shown under. A controller whose final networks are asked for
-    takes part too. Raises UserError where nothing is named, something is named twice, or a controller cannot
-    be loaded.
+    Returns the arms by the names that they are shown under. Raises UserError where nothing is named,
+    something is named twice, or a controller cannot be loaded.
     """
-    asked = [part.strip() for part in text.split(",")]
-    if not all(asked):
+    named = [part.strip() for part in text.split(",")]
+    if not all(named):
         raise UserError(
-            f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders, "
-            f"{FINAL}NAME and {BEST_OF}:K, with one comma between two of them"
+            f"--controllers is {text!r}; give some of {', '.join(CONTROLLER_NAMES)}, run folders and "
+            f"{FIXED}OPTIONS, with one comma between two of them"
         )
-    twice = sorted({part for part in asked if asked.count(part) > 1})
+    twice = sorted({part for part in named if named.count(part) > 1})
     if twice:
         raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
-    for part in asked:
-        of = part.removeprefix(FINAL)
-        if of != part and (of == "static" or of.startswith((FINAL, BEST_OF, FIXED))):
-            raise UserError(
-                f"--controllers names {part!r}, and that is no network of a controller that grows; after "
-                f"{FINAL} give a controller, as in {FINAL}heuristic"
-            )
-    # final:NAME needs NAME itself, which runs right before it unless it is listed already.
-    named = dict.fromkeys(chain.from_iterable((part.removeprefix(FINAL), part) for part in asked))
-    shown = {name: _shown(name) for name in named if not name.startswith((FINAL, BEST_OF, FIXED))}
+    shown = {name: _shown(name) for name in named}
     # Two runs of one name in different folders keep their whole paths.
     if len(set(shown.values())) < len(shown):
-        shown = {name: name for name in shown}
+        shown = {name: name for name in named}
     arms: dict[str, Arm] = {}
     for name in named:
-        if name.startswith(FINAL):
-            of = shown[name.removeprefix(FINAL)]
-            arms[f"{FINAL_OF}{of}"] = Fixed(of=of)
-        elif name.startswith((BEST_OF, FIXED)):
+        if name.startswith(FIXED):
             arms[name] = _parse_fixed(name)
         else:
             loaded = load_controller(name, own_device(config.device))
@@ -352,22 +320,15 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
 
 def _shown(name: str) -> str:
     """Shorten a path to its last part, and a checkpoint inside a run to the name of the run."""
-    if name.partition(":")[0] in CONTROLLER_NAMES:
+    if name.startswith(FIXED) or name.partition(":")[0] in CONTROLLER_NAMES:
         return name
     parts = Path(name).parts
     return parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else Path(name).name
 
 
 def _parse_fixed(name: str) -> Fixed:
-    """Parse 'best-of', 'best-of:8' or 'fixed:hidden=16+depth=2'; raise UserError for anything else."""
-    _, colon, text = name.partition(":")
-    if name.startswith(BEST_OF):
-        if colon and not (text.isdecimal() and 1 <= int(text) <= 1000):
-            raise UserError(
-                f"controller is {name!r}; after the colon: how many networks, 1 to 1000, as in best-of:8"
-            )
-        return Fixed(restarts=int(text or 0))
-    pairs = [part.partition("=") for part in text.split("+")]
+    """Parse 'fixed:hidden=16+depth=2'; raise UserError for anything else."""
+    pairs = [part.partition("=") for part in name.removeprefix(FIXED).split("+")]
     options = {option: int(value) for option, _, value in pairs if option and value.isdecimal()}
     if len(options) < len(pairs):
         raise UserError(

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,9 @@ from esper.builders import LEARNER, agent_schema, make_trainer
 from esper.config import RunConfig, saved_config
 from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
-from esper.runs.console import RunView
 from esper.runs.run_folder import Kind, RunFolder
+from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
-from esper.simic.environment import StepResult
 from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
@@ -32,7 +30,7 @@ from esper.utils.launch import StopRequest
 from esper.utils.settings import dump, parse_yaml
 
 # Settings of a run that has begun; the others decide its bits.
-MAY_CHANGE = ("rounds", "device", "patience", "telemetry")
+MAY_CHANGE = ("rounds", "device", "telemetry")
 Change = Callable[[RunConfig], RunConfig]
 
 
@@ -61,10 +59,7 @@ class TrainingRun:
     @property
     def store(self) -> CheckpointStore:
         """Return the checkpoints of the run."""
-        telemetry = self.config.telemetry
-        return CheckpointStore(
-            self.folder.checkpoints_path, telemetry.checkpoint_every, telemetry.checkpoints_kept
-        )
+        return CheckpointStore(self.folder.checkpoints_path, self.config.telemetry.checkpoint_every)
 
     @classmethod
     def start(
@@ -81,7 +76,9 @@ class TrainingRun:
         Without a number of shards there is one for each process.
         """
         gather = gather or SingleProcess()
-        config = with_shards(shared_config(config, gather), gather)
+        config = _shared(config, gather)
+        if config.shards is None and gather.size > 1:
+            config = config.model_copy(update={"shards": gather.size})
 
         def prepare() -> TrainingRun:
             trainer = make_trainer(config, own_device(config.device), gather)
@@ -124,7 +121,7 @@ class TrainingRun:
                 return folder, changed
 
             folder, config = all_or_none(gather, open_folder)
-            config = shared_config(config, gather)
+            config = _shared(config, gather)
 
             def prepare() -> TrainingRun:
                 trainer = make_trainer(config, own_device(device or config.device), gather)
@@ -167,10 +164,12 @@ class TrainingRun:
         except (ValueError, RuntimeError, AttributeError) as error:
             raise CheckpointError(f"{path} does not fit this run: {error}") from None
 
-    def run(self, view: RunView, stop: StopRequest) -> None:
+    def run(
+        self, stop: StopRequest | None = None, show: Callable[[RoundSummary], None] | None = None
+    ) -> None:
         """Train for the rounds that are left, or until a stop is asked for, and write each to the folder.
 
-        A stop that is asked of any process stops all of them.
+        A stop that is asked of any process stops all of them. `show` gets every finished round.
         """
         gather, begun = self.trainer.gather, self.trainer.rounds_done
 
@@ -182,22 +181,18 @@ class TrainingRun:
         with ExitStack() as after, cpu_threads(self.config.threads):
             # A sink that cannot be opened must stop every process, not the first one alone.
             self._sinks = all_or_none(gather, lambda: open_sinks() if self.writes else [])
-            while not self.finished and not any_process(gather, stop.requested):
-                played = self.trainer.play_round(self._progress(view))[LEARNER]
+            while not self.finished and not any_process(gather, stop is not None and stop.requested):
+                played = self.trainer.play_round()[LEARNER]
                 if self.writes:
-                    self._keep(played, view)
+                    self._keep(played)
+                    if show is not None:
+                        show(played.summary)
 
-    def _progress(self, view: RunView) -> Callable[[StepResult], None]:
-        """Make a callback that shows how far the next round is; budgets above 1 have more steps."""
-        done, steps, ticks = self.trainer.rounds_done, self.trainer.steps_in_round, count(1)
-        return lambda result: view.progress(done + next(ticks) / steps)
-
-    def _keep(self, round: Round, view: RunView) -> None:
-        """Write a finished round and show it."""
+    def _keep(self, round: Round) -> None:
+        """Write a finished round."""
         telemetry, number = self.config.telemetry, round.summary.round
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
-        if telemetry.events:
-            self.folder.events_file.append(*episode_events(round.record, number))
+        self.folder.events_file.append(*episode_events(round.record, number))
         self.folder.metrics_file.append(round.summary)
         for sink in self._sinks:
             sink(round.summary)
@@ -212,7 +207,6 @@ class TrainingRun:
         self.store.save(
             number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
         )
-        view.update(round.summary)
 
     @property
     def finished(self) -> bool:
@@ -220,18 +214,11 @@ class TrainingRun:
         return self.trainer.rounds_done >= self.trainer.rounds
 
 
-def shared_config(config: RunConfig, gather: Gather) -> RunConfig:
-    """Return the settings of the first process in all of them, and set the patience that they ask for."""
-    settings = broadcast(gather, config.model_dump(mode="json"))
-    gather.patience = float(settings["patience"])
-    return config if gather.size == 1 else saved_config(settings)
-
-
-def with_shards(config: RunConfig, gather: Gather) -> RunConfig:
-    """Set one shard for each process, unless the settings say how many or there is one process."""
-    if config.shards is not None or gather.size == 1:
+def _shared(config: RunConfig, gather: Gather) -> RunConfig:
+    """Return the settings of the first process in all of them."""
+    if gather.size == 1:
         return config
-    return config.model_copy(update={"shards": gather.size})
+    return saved_config(broadcast(gather, config.model_dump(mode="json")))
 
 
 def _fixed(config: RunConfig) -> dict[str, Any]:

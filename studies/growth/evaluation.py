@@ -24,16 +24,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.builders import shaped_host
 from esper.lifecycle.actions import Head, Op
-from esper.population.extract import shapes_of
-from esper.population.hosts import Host
+from esper.population.extract import fresh_host, shapes_of
+from esper.population.hosts import Host, build_host
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
 from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
-from esper.tasks import load_task
+from esper.tasks import Task, load_task
 from esper.utils.errors import UserError
 from studies.growth import selection
 from studies.growth.environments import (
@@ -216,6 +215,12 @@ def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
         "rolled back": round(float(record.panicked[:, mine].sum() / len(mine)), 4),
         "refused": round(refused / max(requests, 1), 4),
     }
+
+
+def shaped_host(task: Task, shape: str) -> Host:
+    """Build a fresh host of a task, grown to a shape as `population.extract.shapes_of` names it."""
+    host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
+    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
 
 
 def final(setup: Setup) -> Iterator[Sample]:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growing.result import describe_gain
-from esper.runs.run_folder import describe
+from esper.watch.facts import state
 from examples import grow_adapters
 from tests.growing import models
 
@@ -61,7 +61,7 @@ def test_a_folder_and_a_baseline() -> None:
     names = dict(zip(("x", "y", "x_val", "y_val"), (*models.table(), *models.table(30)), strict=True))
     for code in (block_with("out="), block_with("baseline=")):
         run(code, model=models.small_mlp(), **names)
-    assert describe(Path("runs/mine")).state == "finished"
+    assert state(Path("runs/mine")) == "finished"
 
 
 class Answers(models.TwoInputs):

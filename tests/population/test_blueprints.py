@@ -16,7 +16,6 @@ from esper.population.blueprints import (
     blueprint,
     blueprint_entry,
     build_blueprint,
-    list_blueprints,
     parameter_count,
 )
 from tests.population.reference import ReferenceSeed
@@ -42,7 +41,7 @@ def awakened(seed: nn.Module) -> nn.Module:
 
 def test_every_blueprint_of_every_topology_is_registered_and_counted() -> None:
     for topology, names in TOPOLOGY_BLUEPRINTS.items():
-        assert {entry.blueprint for entry in list_blueprints(topology)} == set(names)
+        assert {blueprint_entry(name, topology).blueprint for name in names} == set(names)
         for name in names:
             seed = build_blueprint(name, topology, 6, int(topology == "cnn"))
             size = sum(p.numel() for p in seed.parameters())

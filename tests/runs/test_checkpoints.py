@@ -102,7 +102,7 @@ def test_a_foreign_or_missing_file_is_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_store_keeps_last_best_and_a_few_periodic(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path, every=2, keep=2)
+    store = CheckpointStore(tmp_path, every=1)
     store.best.write_bytes(b"\xff" * 40)  # damaged: replaced
     scores = {1: 0.1, 2: float("nan"), 3: 0.9, 4: 0.5, 5: 0.9, 6: -1.0, 7: 0.2}
     for number, score in scores.items():
@@ -110,6 +110,6 @@ def test_the_store_keeps_last_best_and_a_few_periodic(tmp_path: Path) -> None:
     assert load_checkpoint(store.best).record["round"] == 3, "the first of equals stays the best"
     assert load_checkpoint(store.last, "s").record["round"] == 7
     assert load_checkpoint(store.last).tensors["w"][0] == 7.0
-    assert [p.name for p in store.periodic()] == ["round-000004.safetensors", "round-000006.safetensors"]
-    assert load_checkpoint(store.periodic()[0]).tensors["w"][0] == 4.0, "a second name is not overwritten"
-    assert len(list(tmp_path.iterdir())) == 4
+    assert [p.name for p in store.periodic()] == [f"round-00000{i}.safetensors" for i in (5, 6, 7)]
+    assert load_checkpoint(store.periodic()[0]).tensors["w"][0] == 5.0, "a second name is not overwritten"
+    assert len(list(tmp_path.iterdir())) == 5

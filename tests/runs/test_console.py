@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import io
-import json
-
-from esper.runs.console import RunView, duration, plain_line
+from esper.runs.console import duration, round_lines
 from esper.runs.schema import RoundSummary
 
 SHARES = {"WAIT": 0.7, "GERMINATE": 0.2, "PRUNE": 0.1}
@@ -14,19 +11,14 @@ FIRST = RoundSummary(
 )
 
 
-def test_a_round_is_a_line_or_json_or_nothing() -> None:
-    text, lines = io.StringIO(), io.StringIO()
-    RunView().update(FIRST)
-    RunView(20, text).update(FIRST)
-    first, second = text.getvalue().splitlines()
+def test_a_round_is_a_line_and_one_for_each_anomaly() -> None:
+    first, second = round_lines(FIRST).splitlines()
     assert first.startswith("round 1/20  return +0.100 ± 0.020  accuracy 91.3 ± 0.8 %  parameters x 1.42")
     assert first.endswith("1:16 left  WAIT 70% GERMINATE 20% PRUNE 10%")
     assert second == "  ! member 4 broke"
-    RunView(20, lines, json_lines=True).update(FIRST)
-    assert json.loads(lines.getvalue())["kl"] is None, "the line that metrics.jsonl gets"
 
 
 def test_unmeasured_figures_are_dashes_and_durations_are_read_as_clocks() -> None:
-    line = plain_line(RoundSummary(round=1, rounds=2, members=1, member_epochs=0, seconds=0.0))
+    line = round_lines(RoundSummary(round=1, rounds=2, members=1, member_epochs=0, seconds=0.0))
     assert "return –  accuracy – %" in line
     assert [duration(s) for s in (0, 61, 3723, float("nan"))] == ["0:00", "1:01", "1:02:03", "–"]

@@ -125,9 +125,10 @@ def test_a_head_without_a_choice_is_told_with_its_row_in_every_process() -> None
 def test_an_error_says_which_members_in_which_round_at_which_step() -> None:
     trainer = Trainer([make_spec(range(4), 3)], [Learner("agent", make_agent(), 3)], 1, shards=2)
 
-    def fail(result: object) -> None:
+    def fail(*_: object) -> None:
         raise ValueError("no more")
 
+    trainer.record_steps = fail  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="no more") as failed:
-        trainer.play_round(on_step=fail)
+        trainer.play_round()
     assert failed.value.__notes__ == ["members 0 to 1, round 1, step 2"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from esper.utils.errors import UserError
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 TABLE_WIDTH = 120  # of tables where there is no terminal
 INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
-FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line and between lines where there is no terminal
+FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
     "static, habit, heuristic, random, schedule, tamiyo (the trained one that ships with esper), a run "
@@ -35,11 +33,11 @@ CONTROLLER_HELP = (
 ConfigFile = Annotated[Path | None, typer.Option("--config", "-c", help="a YAML file of settings")]
 Preset = Annotated[
     str | None,
-    typer.Option("--preset", "-p", help="settings that ship with esper: see 'esper config presets'"),
+    typer.Option("--preset", "-p", help="compute, demo, digits, gpu, letter, mnist1d or text"),
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config show'"),
+    typer.Option("--set", "-s", help="one setting, as key.path=value; repeatable: see 'esper config'"),
 ]
 Out = Annotated[
     Path | None, typer.Option("--out", "-o", help="the folder to write; by default a new one in runs/")
@@ -47,27 +45,18 @@ Out = Annotated[
 TaskName = Annotated[
     str | None, typer.Option("--task", "-t", help="the data set, with the preset of its name if there is one")
 ]
+Members = Annotated[
+    int | None,
+    typer.Option("--members", "-n", min=1, max=1_000_000, help="networks under each controller"),
+]
 Force = Annotated[
     bool, typer.Option("--force", help="let controllers act outside of the conditions they were trained in")
 ]
 Device = Annotated[str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="show nothing until the end")]
-JsonLines = Annotated[bool, typer.Option("--json", help="one JSON object per round on stdout, for machines")]
-JsonResult = Annotated[bool, typer.Option("--json", help="the result as one JSON object on stdout")]
 
 
 # ---- output ----------------------------------------------------------------------------------------------
-
-
-def check_range(name: str, value: int | None, least: int, most: int) -> None:
-    """Raise UserError unless least ≤ value ≤ most, or none is given; `name` is the option as it is typed."""
-    if value is not None and not least <= value <= most:
-        raise UserError(f"{name} is {value}; allowed are {least} to {most}")
-
-
-def console(stream: Literal["stdout", "stderr"] = "stdout") -> Console:
-    """Return the terminal, or plain text where there is none."""
-    return Console(file=sys.stdout if stream == "stdout" else sys.stderr, highlight=False)
 
 
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> None:
@@ -78,7 +67,7 @@ def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]], right: 
         table.add_column(title, justify=justify, overflow="fold", no_wrap=i == 0 or i in right)
     for row in rows:
         table.add_row(*(escape(str(cell)) for cell in row))
-    screen = console()
+    screen = Console(highlight=False)
     if not screen.is_terminal:
         screen.width = max(screen.width, TABLE_WIDTH)
     screen.print(table)
@@ -89,35 +78,26 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-def print_line(text: str, for_machines: bool = False) -> None:
-    """Print a line of plain text at once; on stderr where stdout is kept for machines."""
-    print(text, file=sys.stderr if for_machines else sys.stdout, flush=True)
-
-
 @contextmanager
 def step_progress(total: int, what: str, quiet: bool = False) -> Iterator[Callable[[float], None]]:
-    """Show on stderr how much of a piece of work is done: a bar, or a line now and then.
+    """Say on stderr, now and then, how much of a piece of work is done.
 
     Yields a function to call, now and then, with how much of `total` is done.
     """
     from esper.runs.console import duration
 
-    screen, begun = console("stderr"), time.monotonic()
+    begun = time.monotonic()
     next_line = begun + FIRST_LINE
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    hidden = quiet or not screen.is_terminal
-    with interruptible(), Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
-        task = bar.add_task(what, total=total)
 
-        def advance(done: float) -> None:
-            nonlocal next_line
-            bar.update(task, completed=done)
-            now = time.monotonic()
-            if now >= next_line and not quiet and not screen.is_terminal:
-                next_line = now + LINE_EVERY
-                left = (now - begun) / done * (total - done)
-                screen.print(f"{what}  {done / total:.0%}  about {duration(left)} left")
+    def advance(done: float) -> None:
+        nonlocal next_line
+        now = time.monotonic()
+        if now >= next_line and not quiet:
+            next_line = now + LINE_EVERY
+            left = (now - begun) / done * (total - done)
+            typer.echo(f"{what}  {done / total:.0%}  about {duration(left)} left", err=True)
 
+    with interruptible():
         yield advance
 
 
@@ -194,55 +174,52 @@ def resume_hint(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print_line(f"stopped; begin it again with: esper resume {folder.path}", for_machines=True)
+        typer.echo(f"stopped; begin it again with: esper resume {folder.path}", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
 # ---- a training run --------------------------------------------------------------------------------------
 
 
-def run_training(run: TrainingRun, quiet: bool = False, json_lines: bool = False, report: bool = True) -> int:
+def run_training(run: TrainingRun, quiet: bool = False, report: bool = True) -> int:
     """Train to the end, or to the end of the round in which a stop is asked for, and write the report.
 
     Returns the exit code: 0, or that of the signal. A second signal ends it at once, between two steps. Of
     several processes the first one shows and reports.
     """
-    from esper.runs.console import RunView, learning_in_words
+    from esper.runs.console import learning_in_words, notice_stop, round_lines
     from esper.watch.report import write_report
 
     if not run.writes:
         with StopRequest() as asked:
-            run.run(RunView(), asked)
+            run.run(asked)
         return asked.exit_code
     config, trainer, folder = run.config, run.trainer, run.folder
     for note in _notes(run):
-        print_line(f"note: {note}", for_machines=True)
+        typer.echo(f"note: {note}", err=True)
     page = None
-    view = RunView(config.rounds, None if quiet and not json_lines else console().file, json_lines)
-    # `notice` is called inside a signal handler, so it must not write through a buffered stream.
-    with folder, StopRequest(view.notice_stop) as stop:
-        if not (quiet or json_lines):
+    with folder, StopRequest(notice_stop) as stop:
+        if not quiet:
             device = trainer.environment.device
             where = f"{trainer.gather.size} × {device.type}" if trainer.gather.size > 1 else f"{device}"
-            print_line(
+            typer.echo(
                 f"training on {config.task}: {config.members} members, {config.episode.steps} steps, "
                 f"{where}, {plural(config.rounds, 'round')}, in {folder.path}"
             )
         try:
-            run.run(view, stop)
+            run.run(stop, None if quiet else lambda summary: typer.echo(round_lines(summary)))
             page = write_report(folder) if report or stop.requested else None
         except KeyboardInterrupt:
-            print_line("stopped at once: the round in flight is not kept", for_machines=True)
+            typer.echo("stopped at once: the round in flight is not kept", err=True)
     if not run.finished:
-        print_line(
+        typer.echo(
             f"stopped after round {trainer.rounds_done} of {trainer.rounds}; "
-            f"go on with: esper resume {folder.path}",
-            json_lines,
+            f"go on with: esper resume {folder.path}"
         )
     if not quiet and trainer.rounds_done:
-        print_line(learning_in_words(folder.metrics_file), json_lines)
+        typer.echo(learning_in_words(folder.metrics_file))
     if page is not None:
-        print_line(f"wrote {page}", json_lines)
+        typer.echo(f"wrote {page}")
     return stop.exit_code
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -20,16 +20,14 @@ SCHEDULE, LEARNED = "schedule:widen_full@0.05+clone@0.2", "trained here"
 
 def demo(
     out: common.Out = None,
-    members: Annotated[
-        int, typer.Option("--members", "-n", help="fresh networks under each controller")
-    ] = USUAL_MEMBERS,
+    members: common.Members = None,
     overrides: common.Overrides = None,
 ) -> None:
     """Train a controller for a minute, then grow networks beside fixed sizes at equal compute.
 
-    The first line says about how long it will take. Ctrl-C is safe: 'esper resume' completes the demo.
+    Ctrl-C is safe: 'esper resume' completes the demo.
     """
-    common.check_range("--members", members, 1, 1_000_000)
+    members = members or USUAL_MEMBERS
     settings = common.resolve_settings(None, "demo", overrides)
     from esper.training import TrainingRun
 
@@ -44,23 +42,23 @@ def demo(
 def complete(run: TrainingRun, members: int) -> None:
     """Compare what a demo trained with three fixed sizes and a schedule, on fresh networks, and print it."""
     from esper.builders import LEARNER
-    from esper.commands.compare import print_comparison, run_experiment
-    from esper.comparing import Experiment
+    from esper.commands.compare import print_comparison, run_arms
+    from esper.comparing import as_comparison, prepare
     from esper.controllers import arms_of
     from esper.simic.learner import LearnedController
     from esper.watch.report import write_report
 
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
-    with run.folder.reopened():
-        with common.resume_hint(run.folder):
-            config = run.config.model_copy(update={"members": members})
-            comparison = run_experiment(Experiment(config, arms))
-        run.folder.write(comparison)
-        page = write_report(run.folder)
-    print_comparison(comparison, potential=False)
-    common.print_line(verdict(comparison))
-    common.print_line(f"\nThe report: {page}")
+    environment, arms, remarks = prepare(run.config.model_copy(update={"members": members}), arms)
+    with run.folder.reopened() as folder:
+        runs = run_arms(environment, arms, run.config, folder, "comparing")
+        comparison = as_comparison(environment, runs, remarks)
+        folder.write(comparison)
+        page = write_report(folder)
+    print_comparison(comparison)
+    typer.echo(verdict(comparison))
+    typer.echo(f"\nThe report: {page}")
 
 
 def verdict(comparison: Comparison) -> str:

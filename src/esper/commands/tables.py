@@ -1,13 +1,9 @@
-"""`esper schema`, `blueprints`, `controllers`, `tasks`, `runs` and `doctor`: what there is, as tables."""
+"""`esper config`, `controllers`, `tasks` and `doctor`: what there is, as text."""
 
 from __future__ import annotations
 
 import platform
 from importlib import metadata
-from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from esper.commands import common
 
@@ -22,46 +18,18 @@ EXTRAS: dict[str, tuple[str, ...]] = {
 }
 
 
-def schema() -> None:
-    """List what Tamiyo sees: every column of the features, its range, and how "unknown" reads."""
-    from esper.tamiyo.policy.features import BASE_FEATURE_SIZE, SLOT_FEATURE_SIZE, schema_hash, schema_rows
-
-    def columns(first: int, count: int) -> str:
-        return str(first) if count == 1 else f"{first}–{first + count - 1}"
-
-    rows = [
-        (
-            row["block"],
-            columns(int(str(row["offset"])), int(str(row["width"]))),
-            row["name"],
-            row["formula"],
-            f"{row['low']:g} … {row['high']:g}",
-            "always known" if row["unknown"] is None else f"{row['unknown']:g}",
-        )
-        for row in schema_rows()
-    ]
-    common.print_table(("block", "columns", "name", "formula", "range", "unknown"), rows)
-    common.console().print(
-        f"\n{BASE_FEATURE_SIZE} columns for the member, then {SLOT_FEATURE_SIZE} for each slot: "
-        f"{BASE_FEATURE_SIZE} + {SLOT_FEATURE_SIZE} · S.   schema {schema_hash()[:16]}"
-    )
-
-
-def blueprints(
-    width: Annotated[int, typer.Option(help="channels or features at the slot")] = 16,
-    topology: Annotated[str | None, typer.Option(help="cnn, transformer or mlp; all without it")] = None,
+def config(
+    config: common.ConfigFile = None, preset: common.Preset = None, overrides: common.Overrides = None
 ) -> None:
-    """List the architectures that a seed may have, and what each costs at a slot of some width."""
-    common.check_range("--width", width, 1, 65536)
-    from esper.population.blueprints import list_blueprints, parameter_count
+    """Print the settings of a run as YAML: defaults, preset, file, --set, in that order.
 
-    rows = [
-        (e.topology, int(e.blueprint), e.blueprint.name, f"{size:,}", e.summary)
-        for e in list_blueprints(topology)
-        for size in [parameter_count(e.blueprint, e.topology, width, 2)]
-    ]
-    common.console().print(f"Parameters are those of a seed at a slot of width {width}.\n")
-    common.print_table(("host", "index", "blueprint", "parameters", "what it is"), rows, right=(1, 3))
+    Every line says what the setting means. The output can be given to --config; a file that is wrong is
+    refused with one sentence and exit code 2.
+    """
+    from esper.config import load_config
+    from esper.utils.settings import explain
+
+    print("\n".join(explain(load_config(config, preset, overrides or []))))
 
 
 def controllers() -> None:
@@ -88,29 +56,6 @@ def tasks() -> None:
     ]
     titles = ("task", "input", "classes", "train / val / test", "host", "what it is")
     common.print_table(titles, rows, right=(2,))
-
-
-def runs(
-    folder: Annotated[Path, typer.Argument(help="where to look")] = Path("runs"),
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object per run on stdout")] = False,
-) -> None:
-    """List the runs in a folder: what each is, how far it came, and its last figures."""
-    from esper.runs.run_folder import list_runs
-    from esper.runs.schema import to_json
-
-    found = list_runs(folder)
-    if as_json:
-        for run in found:
-            print(to_json(run))
-        return
-    if not found:
-        common.print_line(f"there are no runs in {folder}; begin one with 'esper train' or 'esper demo'")
-        return
-    rows = []
-    for run in found:
-        figures = ", ".join(f"{name} {value:.4g}" for name, value in run.figures.items())
-        rows.append((Path(run.path).name, run.kind, run.task, run.state, figures))
-    common.print_table(("run", "kind", "task", "state", "figures"), rows)
 
 
 def doctor() -> None:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from esper.runs.run_folder import RunFolder
     from esper.training import TrainingRun
 
-SHARED = ("train", "compare")  # kinds of run that several processes can resume
 FROM_THE_START = ("compare", "grow")  # kinds of run that keep nothing until they are done
 
 
@@ -30,12 +29,11 @@ def train(
         typer.Option(
             "--resume",
             help="go on with the run in --out if there is one, for what starts commands again; settings that "
-            "differ from those of the run are refused, but for rounds, device, patience and telemetry",
+            "differ from those of the run are refused, but for rounds, device and telemetry",
         ),
     ] = False,
     device: common.Device = None,
     quiet: common.Quiet = False,
-    json_lines: common.JsonLines = False,
 ) -> None:
     """Train a controller that decides when and where networks grow.
 
@@ -67,7 +65,7 @@ def train(
             )
         else:
             run = TrainingRun.start(settings, folder, gather=gather)
-        code = common.run_training(run, quiet, json_lines)
+        code = common.run_training(run, quiet)
     raise typer.Exit(code)
 
 
@@ -79,7 +77,6 @@ def resume(
     overrides: common.Overrides = None,
     device: common.Device = None,
     quiet: common.Quiet = False,
-    json_lines: common.JsonLines = False,
 ) -> None:
     """Resume a run that was stopped, or extend one with --set rounds=N.
 
@@ -93,7 +90,7 @@ def resume(
     with processes(Launch.of()) as gather:
         folder = all_or_none(gather, lambda: None if gather.rank else RunFolder.read(run))
         kind = broadcast(gather, folder.kind if folder else None)
-        if gather.size > 1 and kind not in SHARED:
+        if gather.size > 1 and kind != "train":
             raise UserError(
                 f"{run} holds a run of 'esper {kind}', which one process does; use 'esper resume {run}'"
             )
@@ -102,17 +99,9 @@ def resume(
                 f"{run} holds a growth of a model and data that are in your own program; call esper.grow "
                 f"there again, with the same arguments and out={str(run)!r}, resume=True"
             )
-        if kind in FROM_THE_START:
-            options: dict[str, object] = {"--checkpoint": checkpoint, "--set": overrides, "--device": device}
-            all_or_none(gather, lambda: _refuse_options(folder, options) if folder else None)
-            if not broadcast(gather, folder is not None and _is_finished(folder, json_lines)):
-                from esper.commands.compare import compare_again
-                from esper.commands.grow import grow_again
-
-                if kind == "compare":
-                    compare_again(folder, gather, quiet, json_lines)
-                elif folder is not None:
-                    grow_again(folder, quiet, json_lines)
+        if folder is not None and kind in FROM_THE_START:
+            _refuse_options(folder, {"--checkpoint": checkpoint, "--set": overrides, "--device": device})
+            _do_again(folder, quiet)
             return
         from esper.config import load_config
         from esper.training import TrainingRun
@@ -121,11 +110,11 @@ def resume(
         continued = TrainingRun.resume(
             run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
         )
-        code = _go_on(continued, seen, quiet, json_lines) if folder else common.run_training(continued)
+        code = _go_on(continued, seen, quiet) if folder else common.run_training(continued)
     raise typer.Exit(code)
 
 
-def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> int:
+def _go_on(continued: TrainingRun, seen: int, quiet: bool) -> int:
     """Do the rest of a training run, complete a demo, and return the exit code.
 
     seen: the last round that metrics.jsonl had before the run went back to its checkpoint.
@@ -136,33 +125,31 @@ def _go_on(continued: TrainingRun, seen: int, quiet: bool, json_lines: bool) -> 
     folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
     if seen > done:
-        common.print_line(
-            f"note: what came after round {done}, up to round {seen}, is done again", for_machines=True
-        )
+        typer.echo(f"note: what came after round {done}, up to round {seen}, is done again", err=True)
     unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
-    if not (quiet or json_lines):
+    if not quiet:
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
-        common.print_line(f"{folder.path}: {done} of {common.plural(rounds, 'round')} are done, {left}")
-    code = common.run_training(continued, quiet, json_lines, report=not unfinished_demo)
+        typer.echo(f"{folder.path}: {done} of {common.plural(rounds, 'round')} are done, {left}")
+    code = common.run_training(continued, quiet, report=not unfinished_demo)
     if unfinished_demo and code == 0:
         complete(continued, int(folder.request.get("members", USUAL_MEMBERS)))
     return code
 
 
-def _is_finished(folder: RunFolder, as_json: bool) -> bool:
-    """Return whether a comparison or a growth has its results, and say so; write a report that is missing."""
-    if folder.results() is None:
-        return False
-    if not folder.report_path.exists():
-        from esper.runs.run_folder import RunFolder
-        from esper.watch.report import write_report
+def _do_again(folder: RunFolder, quiet: bool) -> None:
+    """Start a comparison or a growth again unless it has its results; write a report that is missing."""
+    from esper.commands.compare import compare_again
+    from esper.commands.grow import grow_again
+    from esper.runs.run_folder import RunFolder
+    from esper.watch.report import write_report
 
+    if folder.results() is None:
+        (compare_again if folder.kind == "compare" else grow_again)(folder, quiet)
+        return
+    if not folder.report_path.exists():
         with RunFolder.open(folder.path) as opened:
-            common.print_line(f"wrote {write_report(opened)}", as_json)
-    common.print_line(
-        f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'", as_json
-    )
-    return True
+            typer.echo(f"wrote {write_report(opened)}")
+    typer.echo(f"{folder.path}: the run is finished; look at it with 'esper report {folder.path}'")
 
 
 def _refuse_options(folder: RunFolder, given: dict[str, object]) -> None:

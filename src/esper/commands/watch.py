@@ -39,7 +39,7 @@ def watch(
         ) from None
 
     def ready(address: str) -> None:
-        common.print_line(
+        typer.echo(
             f"watching {common.plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)"
         )
         if show:
@@ -55,4 +55,4 @@ def report(run: Annotated[Path, typer.Argument(help="the folder of the run")]) -
     from esper.runs.run_folder import RunFolder
     from esper.watch.report import write_report
 
-    common.print_line(f"wrote {write_report(RunFolder.read(run))}")
+    typer.echo(f"wrote {write_report(RunFolder.read(run))}")

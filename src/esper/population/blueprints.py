@@ -106,14 +106,6 @@ def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0)
     return sum(p.numel() for p in seed.parameters())
 
 
-def list_blueprints(topology: str | None = None) -> list[BlueprintEntry]:
-    """Return the entries of one topology, or of all, in the order of topologies and blueprints."""
-    _check_topology(topology or "cnn")
-    entries = [e for e in _REGISTRY.values() if topology in (None, e.topology)]
-    order = list(TOPOLOGY_BLUEPRINTS)
-    return sorted(entries, key=lambda e: (order.index(e.topology), e.blueprint))
-
-
 def _check_topology(topology: str) -> None:
     if topology not in TOPOLOGY_BLUEPRINTS:
         raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
@@ -158,7 +150,7 @@ def bottleneck_width(width: int) -> int:
     return max(8, width // 4)
 
 
-# For every topology. The first line of a docstring is what `esper blueprints` shows.
+# For every topology.
 
 
 @blueprint(Blueprint.NOOP, topologies=TOPOLOGY_BLUEPRINTS)

@@ -31,6 +31,7 @@ VERSION = "1"
 _BLANK = "0" * 64
 _DIGEST = re.compile(rb'"digest":"([0-9a-f]{64})"')
 _MAX_HEADER = 100_000_000
+PERIODIC_KEPT = 3  # checkpoints of a run, the newest: enough to go back behind a mistake
 Tensors = Mapping[str, Tensor]
 
 
@@ -146,8 +147,7 @@ class CheckpointStore:
     """The checkpoints of one run: `last` always, `best` by score, and every so often one that stays."""
 
     folder: Path
-    every: int = 10  # rounds between periodic checkpoints; 0 keeps none
-    keep: int = 3  # periodic checkpoints to keep, the newest
+    every: int = 10  # rounds between periodic checkpoints, of which the newest three stay; 0 keeps none
 
     @property
     def last(self) -> Path:
@@ -180,7 +180,7 @@ class CheckpointStore:
             write_atomically(self.folder / f"round-{round:06d}.safetensors", data)
         write_atomically(self.last, data)
         with disk_errors("remove old checkpoints in", self.folder):
-            for path in self.periodic()[: -self.keep]:
+            for path in self.periodic()[:-PERIODIC_KEPT]:
                 path.unlink()
 
     def _best_score(self) -> float:

@@ -1,18 +1,15 @@
-"""What a run prints: a line for each round, JSON lines for machines, or nothing; and numbers as text."""
+"""What a run prints: a line for each round; and numbers as text."""
 
 from __future__ import annotations
 
 import math
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
-from typing import IO, Any
+from typing import Any
 
-from esper.runs.schema import NAN, RoundSummary, to_json
+from esper.runs.schema import NAN, RoundSummary
 from esper.utils.statistics import learning_verdict
-
-_ESTIMATE_AFTER = 2.0  # seconds of steps
 
 
 def number(value: float, form: str) -> str:
@@ -53,57 +50,14 @@ def learning_in_words(rounds: Iterable[Mapping[str, Any]]) -> str:
     return learning_verdict([NAN if mean is None else mean for mean, _ in lines])
 
 
-class RunView:
-    """Shows a run while it goes on: a line for each round, JSON lines for machines, or notices only."""
-
-    def __init__(self, rounds: int = 0, out: IO[str] | None = None, json_lines: bool = False) -> None:
-        """rounds: of the whole run. out: where rounds are written; None shows notices only."""
-        self._out, self._json_lines = out, json_lines
-        self._estimate = out is not None and not json_lines  # of the whole time, once
-        self._rounds = rounds
-        self._first: tuple[float, float] | None = None  # (clock, rounds done) at the first call of `progress`
-        self._latest = (math.nan, math.nan)
-
-    def progress(self, rounds_done: float) -> None:
-        """Note how far the run is, in rounds: 3.5 is half-way through the fourth."""
-        self._latest = (time.monotonic(), rounds_done)
-        self._first = self._first or self._latest
-        if self._estimate and self._latest[0] - self._first[0] >= _ESTIMATE_AFTER:
-            self._estimate = False  # every round tells what is left
-            left = self.seconds_per_round * (self._rounds - rounds_done)
-            self._print(f"about {duration(left)} left in all, if the first steps are typical")
-
-    @property
-    def seconds_per_round(self) -> float:
-        """Mean wall time of a round since the first call of `progress`; NaN before the second."""
-        if self._first is None or self._latest[1] <= self._first[1]:
-            return math.nan
-        return (self._latest[0] - self._first[0]) / (self._latest[1] - self._first[1])
-
-    def notice_stop(self) -> None:
-        """Say after Ctrl-C that the round is being finished. Safe inside a signal handler."""
-        rest = 1 - self._latest[1] % 1  # of the current round
-        seconds = rest * self.seconds_per_round - (time.monotonic() - self._latest[0])
-        about = f", about {max(round(seconds), 1)} s" if math.isfinite(seconds) else ""
-        text = f"finishing the round{about}; again to stop now\n"
-        # A buffered stream may be in the middle of a write when the signal comes.
-        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, text.encode())
-
-    def update(self, summary: RoundSummary) -> None:
-        """Show a finished round."""
-        if self._json_lines:
-            self._print(to_json(summary))
-        else:
-            self._print("\n".join([plain_line(summary), *(f"  ! {text}" for text in summary.anomalies)]))
-
-    def _print(self, text: str) -> None:
-        if self._out is not None:
-            self._out.write(f"{text}\n")
-            self._out.flush()
+def notice_stop() -> None:
+    """Say after Ctrl-C that the round is being finished. Safe inside a signal handler."""
+    # A buffered stream may be in the middle of a write when the signal comes.
+    os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, b"finishing the round; again to stop now\n")
 
 
-def plain_line(summary: RoundSummary) -> str:
-    """Return a round in one line."""
+def round_lines(summary: RoundSummary) -> str:
+    """Return a round in one line, with a further line for each anomaly."""
     shares = sorted(summary.op_shares.items(), key=lambda item: -item[1])
     above = interval(summary.extra.get("above_twin", NAN), summary.extra.get("above_twin_ci", NAN), "+.3f")
     parts = [
@@ -116,4 +70,5 @@ def plain_line(summary: RoundSummary) -> str:
         f"{duration(summary.seconds_left)} left",
         " ".join(f"{op} {share:.0%}" for op, share in shares if share >= 0.005),
     ]
-    return "  ".join(part for part in parts if part)
+    line = "  ".join(part for part in parts if part)
+    return "\n".join([line, *(f"  ! {text}" for text in summary.anomalies)])

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind: its files, the rules for resuming it, and the list of runs.
+"""The folder that a run leaves behind: its files and the rules for resuming it.
 
     versions.json   what made the run: its kind, what was asked for, esper, python, packages, platform, seed
     command.txt     the command lines, the first and each that resumed it, ready to be pasted
@@ -24,12 +24,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
 from filelock import FileLock, Timeout
 
 from esper.runs.files import (
@@ -370,55 +368,3 @@ def flatten(settings: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
-
-
-@dataclass(frozen=True)
-class RunLine:
-    """One run of `esper runs`: how far it came, and its last figures (accuracy in percent)."""
-
-    path: str
-    kind: str = ""
-    task: str = ""
-    state: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
-
-
-def list_runs(folder: Path) -> list[RunLine]:
-    """Return every run folder in `folder`, or `folder` itself if it is one, in the order of their names.
-
-    A folder that cannot be read is listed with the reason as its state; UserError if there is no folder.
-    """
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}; begin a run with 'esper train', or say where runs are")
-    paths = [folder] if (folder / "versions.json").exists() else sorted(folder.iterdir())
-    return [describe(path) for path in paths if (path / "versions.json").is_file()]
-
-
-def describe(path: Path) -> RunLine:
-    """Return one run folder as a line."""
-    try:
-        folder = RunFolder.read(path)
-        if not (path / "config.yaml").exists():
-            return RunLine(str(path), folder.kind, state="never began")
-        settings, rounds = folder.settings(), folder.metrics()
-        unit = "epoch" if folder.from_python else "round"
-        asked, done = int(settings.get(f"{unit}s", 0)), rounds[-1].round if rounds else 0
-        state = folder.state(done, asked)
-        if state != "finished" and done < asked and (folder.from_python or folder.kind in TRAINING_KINDS):
-            state += f" in {unit} {done + 1} of {asked}"
-        return RunLine(str(path), folder.kind, str(settings.get("task", "")), state, _figures(folder, rounds))
-    except (UserError, TypeError, ValueError) as error:
-        return RunLine(str(path), state=f"cannot be read: {error}")
-
-
-def _figures(folder: RunFolder, rounds: Sequence[RoundSummary]) -> dict[str, float]:
-    growth, results = folder.growth(), folder.results()
-    if growth is not None:
-        return {f"{curve.name} {growth.score_name}": curve.score[-1] for curve in growth.curves}
-    if results is not None:
-        return {f"{r.name} %": 100 * float(np.nanmean(r.test_accuracy)) for r in results.controllers}
-    if not rounds:
-        return {}
-    last = rounds[-1]
-    twins = {"above twin": last.extra["above_twin"]} if "above_twin" in last.extra else {}
-    return {"return": last.return_mean, "validation %": 100 * last.accuracy_mean, **twins}

@@ -166,7 +166,6 @@ class Comparison:
 
 
 COMPARED = ("test_accuracy", "parameters", "potential", "flops")
-FINAL_OF = "static-final of "  # the name of an arm: the network that a controller ended with, from the start
 
 
 def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
@@ -190,13 +189,6 @@ def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDi
                     PairedDifference(other.name, baseline.name, quantity, mean, half, len(other.members))
                 )
     return found
-
-
-def differences_from_growers(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
-    """Compare every network that was trained from the start with the controller that grew it."""
-    by_name = {FINAL_OF + result.name: result for result in controllers}
-    pairs = [(by_name[result.name], result) for result in controllers if result.name in by_name]
-    return [gap for pair in pairs for gap in paired_differences(pair)]
 
 
 @dataclass(frozen=True)

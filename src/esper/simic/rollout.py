@@ -89,18 +89,6 @@ class EpisodeRecord:
         slots = self.final_slots[span]
         return replace(self, members=self.members[span], final_slots=slots, **arrays)
 
-    @staticmethod
-    def pick(records: Sequence[EpisodeRecord], which: Ints) -> EpisodeRecord:
-        """Return each member's column of the record that `which` [N] names; all are of the same members."""
-        rows = np.arange(len(which))
-        arrays: dict[str, Any] = {
-            name: np.stack([vars(record)[name] for record in records])[which, :, rows].swapaxes(0, 1)
-            for name in records[0]._by_step()
-        }
-        slots = [record.final_slots.tensors() for record in records]
-        ended = {name: torch.stack([s[name] for s in slots])[which, rows] for name in slots[0]}
-        return replace(records[0], final_slots=SlotStates(**ended), **arrays)
-
     def tensors(self) -> dict[str, Tensor]:
         """Return all that differs between records of one episode, by name: for `concatenate`."""
         arrays = {**self._by_step(), "members": self.members}

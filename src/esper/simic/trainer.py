@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,7 +41,6 @@ from esper.utils.rows import add_prefix, strip_prefix
 CONTROL = "control"
 _ROUNDS_DONE = "rounds_done"
 _SECONDS = "seconds"
-OnStep = Callable[[StepResult], None]
 
 
 @dataclass(frozen=True)
@@ -118,21 +117,15 @@ class Trainer:
         """Return the environment of the latest round, of this process's first shard; the first before any."""
         return self.environments[max(self.rounds_done - 1, 0) % len(self.environments)][0]
 
-    @property
-    def steps_in_round(self) -> int:
-        """Return the most steps that this process plays in the next round, in all of its shards."""
-        shards = self.environments[self.rounds_done % len(self.environments)]
-        return sum(environment.steps for environment in shards)
-
     def run(self) -> Iterator[dict[str, Round]]:
         """Return the rounds that are left, one at a time."""
         while self.rounds_done < self.rounds:
             yield self.play_round()
 
-    def play_round(self, on_step: OnStep | None = None) -> dict[str, Round]:
-        """Play one episode of all blocks, then update every learner; `on_step` gets every step."""
+    def play_round(self) -> dict[str, Round]:
+        """Play one episode of all blocks, then update every learner."""
         begun = time.perf_counter()
-        records = self._play_shards(self.environments[self.rounds_done % len(self.environments)], on_step)
+        records = self._play_shards(self.environments[self.rounds_done % len(self.environments)])
         # Every process updates from all shards, so that weights stay equal without being sent.
         updates = {
             name: learner.agent.update(learner.buffer, imitate=learner.imitates)
@@ -156,7 +149,7 @@ class Trainer:
             rounds[name] = Round(summary, record, update)
         return rounds
 
-    def _play_shards(self, shards: Sequence[GrowthEnvironment], on_step: OnStep | None) -> Records:
+    def _play_shards(self, shards: Sequence[GrowthEnvironment]) -> Records:
         """Play one episode of every shard, those of other processes too; return the record of each block.
 
         Afterwards the buffers of the learners hold the transitions of all shards.
@@ -164,7 +157,7 @@ class Trainer:
         pieces: list[Piece] = []
         state = self._fingerprint()
         for environment in shards:
-            records = self._play(environment, on_step)
+            records = self._play(environment)
             if self.shards == 1:
                 return records
             # Shards exchange records and rollouts; the digest shows whether all played with the same weights.
@@ -183,17 +176,16 @@ class Trainer:
             for block, record in records.items()
         }
 
-    def _play(self, environment: GrowthEnvironment, on_step: OnStep | None) -> Records:
+    def _play(self, environment: GrowthEnvironment) -> Records:
         """Play the episode of one shard and return the record of each block; errors name members and step."""
         spans = self.blocks.spans(environment.num_members)
-
-        def step(result: StepResult) -> None:
-            self.record_steps(result, spans)
-            if on_step is not None:
-                on_step(result)
-
         try:
-            record = play(environment, self.blocks, self.rounds_done, on_step=step)
+            record = play(
+                environment,
+                self.blocks,
+                self.rounds_done,
+                on_step=lambda result: self.record_steps(result, spans),
+            )
         except Exception as error:
             first, last = environment.spec.members[[0, -1]].tolist()
             who = f"member {first}" if first == last else f"members {first} to {last}"

@@ -64,27 +64,12 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def check_threads(count: int) -> None:
-    """Raise UserError for more CPU threads than a machine can start: OpenMP crashes where one is refused.
-
-    A run may go on with as many threads as it began with on a machine of fewer processors, so that the limit
-    is generous.
-    """
-    processors = os.cpu_count() or 1
-    most = max(64, 4 * processors)
-    if count > most:
-        raise UserError(
-            f"threads is {count}; allowed are 0 to {most} on this machine, which has {processors} processors"
-        )
-
-
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
     """Set the number of CPU threads for a block; 0 changes nothing.
 
     The order of a sum depends on their number, so that it belongs to what decides the bits of a run.
     """
-    check_threads(count)
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

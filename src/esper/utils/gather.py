@@ -42,8 +42,6 @@ Result = TypeVar("Result")
 class Gather(Protocol):
     """The collectives of a run. All processes call them in the same order."""
 
-    patience: float  # seconds that the slowest is waited for
-
     @property
     def rank(self) -> int:
         """The number of this process, from 0; the first one reads, writes and prints."""
@@ -62,7 +60,6 @@ class SingleProcess:
 
     rank: int = 0
     size: int = 1
-    patience: float = 0.0
 
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the message."""
@@ -149,7 +146,7 @@ def all_or_none(gather: Gather, work: Callable[[], Result]) -> Result:
     return result[0]
 
 
-PATIENCE = 1800.0  # seconds, until a run says otherwise
+PATIENCE = 1800.0  # seconds that the slowest process is waited for
 POLL_SECONDS = 0.02  # seconds between two reads of the store
 
 
@@ -190,10 +187,7 @@ class Processes:
             if time.monotonic() - begun < self.patience:
                 what = "another process ended: look for what it said itself"
             else:
-                what = (
-                    f"another process did not come within {self.patience:g} s: look whether it hangs, or "
-                    "wait longer with --set patience=SECONDS"
-                )
+                what = f"another process did not come within {self.patience:g} s: look whether it hangs"
             raise LostProcessError(f"{what} ({_first_line(error)})") from error
 
 

@@ -8,15 +8,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
-from pydantic.fields import FieldInfo
 
 from esper.utils.errors import UserError
 
@@ -29,25 +26,6 @@ class Config(BaseModel):
 
 AnyConfig = TypeVar("AnyConfig", bound=Config)
 _MAX_SHOWN = 60
-_KINDS: dict[Any, str] = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    str: "a text",
-    Path: "a path",
-    type(None): "null",
-}
-_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-
-
-@dataclass(frozen=True)
-class Key:
-    """One leaf of a configuration, as `esper config show --explain` lists it."""
-
-    path: str
-    default: Any
-    allowed: str
-    meaning: str
 
 
 class _Loader(yaml.SafeLoader):
@@ -173,36 +151,22 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
-def keys_of(kind: type[Config], above: str = "", defaults: Config | None = None) -> Iterator[Key]:
-    """List every leaf of a config class, in the order of its fields; `defaults` replace its own."""
+def keys_of(kind: type[Config], above: str = "") -> Iterator[str]:
+    """List the dotted name of every leaf of a config class, in the order of its fields."""
     for name, field in kind.model_fields.items():
-        path = f"{above}.{name}" if above else name
-        default = getattr(defaults, name, None) if defaults else field.get_default(call_default_factory=True)
         inner = _config_class(field.annotation)
-        if inner is not None:
-            yield from keys_of(inner, path, default)
+        yield from keys_of(inner, f"{above}{name}.") if inner is not None else [above + name]
+
+
+def explain(config: Config, indent: int = 0) -> Iterator[str]:
+    """Write a configuration as lines of YAML, each with its meaning as a comment."""
+    for name, field in type(config).model_fields.items():
+        value, pad = getattr(config, name), " " * indent
+        if isinstance(value, Config):
+            yield f"{pad}{name}:  # {field.description}"
+            yield from explain(value, indent + 2)
         else:
-            yield Key(path, default, allowed(field), field.description or "")
-
-
-def allowed(field: FieldInfo) -> str:
-    """Say in words what a field takes."""
-    return _bounded(_kind(field.annotation), field.metadata)
-
-
-def _bounded(kind: str, metadata: Sequence[Any]) -> str:
-    """Add the bounds in the metadata of a type to its name, as in "a number above 0"."""
-    bounds = [
-        f"{word} {limit if isinstance(limit, int) else format(limit, 'g')}"
-        for item in metadata
-        for name, word in _BOUNDS.items()
-        if (limit := getattr(item, name, None)) is not None
-    ]
-    for item in metadata:
-        if (least := getattr(item, "min_length", None)) is not None:
-            kind = kind.replace("a list", f"a list of at least {least}", 1)
-    name, null, _ = kind.partition(" or null")  # "a number above 0 or null"
-    return " ".join([name, " and ".join(bounds)]).strip() + null
+            yield f"{pad}{name}: {json.dumps(value)}  # {field.description}"  # JSON is YAML too
 
 
 def shown(value: Any) -> str:
@@ -211,54 +175,30 @@ def shown(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
 
 
-def _kind(annotation: Any) -> str:
-    if annotation in _KINDS:
-        return _KINDS[annotation]
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _bounded(_kind(args[0]), args[1:])
-    if origin is Callable:
-        return "a function"
-    if origin is Literal:
-        return "one of " + ", ".join(map(str, args))
-    if origin in (Union, types.UnionType):
-        return " or ".join(_kind(arg) for arg in args)
-    if origin in (list, tuple, Sequence):
-        return f"a list, each item {_kind(args[0])}" if args else "a list"
-    config = _config_class(annotation)
-    if config is not None:
-        return "the keys " + ", ".join(config.model_fields)
-    return "keys and values" if origin in (dict, Mapping) else str(annotation)
-
-
 def _config_class(annotation: Any) -> type[Config] | None:
     return annotation if isinstance(annotation, type) and issubclass(annotation, Config) else None
 
 
 def describe_problem(kind: type[Config], data: Any, problem: dict[str, Any]) -> str:
-    """Describe one pydantic problem in one sentence."""
-    field: FieldInfo | None = None
+    """Describe one pydantic problem in one sentence: the key, its value, and what is wrong with it."""
     inner: type[Config] | None = kind
-    value = data
-    path = ""
+    value, path = data, ""
     for part in problem["loc"]:
         if inner is not None and part not in inner.model_fields:
             return _unknown_key(f"{path}.{part}" if path else str(part), str(part), inner)
-        if inner is not None:
-            field = inner.model_fields[part]
-            inner = _config_class(field.annotation)
-        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
         try:
             value = value[part]
-        except (KeyError, IndexError, TypeError):
-            return f"{path} is missing; give {allowed(field) if field else 'a value'}"
-    if problem["type"] == "value_error":  # a rule of the class itself, which speaks for itself
+        except (KeyError, IndexError, TypeError):  # behind the key itself: which type of a union it is not
+            break
+        inner = _config_class(inner.model_fields[part].annotation) if inner is not None else None
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else str(part)
+    if problem["type"] != "value_error":
+        reason = problem["msg"].replace("Input ", "it ", 1).replace("Tuple ", "the list ", 1)
+    else:  # a rule of the class itself, which speaks for itself
         reason = str(problem["ctx"]["error"])
         if inner is not None:  # about a group of settings, whose values are too many to show
             return f"{path or 'the configuration'} does not fit together: {reason}"
-        return f"{path} is {shown(value)}; {reason}"
-    fits = allowed(field) if field else _kind(kind)
-    return f"{path or 'the configuration'} is {shown(value)}; allowed is {fits}"
+    return f"{path or 'the configuration'} is {shown(value)}; {reason}"
 
 
 def _unknown_key(path: str, name: str, kind: type[Config]) -> str:

@@ -20,7 +20,6 @@ from esper.runs.schema import (
     Comparison,
     Growth,
     SavedNetwork,
-    differences_from_growers,
     json_values,
 )
 from esper.utils.errors import UserError
@@ -102,7 +101,6 @@ def _results(results: Comparison | None) -> dict[str, Any] | None:
     if results is None:
         return None
     found: dict[str, Any] = json_values(results)
-    found["differences"] += json_values(differences_from_growers(results.controllers))
     for entry, controller in zip(found["controllers"], results.controllers, strict=True):
         pairs = {quantity: mean_interval(getattr(controller, quantity)) for quantity in COMPARED}
         entry["figures"] = json_values({name: {"mean": mean, "ci": ci} for name, (mean, ci) in pairs.items()})

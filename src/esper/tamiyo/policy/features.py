@@ -286,11 +286,6 @@ def column_slice(name: str) -> slice:
     raise ValueError(f"column {name!r} is unknown; there are {', '.join(c.name for c in COLUMNS)}")
 
 
-def schema_rows() -> list[dict[str, str | int | float | None]]:
-    """Return the schema as plain rows, in layout order; `offset` counts inside the column's block."""
-    return [{"offset": column_slice(c.name).start, **c.contract()} for c in COLUMNS]
-
-
 def schema_hash() -> str:
     """Return a fingerprint of the layout and meaning of the features: part of every checkpoint."""
     text = json.dumps([c.contract() for c in COLUMNS], sort_keys=True)
