@@ -13,8 +13,7 @@ from typing import Any
 
 import uvicorn
 
-from esper.watch.library import Library
-from esper.watch.server import ADDRESS, make_app, open_socket
+from esper.watch.server import ADDRESS, Library, make_app, open_socket
 
 
 @dataclass(frozen=True)

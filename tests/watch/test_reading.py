@@ -13,8 +13,8 @@ from esper.runs.files import JsonLines, file_in
 from esper.runs.schema import Event
 from esper.utils.errors import UserError
 from esper.watch import reading
-from esper.watch.library import Library
 from esper.watch.reading import MOST_TOLD, Position, blueprint_ledger, last_line, read_on, round_events
+from esper.watch.server import Library
 
 START = Position()
 examples = settings(
@@ -134,7 +134,7 @@ def test_a_position_that_makes_no_sense_is_the_beginning(text: str) -> None:
     damage=st.lists(st.integers(0, 60), max_size=3),
     torn=st.booleans(),
 )
-def test_halving_finds_the_events_that_reading_all_of_it_finds(
+def test_the_events_of_a_round_are_found_among_damaged_lines(
     tmp_path: Path, counts: list[int], wanted: int, damage: list[int], torn: bool
 ) -> None:
     events = [

@@ -91,7 +91,7 @@ def test_every_question_of_the_page_has_its_answer(tmp_path: Path) -> None:
     with trained(tmp_path / "run", rounds=5, members=4) as folder:
         found = answers(render_report(folder.path))
     kept = folder.lanes.rounds()
-    assert set(found) == {"api/runs", "api/facts", "api/rounds", "api/finals"} | {
+    assert set(found) == {"api/runs", "api/facts", "api/rounds"} | {
         f"api/{kind} {number}" for number in kept for kind in ("events", "lanes")
     }
     assert found["api/runs"][0]["state"] == "stopped", "a file runs no more, whoever still writes the folder"

@@ -42,7 +42,6 @@ def test_what_the_page_asks_for_is_answered(served: Served, folder: RunFolder) -
     assert facts["lanes"] == [1, 2, 3, 4, 5, 6]
     assert len(facts["results"]["controllers"]) == 3
     assert facts["problems"] == []
-    assert served.json("/api/finals?run=demo")["rows"][0]["round"] == 6
     assert served.json("/api/events?run=demo&round=3")["kinds"]["germinated"] > 6
     assert served.get("/api/lanes?run=demo&round=6") == (200, folder.lanes.read_bytes(6))
     status, body = served.get("/api/lanes?run=demo&round=9")
@@ -101,7 +100,6 @@ def test_no_file_outside_of_a_run_folder_is_read(
     opened.clear()
     problems = served.json("/api/facts?run=demo")["problems"]
     served.json("/api/runs")
-    served.json("/api/finals?run=demo")
     served.get("/api/events?run=demo&round=6")
     status, body = served.get("/api/lanes?run=demo&round=6")
     with served.stream("/api/stream?run=demo") as events:

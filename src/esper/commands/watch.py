@@ -28,15 +28,14 @@ def watch(
     The page follows the folders while they are written and changes nothing in them. It is served on
     127.0.0.1 alone and loads nothing from elsewhere.
     """
-    from esper.watch.library import Library
-
-    library = Library(runs or [Path("runs")])
     try:
-        from esper.watch.server import open_socket, serve
+        from esper.watch.server import Library, open_socket, serve
     except ImportError as error:
         raise UserError(
             f"the page needs the package {error.name}; install its extra: pip install 'esper-lite[watch]'"
         ) from None
+
+    library = Library(runs or [Path("runs")])
 
     def ready(address: str) -> None:
         typer.echo(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import ndtri, stdtrit
+from scipy.special import stdtrit
 
 NAN = float("nan")
 
@@ -42,19 +42,6 @@ def clear_of_zero(mean: float, half: float, count: int, comparisons: int = 1) ->
     """Return whether the 95 % interval excludes 0, also if `comparisons` of them are to hold at once."""
     wider = half * t_quantile(count - 1, comparisons) / t_quantile(count - 1)
     return abs(mean) > wider
-
-
-def proportion_half(share: float, count: int) -> float:
-    """Return the half-width of a 95 % interval of a share of `count` samples; NaN where there are none.
-
-    After Agresti and Caffo: one success and one failure more, so that a share of 0 or 1 has a width too, and
-    the root of the sum of two squares holds for the difference of two shares.
-    """
-    if count < 1 or not 0 <= share <= 1:
-        return NAN
-    # p̃ = (successes + 1) / (n + 2), half-width z · √(p̃ (1 − p̃) / (n + 2))
-    shrunk = (share * count + 1) / (count + 2)
-    return float(ndtri(0.975)) * math.sqrt(shrunk * (1 - shrunk) / (count + 2))
 
 
 def learning_verdict(returns: Sequence[float], what: str = "The return") -> str:

@@ -1,29 +1,24 @@
-"""What the page is told of runs besides their rounds: settings, results, outcome and final figures."""
+"""What the page is told of runs besides their rounds: settings, results and outcome."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
 
 from esper.runs.console import interval, learning_in_words, number
 from esper.runs.files import file_in
 from esper.runs.run_folder import TRAINING_KINDS, RunFolder, flatten
 from esper.runs.schema import (
     COMPARED,
-    NAN,
     Comparison,
     Growth,
     SavedNetwork,
     json_values,
 )
 from esper.utils.errors import UserError
-from esper.utils.statistics import clear_of_zero, mean_interval, paired_interval, proportion_half
+from esper.utils.statistics import clear_of_zero, mean_interval
 from esper.watch.reading import last_line
 
 _SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")
@@ -179,112 +174,3 @@ def _grew(network: SavedNetwork, score: str) -> list[str]:
     if not lines and network.parameters == network.host_parameters:
         return ["nothing: the network has the size that it began with"]
     return lines
-
-
-# ---- final figures of several runs ------------------------------------------------------------------------
-
-QUANTITIES = ("return", "accuracy", "parameter_ratio")
-# Settings that make member i of two runs the same member; those of a growth from Python are behind them.
-_SAME = ("seed", "task", "task_seed", "model.parameters", "train", "val")
-PAIRED = "member by member"
-UNPAIRED = "unpaired: other members"
-BY_SAMPLES = "one model each: chance of the validation samples, not of another seed"
-ALONE = "one model each: no interval"
-
-
-@dataclass(frozen=True)
-class Final:
-    """The last round of a run with its figures; of a growth, the last epoch."""
-
-    name: str
-    round: int
-    figures: Mapping[str, tuple[float, float]]  # quantity → mean and 95 % half-width
-    rows: Mapping[str, NDArray[np.float64]]  # quantity → [N], where the round's lanes are on disk
-    members: tuple[int, ...]
-    origin: tuple[Any, ...]  # runs of equal origin have the same members
-    score: str = "accuracy"  # what the figure `accuracy` is
-
-
-def final_figures(runs: Mapping[str, Path]) -> dict[str, Any]:
-    """Return the final figures of some runs, and the differences of each from the first."""
-    finals = [final for name, run in runs.items() if (final := final_of(name, run)) is not None]
-    rows = [
-        {
-            "name": final.name,
-            "round": final.round,
-            "score": final.score,
-            "figures": {quantity: _figure(*pair) for quantity, pair in final.figures.items()},
-        }
-        for final in finals
-    ]
-    return {"rows": rows, "differences": differences(finals)}
-
-
-def _figure(mean: float, ci: float) -> dict[str, float]:
-    return {"mean": mean, "ci": ci}
-
-
-def final_of(name: str, run: Path) -> Final | None:
-    """Return the final figures of a run, None where no round was finished."""
-    last = last_round(run)
-    if last is None or not isinstance(last.get("round"), int):
-        return None
-    folder = RunFolder(run, {})
-    config, growth = flatten(_or_none(folder.settings) or {}), _or_none(folder.growth)
-    last_number = int(last["round"])
-    rows, members = _rows(folder, last_number if growth is None else 0)
-    figures = {q: (_float(last.get(f"{q}_mean")), _float(last.get(f"{q}_ci"))) for q in QUANTITIES}
-    host = sorted((key, value) for key, value in config.items() if key.startswith("host."))
-    same = (*(config.get(key) for key in _SAME), *host)
-    if growth is None:
-        return Final(name, last_number, figures, rows, members, (last_number, *same))
-    rows = {quantity: rows[quantity] for quantity in rows if quantity != "return"}  # a growth has no reward
-    figures |= {quantity: mean_interval(values.tolist()) for quantity, values in rows.items()}
-    if len(members) == 1 and growth.score_name == "accuracy":  # its chance is that of the samples
-        mean, _ = figures["accuracy"]
-        figures["accuracy"] = mean, proportion_half(mean, growth.validation_samples)
-    return Final(name, last_number, figures, rows, members, same, growth.score_name)
-
-
-def differences(finals: Sequence[Final]) -> list[dict[str, Any]]:
-    """Return how far every run lies above the first one, in every quantity that both have."""
-    return [
-        _difference(final, finals[0], quantity)
-        for final in finals[1:]
-        for quantity in QUANTITIES
-        if quantity != "accuracy" or final.score == finals[0].score
-        if math.isfinite(final.figures[quantity][0] - finals[0].figures[quantity][0])
-    ]
-
-
-def _difference(final: Final, base: Final, quantity: str) -> dict[str, Any]:
-    names = {"name": final.name, "baseline": base.name}
-    names["quantity"] = final.score if quantity == "accuracy" else quantity
-    paired = final.origin == base.origin and final.members == base.members and len(base.members) > 1
-    if paired and quantity in final.rows and quantity in base.rows:
-        pair = paired_interval(final.rows[quantity].tolist(), base.rows[quantity].tolist())
-        return {**names, **_figure(*pair), "basis": PAIRED}
-    (mean, ci), (other, other_ci) = final.figures[quantity], base.figures[quantity]
-    # Of independent runs: the half-width of a difference is the root of the sum of squares.
-    half = math.hypot(ci, other_ci)
-    single = len(final.members) == 1 or len(base.members) == 1
-    basis = UNPAIRED if not single else BY_SAMPLES if math.isfinite(half) else ALONE
-    return {**names, **_figure(mean - other, half), "basis": basis}
-
-
-def _rows(folder: RunFolder, round: int) -> tuple[dict[str, NDArray[np.float64]], tuple[int, ...]]:
-    try:
-        columns = folder.lanes.columns(round)
-        parameters = columns["parameters"].astype(np.float64)
-        rows = {
-            "return": columns["returns"].astype(np.float64),
-            "accuracy": columns["accuracy"][-1].astype(np.float64),
-            "parameter_ratio": parameters[-1] / parameters[0],
-        }
-        return rows, tuple(columns["members"].tolist())
-    except (UserError, KeyError, IndexError):
-        return {}, ()
-
-
-def _float(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else NAN

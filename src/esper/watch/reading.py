@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -19,7 +17,6 @@ from esper.utils.statistics import mean_interval
 CHUNK = 512 * 1024  # bytes that are read at a time
 MOST_TOLD = 2_000  # events of a round that are sent as they are; the others are counted only
 _LONGEST_LINE = 32 * CHUNK  # a longer one is passed over
-_MOST_READ = 100_000  # lines of one round that are looked at
 _MARKED = 64  # bytes that the checksum of a position covers
 _FARTHEST = 2**63  # offsets from here on cannot be sought
 
@@ -180,43 +177,19 @@ def blueprint_ledger(events: Iterable[Event]) -> list[dict[str, Any]]:
 
 
 def _lines_of_round(path: Path, round: int) -> Iterator[bytes]:
-    """Yield the lines of a round, and damaged ones among them.
-
-    Rounds only grow from line to line, so that the first line is found by halving the file.
-    """
+    """Yield the lines of a round, and damaged ones among them; rounds only grow from line to line."""
+    reached = 0
     try:
         with open(path, "rb") as file:
-            file.seek(_first_offset(file, round))
-            for count, line in enumerate(file):
+            for line in file:
                 found = _round_of(line)
-                if not line.endswith(b"\n") or count >= _MOST_READ or (found is not None and found > round):
+                reached = reached if found is None else found
+                if reached > round or not line.endswith(b"\n"):
                     break
-                yield line
+                if reached == round:
+                    yield line
     except OSError:
         return
-
-
-def _first_offset(file: BinaryIO, round: int) -> int:
-    """Return the offset of the first line whose round is `round` or later, or the end of the file."""
-
-    def at(offset: int) -> float:
-        found = _line_behind(file, offset)[1]
-        return math.inf if found is None else found
-
-    return _line_behind(file, bisect_left(range(file.seek(0, 2)), float(round), key=at))[0]
-
-
-def _line_behind(file: BinaryIO, offset: int) -> tuple[int, int | None]:
-    """Return where the first readable line that begins at `offset` or behind it begins, and its round."""
-    file.seek(max(offset - 1, 0))
-    if offset:
-        file.readline()
-    while True:
-        start = file.tell()
-        line = file.readline()
-        found = _round_of(line)
-        if found is not None or not line:
-            return start, found
 
 
 def _round_of(line: bytes) -> int | None:

@@ -21,7 +21,7 @@ from esper.runs.lanes import LanesFolder
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import to_json
 from esper.utils.errors import UserError
-from esper.watch.facts import facts, final_figures, last_round, state
+from esper.watch.facts import facts, last_round, state
 from esper.watch.reading import round_events
 
 PAGE = Path(__file__).parent / "page"
@@ -86,7 +86,6 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
     yield "api/runs", [{"name": name, "state": "stopped" if how == "running" else how}]
     yield "api/facts", about
     yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
-    yield "api/finals", final_figures({name: run})
     rounds = about["lanes"] or ([last["round"]] if (last := last_round(run)) else [0])
     events = 0
     for number in reversed(rounds):

@@ -5,7 +5,6 @@
     /api/facts       what a run is: settings, results, rounds with lanes
     /api/events      the events of one round
     /api/lanes       the slots of all members in one round, as the file has them
-    /api/finals      final figures of several runs, with differences
     /api/stream      the rounds as they are written, as server-sent events
 
 A run is asked for by its name in the library, never by a path.
@@ -17,7 +16,7 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -39,12 +38,13 @@ from esper.runs.lanes import LanesFolder
 from esper.runs.schema import json_values
 from esper.utils.errors import UserError
 from esper.utils.launch import interruptible
-from esper.watch.facts import facts, final_figures, signature, state
-from esper.watch.library import Library
+from esper.watch.facts import facts, signature, state
 from esper.watch.reading import Position, read_on, round_events
 
 ADDRESS = "127.0.0.1"
 USUAL_PORT = 8642
+_DEPTH = 2  # how far below a given folder runs are looked for
+_MOST = 500  # runs that are listed
 POLL = 0.2  # seconds between two looks at the files
 _LISTING = 2.0  # seconds between two looks for new runs
 _ALIVE = 15.0  # seconds of silence after which a word is sent, so that a dead connection is noticed
@@ -56,6 +56,55 @@ _HEADERS = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-cache"),
 )
+
+
+class Library:
+    """The runs in some folders, each by a name that is unique among them.
+
+    A given folder is a run itself, or holds runs up to two folders below. Runs that appear later are found
+    when `runs` is asked again. Raises `UserError` for a folder that does not exist.
+    """
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        for folder in folders:
+            if not folder.is_dir():
+                raise UserError(
+                    f"there is no folder at {folder}; give run folders, or a folder that holds some"
+                )
+        self._roots = list(dict.fromkeys(folder.resolve() for folder in folders))
+
+    def runs(self) -> dict[str, Path]:
+        """Return name → folder, in the order in which the folders were given, then by name."""
+        found: dict[str, Path] = {}
+        for root in self._roots:
+            for folder in _below(root, root, _DEPTH):
+                if folder not in found.values() and len(found) < _MOST:
+                    name = root.name if folder == root else folder.relative_to(root).as_posix()
+                    longer = (name, f"{folder.parent.name}/{folder.name}", str(folder))
+                    found[next(n for n in longer if n not in found)] = folder
+        return found
+
+    def find(self, name: str) -> Path:
+        """Return the folder of a run. Raises `UserError` for a name that is not in `runs`."""
+        runs = self.runs()
+        if name not in runs:
+            raise UserError(f"there is no run {name!r} here")
+        return runs[name]
+
+
+def _below(root: Path, folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the runs at `folder` or under it; links out of `root` are passed over."""
+    try:
+        resolved = folder.resolve()
+        if not resolved.is_relative_to(root):
+            return
+        if (folder / "versions.json").is_file():
+            yield resolved
+        elif depth:
+            for child in sorted(f for f in folder.iterdir() if f.is_dir() and not f.name.startswith(".")):
+                yield from _below(root, child, depth - 1)
+    except OSError:  # unreadable, or gone in this moment
+        return
 
 
 def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> Starlette:
@@ -77,9 +126,6 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
     def tell_lanes(request: Request) -> Any:
         data = LanesFolder(run_of(request) / "lanes").read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
-
-    def tell_finals(request: Request) -> Any:
-        return final_figures({name: library.find(name) for name in request.query_params.getlist("run")})
 
     async def stream(request: Request) -> Response:
         """Tell the rounds of some runs, from the positions that the page has reached, and news about files.
@@ -103,7 +149,6 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
         "facts": lambda request: facts(run_of(request)),
         "events": tell_events,
         "lanes": tell_lanes,
-        "finals": tell_finals,
     }
     page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(

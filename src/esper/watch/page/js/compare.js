@@ -1,51 +1,32 @@
-// Runs and controllers beside each other: final figures, differences with intervals, accuracy against size.
+// Runs and controllers beside each other: last figures, differences with intervals, accuracy against size.
 
 import { seriesColour } from "./colours.js";
 import { Chart, onOneAxis } from "./charts.js";
 import { fill, h, panel, swatch, table } from "./dom.js";
 import { finite, fixed, interval, short, times } from "./format.js";
 import { drawDifferences, drawFrontier, plotWidth } from "./plots.js";
-import { listed } from "./store.js";
-import { getJson } from "./stream.js";
 
 const QUANTITIES = {
-  return: { name: "return", scale: 1, form: (v) => fixed(v, 3, true) },
-  accuracy: { name: "accuracy, points", scale: 100, form: (v) => fixed(v, 2, true) },
-  parameter_ratio: { name: "parameters, × host", scale: 1, form: (v) => fixed(v, 3, true) },
   test_accuracy: { name: "test accuracy, points", scale: 100, form: (v) => fixed(v, 2, true) },
   parameters: { name: "parameters", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
   potential: { name: "Φ", scale: 1, form: (v) => fixed(v, 4, true) },
   flops: { name: "FLOPs", scale: 1, form: (v) => (v < 0 ? "" : "+") + short(v) },
 };
 
-const COSTS = new Set(["parameter_ratio", "parameters", "flops"]); // more of them is neither good nor bad
+const COSTS = new Set(["parameters", "flops"]); // more of them is neither good nor bad
 
 export function makeCompare() {
-  const finals = panel("Final figures", "mean over members, 95 % interval");
-  const gaps = panel("Differences from the first run", "");
+  const lasts = panel("The last rounds", "means over members, 95 % intervals");
   const results = h("div", { class: "results" });
   const growths = h("div", { class: "results" });
-  const root = h(
-    "div",
-    { class: "view comparing" },
-    h("div", { class: "pair" }, finals.root, gaps.root),
-    growths,
-    results,
-  );
-  const held = { key: "", found: null, drawn: "" };
+  const root = h("div", { class: "view comparing" }, lasts.root, growths, results);
+  const held = { drawn: "" };
   return {
     root,
     update(moment) {
-      const rounds = moment.runs.filter((run) => run.rounds.length);
-      finals.root.parentElement.hidden = !rounds.length;
-      gaps.root.hidden = listed.length < 2; // a report holds one run
-      const key = rounds.map((run) => `${run.name}\n${run.last.round}\n${run.version}`).join("\n");
-      if (key !== held.key && rounds.length) {
-        held.key = key;
-        getJson("api/finals", { run: rounds.map((run) => run.name) })
-          .then((found) => drawFinals(found, moment, finals, gaps))
-          .catch((error) => fill(finals.body, h("p", { class: "empty" }, error.message)));
-      }
+      const trained = moment.runs.filter((run) => run.rounds.length && !run.growth);
+      lasts.root.hidden = !trained.length;
+      fill(lasts.body, drawLasts(trained, moment.runs));
       const folders = moment.runs.filter((run) => run.facts?.results?.controllers?.length);
       const now =
         folders.map((run) => `${run.name}${run.version}`).join() +
@@ -67,47 +48,20 @@ export function makeCompare() {
   };
 }
 
-function drawFinals({ rows, differences }, { runs }, finals, gaps) {
-  const colourOf = (name) => seriesColour(runs.findIndex((run) => run.name === name));
-  const named = (name) => h("span", {}, swatch(colourOf(name)), name);
-  const figure = ({ mean, ci }, scale, digits, unit = "") =>
-    interval(times(mean, scale), times(ci, scale), (v) => fixed(v, digits)) + unit;
-  fill(
-    finals.body,
-    table(
-      ["run", "round or epoch", "return", "validation score", "parameters"],
-      rows.map(({ name, round, score, figures }) => [
-        named(name),
-        round,
-        figure(figures.return, 1, 3),
-        score === "accuracy"
-          ? figure(figures.accuracy, 100, 1, " %")
-          : figure(figures.accuracy, 1, 3, ` ${score}`),
-        `× ${figure(figures.parameter_ratio, 1, 2)}`,
-      ]),
-    ),
-  );
-  if (!differences.length) {
-    fill(gaps.body, h("p", { class: "empty" }, "choose a second run above to see differences"));
-    return;
-  }
-  fill(
-    gaps.body,
-    table(
-      ["run", "quantity", "difference", ""],
-      differences.map((gap) => [
-        named(gap.name),
-        QUANTITIES[gap.quantity]?.name ?? gap.quantity,
-        verdict(gap),
-        h("span", { class: "hint" }, gap.basis),
-      ]),
-    ),
-    h(
-      "p",
-      { class: "hint" },
-      `against ${differences[0].baseline}. Several comparisons at 95 % each: ` +
-        "one in twenty excludes 0 by chance.",
-    ),
+function drawLasts(trained, runs) {
+  const figure = (last, quantity, scale, digits) =>
+    interval(times(last[`${quantity}_mean`], scale), times(last[`${quantity}_ci`], scale), (v) =>
+      fixed(v, digits),
+    );
+  return table(
+    ["run", "round", "return", "validation accuracy", "parameters"],
+    trained.map(({ name, last }) => [
+      h("span", {}, swatch(seriesColour(runs.findIndex((run) => run.name === name))), name),
+      last.round,
+      figure(last, "return", 1, 3),
+      `${figure(last, "accuracy", 100, 1)} %`,
+      `× ${figure(last, "parameter_ratio", 1, 2)}`,
+    ]),
   );
 }
 
