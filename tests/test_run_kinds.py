@@ -88,7 +88,7 @@ def test_an_interrupted_demo_is_completed(tmp_path: Path, capsys: pytest.Capture
     results = RunFolder.read(path).results()
     assert results is not None
     assert [len(r.members) for r in results.controllers] == [3] * 5
-    assert "by a plain schedule" in capsys.readouterr().out
+    assert "points of test accuracy" in capsys.readouterr().out
     before = (path / "results.json").read_bytes()
     assert cli.run(["resume", str(path)]) == 0
     assert "nothing is left to do" in capsys.readouterr().out

@@ -204,9 +204,7 @@ class TrainingRun:
             "config": self.config.model_dump(mode="json"),
             "conditions": conditions_of(specs).model_dump(mode="json"),
         }
-        self.store.save(
-            number, self.trainer.state_dict(), record, agent_schema(), score=round.summary.return_mean
-        )
+        self.store.save(number, self.trainer.state_dict(), record, agent_schema())
 
     @property
     def finished(self) -> bool:

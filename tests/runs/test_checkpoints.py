@@ -95,21 +95,18 @@ def test_a_foreign_or_missing_file_is_one_sentence(tmp_path: Path) -> None:
     save_file({"w": torch.ones(2)}, tmp_path / "other.safetensors")
     with pytest.raises(CheckpointError, match="is not a checkpoint of esper"):
         load_checkpoint(tmp_path / "other.safetensors")
-    with pytest.raises(UserError, match=r"cannot read .*: it does not exist"):
+    with pytest.raises(UserError, match=r"cannot read .*: no such file"):
         load_checkpoint(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="it is a folder, and a file was expected"):
+    with pytest.raises(UserError, match="is a directory"):
         load_checkpoint(tmp_path)
 
 
-def test_the_store_keeps_last_best_and_a_few_periodic(tmp_path: Path) -> None:
+def test_the_store_keeps_last_and_a_few_periodic(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, every=1)
-    store.best.write_bytes(b"\xff" * 40)  # damaged: replaced
-    scores = {1: 0.1, 2: float("nan"), 3: 0.9, 4: 0.5, 5: 0.9, 6: -1.0, 7: 0.2}
-    for number, score in scores.items():
-        store.save(number, {"w": torch.full((2,), float(number))}, {}, schema="s", score=score)
-    assert load_checkpoint(store.best).record["round"] == 3, "the first of equals stays the best"
+    for number in range(1, 8):
+        store.save(number, {"w": torch.full((2,), float(number))}, {}, schema="s")
     assert load_checkpoint(store.last, "s").record["round"] == 7
     assert load_checkpoint(store.last).tensors["w"][0] == 7.0
     assert [p.name for p in store.periodic()] == [f"round-00000{i}.safetensors" for i in (5, 6, 7)]
     assert load_checkpoint(store.periodic()[0]).tensors["w"][0] == 5.0, "a second name is not overwritten"
-    assert len(list(tmp_path.iterdir())) == 5
+    assert len(list(tmp_path.iterdir())) == 4

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from safetensors.numpy import load
 
 from esper.builders import make_environment
 from esper.config import load_config
@@ -19,7 +20,7 @@ def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     record = play(environment, Scheduled(range(0, 99, 2)), 0)
     folder = LanesFolder(tmp_path)
     folder.write(build_lanes(record, describe_host(environment.population), 5))
-    columns = folder.columns(5)
+    columns = load(folder.read_bytes(5))
     np.testing.assert_array_equal(columns["stage"], record.stage)
     np.testing.assert_allclose(columns["alpha"] / 255, record.alpha, atol=0.002)
     np.testing.assert_array_equal(

@@ -9,7 +9,6 @@ import typer
 from esper.commands import common
 
 if TYPE_CHECKING:
-    from esper.runs.schema import Comparison
     from esper.training import TrainingRun
 
 USUAL_MEMBERS = 24
@@ -46,6 +45,7 @@ def complete(run: TrainingRun, members: int) -> None:
     from esper.comparing import as_comparison, prepare
     from esper.controllers import arms_of
     from esper.simic.learner import LearnedController
+    from esper.watch.facts import comparison_verdicts
     from esper.watch.report import write_report
 
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
@@ -57,27 +57,6 @@ def complete(run: TrainingRun, members: int) -> None:
         folder.write(comparison)
         page = write_report(folder)
     print_comparison(comparison)
-    typer.echo(verdict(comparison))
+    for sentence in comparison_verdicts(comparison):
+        typer.echo(sentence)
     typer.echo(f"\nThe report: {page}")
-
-
-def verdict(comparison: Comparison) -> str:
-    """Say what one grown run reached beside the best and the worst of the fixed sizes."""
-    from esper.runs.console import interval
-    from esper.utils.statistics import mean_interval
-
-    reached = {result.name: mean_interval(result.test_accuracy) for result in comparison.controllers}
-
-    def percent(name: str) -> str:
-        mean, half = reached[name]
-        return f"{interval(100 * mean, 100 * half, '.1f')} %"
-
-    ranked = sorted(SIZES, key=lambda name: reached[name][0])
-    members = len(comparison.controllers[0].members)
-    return (
-        f"Test accuracy at equal compute, mean over {members} networks with its 95 % interval. Of three "
-        f"fixed sizes the best reached {percent(ranked[-1])} ({ranked[-1]}) and the worst "
-        f"{percent(ranked[0])} ({ranked[0]}); which is best is not known before training. One network "
-        f"that grows reached {percent(SCHEDULE)} by a plain schedule and "
-        f"{percent(LEARNED)} by the controller that was trained just now."
-    )

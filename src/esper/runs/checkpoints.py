@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -144,7 +143,7 @@ def _apart(tensors: Tensors) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """The checkpoints of one run: `last` always, `best` by score, and every so often one that stays."""
+    """The checkpoints of one run: `last` always, and every so often one that stays."""
 
     folder: Path
     every: int = 10  # rounds between periodic checkpoints, of which the newest three stay; 0 keeps none
@@ -154,38 +153,17 @@ class CheckpointStore:
         """Path of the newest checkpoint, from which a run goes on."""
         return self.folder / "last.safetensors"
 
-    @property
-    def best(self) -> Path:
-        """Path of the checkpoint with the highest score."""
-        return self.folder / "best.safetensors"
-
     def periodic(self) -> list[Path]:
         """Return the periodic checkpoints, the oldest first."""
         return sorted(self.folder.glob("round-*.safetensors"))
 
-    def save(
-        self, round: int, tensors: Tensors, record: Mapping[str, Any], schema: str, score: float = math.nan
-    ) -> None:
-        """Write `last`, and before it the same as the best so far, or as a periodic one that is due.
-
-        A run that is killed before `last` is written does the round again.
-        `score` is higher for better; NaN never becomes the best. The record gets `round` and `score`.
-        """
-        kept = {**record, "round": round, "score": score if math.isfinite(score) else None}
-        data = _encoded(tensors, kept, schema)
+    def save(self, round: int, tensors: Tensors, record: Mapping[str, Any], schema: str) -> None:
+        """Write `last`, and before it the same as a periodic one that is due; the record gets `round`."""
+        data = _encoded(tensors, {**record, "round": round}, schema)
         # `last` is written last: a kill in between leaves the one before, and the round is done again.
-        if math.isfinite(score) and score > self._best_score():
-            write_atomically(self.best, data)
         if self.every and round % self.every == 0:
             write_atomically(self.folder / f"round-{round:06d}.safetensors", data)
         write_atomically(self.last, data)
         with disk_errors("remove old checkpoints in", self.folder):
             for path in self.periodic()[:-PERIODIC_KEPT]:
                 path.unlink()
-
-    def _best_score(self) -> float:
-        """Return the score of `best`, -inf where it is missing or damaged."""
-        try:
-            return float(load_checkpoint(self.best).record["score"])
-        except (UserError, KeyError, TypeError):
-            return -math.inf

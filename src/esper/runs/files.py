@@ -7,7 +7,6 @@ line, so that a column store would have nothing to gain.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -19,18 +18,6 @@ from typing import Any
 from esper.runs.schema import to_json
 from esper.utils.errors import UserError
 
-_REASONS = {
-    errno.ENOSPC: "the disk is full; free some space",
-    errno.EDQUOT: "the disk quota is used up; free some space",
-    errno.EACCES: "permission is denied; choose a folder that you may write to",
-    errno.EPERM: "permission is denied; choose a folder that you may write to",
-    errno.EROFS: "the file system is read-only; choose another folder",
-    errno.ENOTDIR: "a part of the path is a file; choose another folder",
-    errno.EEXIST: "a file of that name is in the way; choose another folder",
-    errno.ENOENT: "it does not exist; check the path",
-    errno.EISDIR: "it is a folder, and a file was expected; check the path",
-    errno.ENAMETOOLONG: "the name is too long; choose a shorter one",
-}
 _UNFINISHED = re.compile(r"\..+\.\d+\.tmp")  # the names that `write_atomically` writes under
 
 
@@ -40,8 +27,7 @@ def disk_errors(doing: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = _REASONS.get(error.errno or 0, (error.strerror or str(error)).lower())
-        raise UserError(f"cannot {doing} {path}: {reason}") from error
+        raise UserError(f"cannot {doing} {path}: {(error.strerror or str(error)).lower()}") from error
 
 
 def write_atomically(path: Path, data: bytes | bytearray) -> None:

@@ -20,12 +20,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
+from safetensors.numpy import save
 
 from esper.runs.files import disk_errors, file_in, write_atomically
 from esper.runs.schema import json_values
-from esper.utils.errors import UserError
 
 NO_BLUEPRINT = 255  # the slot is empty
 UNMEASURED = -32768  # a contribution that nothing has measured
@@ -71,22 +69,6 @@ class Lanes:
     blueprint_names: Mapping[int, str]
     columns: Mapping[str, NDArray[Any]]
     title: str = ""  # what the viewer should know it by, where that is not the round: the controller
-
-    def __post_init__(self) -> None:
-        sizes: dict[str, int] = {"S": len(self.slots)}
-        for name, (kind, axes) in COLUMNS.items():
-            array = self.columns[name]
-            if array.dtype != np.dtype(kind) or array.ndim != len(axes):
-                raise ValueError(
-                    f"the column {name} is {array.dtype}{list(array.shape)}; wanted {kind} {axes}"
-                )
-            for axis, size in zip(axes, array.shape, strict=True):
-                size -= axis == "U"
-                axis = "T" if axis == "U" else axis
-                if sizes.setdefault(axis, size) != size:
-                    raise ValueError(
-                        f"the column {name} has {size} on axis {axis}; others have {sizes[axis]}"
-                    )
 
     def to_bytes(self) -> bytes:
         """Return the bytes of the file."""
@@ -134,13 +116,6 @@ class LanesFolder:
         path = file_in(self.path.parent, f"{self.path.name}/{self.file(round).name}")
         with disk_errors("read", path):
             return path.read_bytes()
-
-    def columns(self, round: int) -> dict[str, NDArray[Any]]:
-        """Return the columns of one round. Raises `UserError` where the file is missing or damaged."""
-        try:
-            return dict(load(self.read_bytes(round)))
-        except SafetensorError:
-            raise UserError(f"{self.file(round)} is damaged; remove it") from None
 
     def truncate_after(self, last_round: int) -> None:
         """Remove the rounds after `last_round`."""

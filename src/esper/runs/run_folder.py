@@ -9,7 +9,7 @@
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
     growth.json     the course of an `esper.grow` (`schema.Growth`)
     lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
-    checkpoints/    last, best and periodic, as safetensors
+    checkpoints/    last and periodic, as safetensors
     report.html     everything above, as one page
 
 Order of writing in a round: events, metrics, then the checkpoint. After a crash the checkpoint is the

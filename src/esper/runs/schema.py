@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import BeforeValidator, TypeAdapter, ValidationError
 from pydantic_core import to_json as to_json_bytes
@@ -30,7 +30,6 @@ NAN = float("nan")
 Number = Annotated[float, BeforeValidator(lambda value: NAN if value is None else value)]  # null reads as NaN
 Record = TypeVar("Record")
 EventKind = Literal["germinated", "stage_changed", "gate_refused", "fossilised", "pruned", "rolled_back"]
-EVENT_KINDS: tuple[str, ...] = get_args(EventKind)
 
 
 @dataclass(frozen=True)
@@ -61,13 +60,6 @@ class RoundSummary:
     learning_rate: Number = NAN
     extra: Mapping[str, Number] = field(default_factory=dict)  # other curves, by name
     anomalies: Sequence[str] = ()  # one sentence each: rollbacks, non-finite losses, early stops
-
-    def __post_init__(self) -> None:
-        ragged = {len(row) for row in self.op_shares_by_step} - {len(self.op_shares)}
-        if ragged:
-            raise ValueError(
-                f"op_shares_by_step has rows of {sorted(ragged)}; expected {len(self.op_shares)}"
-            )
 
     @property
     def member_epochs_per_second(self) -> float:
@@ -110,10 +102,6 @@ class Event:
     gate: str | None = None
     numbers: Mapping[str, Number] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        if self.kind not in EVENT_KINDS:
-            raise ValueError(f"event kind is {self.kind!r}; allowed are {', '.join(EVENT_KINDS)}")
-
 
 @dataclass(frozen=True)
 class CurvePoint:
@@ -136,10 +124,6 @@ class ControllerResult:
     flops: Sequence[Number]
     potential: Sequence[Number] = ()  # Φ: accuracy less the rent of parameters, or nothing
     curve: Sequence[CurvePoint] = ()  # means over members on the way, or nothing
-
-    def __post_init__(self) -> None:
-        quantities = ("test_accuracy", "parameters", "member_epochs", "flops")
-        _check_lengths(self, (*quantities, "potential") if self.potential else quantities, len(self.members))
 
 
 @dataclass(frozen=True)
@@ -231,9 +215,6 @@ class Curve:
     parameters: Sequence[int]  # [epochs + 1]
     flops: Sequence[Number]  # [epochs + 1] of training, since it began
 
-    def __post_init__(self) -> None:
-        _check_lengths(self, ("parameters", "flops"), len(self.score))
-
 
 @dataclass(frozen=True)
 class Growth:
@@ -278,10 +259,3 @@ def from_json(kind: type[Record], data: Any, where: str) -> Record:
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
-
-
-def _check_lengths(record: Any, names: Sequence[str], length: int) -> None:
-    for name in names:
-        if len(getattr(record, name)) != length:
-            kind = type(record).__name__
-            raise ValueError(f"{kind}.{name} has {len(getattr(record, name))} entries; expected {length}")

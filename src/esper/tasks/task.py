@@ -131,12 +131,6 @@ class Task:
         if len(self.held_out) < 1:
             raise ValueError(f"task {self.name} has no test samples; at least 1 is needed")
 
-    @property
-    def chance(self) -> float:
-        """The share of the most common class in the validation split."""
-        counts = torch.bincount(self.validation.targets.flatten(), minlength=self.num_classes)
-        return float(counts.max()) / float(counts.sum())
-
     def test(self) -> Split:
         """Return the test split. Every call is counted: only a final report may read it."""
         return self.held_out.read()

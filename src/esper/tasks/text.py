@@ -64,11 +64,6 @@ def encode(characters: str) -> Tensor:
     return torch.from_numpy(np.where(codes < 128, table[np.minimum(codes, 127)], OTHER))
 
 
-def decode(tokens: Tensor) -> str:
-    """Decode indices to characters, with � for the other ones."""
-    return "".join((CHARACTERS + "�")[int(token)] for token in tokens)
-
-
 @cache
 def _sources() -> str:
     folder = Path(sysconfig.get_paths()["stdlib"])
