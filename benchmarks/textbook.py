@@ -33,7 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.population.config import PopulationConfig
-from esper.population.schedule import rate_share
+from esper.population.optimizer import rate_share
 from esper.tasks import load_task
 from esper.tasks.task import HostSpec, Split, Task, TestSplit
 from studies import command_line, gpt

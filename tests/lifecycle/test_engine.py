@@ -70,16 +70,6 @@ def test_states_are_values_and_are_not_written_into() -> None:
     assert all(torch.equal(value, before[name]) for name, value in states.tensors().items())
 
 
-def test_mismatched_rows_are_errors() -> None:
-    states, evidence = SlotStates.empty(3, 2), SlotEvidence.unmeasured(3, 2)
-    with pytest.raises(ValueError, match="2 actions for 3 members"):
-        apply(states, Actions.wait(2), evidence, RULES, fits_of(states))
-    with pytest.raises(ValueError, match=r"evidence has shape \(3, 1\); expected \[3, 2\]"):
-        apply(states, Actions.wait(3), SlotEvidence.unmeasured(3, 1), RULES, fits_of(states))
-    with pytest.raises(ValueError, match="topology is 'rnn'"):
-        fits_of(states, "rnn")
-
-
 def test_operations_of_a_step_do_not_depend_on_members_or_slots() -> None:
     def operations(members: int, slots: int) -> tuple[int, int]:
         states = random_states(np.random.default_rng(0), members, slots)

@@ -160,7 +160,6 @@ def test_a_module_of_another_shape_is_refused() -> None:
         ((Blueprint.LORA, "cnn", 8, 2), r"LORA is not for cnn hosts; allowed are NOOP, CONV_LIGHT"),
         ((99, "mlp", 8, 0), r"blueprint 99 is not for mlp hosts"),
         ((Blueprint.NORM, "rnn", 8, 0), r"topology is 'rnn'; allowed are cnn, transformer, mlp"),
-        ((Blueprint.CONV_LIGHT, "cnn", 8, 3), r"spatial_dims is 3; cnn blueprints exist for 1"),
     ],
 )
 def test_bad_requests_say_what_is_allowed(arguments: tuple[int, str, int, int], message: str) -> None:

@@ -13,14 +13,13 @@ from torch.nn import functional
 
 from esper.population.blocks import (
     Block,
-    Branch,
     CausalAttention,
     attention_block,
     conv_block,
     fold_units,
     mlp_block,
 )
-from esper.population.hosts import EntrySegment, Host, build_host
+from esper.population.hosts import Host, build_host
 
 PRESETS = [
     ("cnn", (1, 12), 5),
@@ -74,42 +73,6 @@ def test_a_gpt_host_does_not_hear_the_future() -> None:
     assert (before[:, 5:] - after[:, 5:]).abs().max() > 1e-6
 
 
-def two_segments(second_input: int = 4, second_width: int = 4) -> list[nn.Module]:
-    return [nn.Conv1d(1, 4, 3, padding=1), nn.Conv1d(second_input, second_width, 3, padding=1)]
-
-
-def pooled_head(width: int = 4, classes: int = 3) -> nn.Module:
-    return nn.Sequential(nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(width, classes))
-
-
-@pytest.mark.parametrize(
-    ("segments", "head", "message"),
-    [
-        (
-            two_segments(second_input=6),
-            pooled_head(),
-            r"segment 1 \(Conv1d\).*\[2, 4, 10\].*segment 0.*make its input",
-        ),
-        (
-            two_segments(second_width=5),
-            pooled_head(5),
-            r"segment 1 gives shape \[2, 5, 10\].*5 wide.*width 4",
-        ),
-        (
-            [nn.Sequential(nn.Conv1d(1, 4, 3), nn.Flatten())],
-            nn.Linear(32, 3),
-            r"segment 0 gives shape \[2, 32\].*3 axes.*flatten in the head",
-        ),
-        (two_segments(), nn.Identity(), r"the head gives shape \[2, 4, 10\].*\[batch, 5\]"),
-        (two_segments(), pooled_head(classes=3), r"\[2, 3\].*\[batch, 5\]"),
-    ],
-)
-def test_what_does_not_fit_is_named(segments: list[nn.Module], head: nn.Module, message: str) -> None:
-    host = Host(segments, "cnn", head, 4, 1)
-    with pytest.raises(ValueError, match=message):
-        host.validate(torch.zeros(2, 1, 10), num_classes=5)
-
-
 BLOCKS = {
     "perceptron": (lambda: mlp_block(4, 6), (4,)),
     "attention": (lambda: attention_block(6, 3), (5, 6)),
@@ -144,50 +107,19 @@ def test_units_beside_a_block_fold_into_one_wider_block(name: str, units: int, s
     torch.testing.assert_close(Block(wide)(x), block(x) + new(x), atol=1e-12, rtol=0)
 
 
-def test_what_would_not_fold_is_refused() -> None:
-    plain = nn.LayerNorm(4, elementwise_affine=False)
-    for norm, bias in ((nn.LayerNorm(4), False), (plain, True)):
-        with pytest.raises(ValueError, match="no parameters and its second layer no bias; use"):
-            Branch(norm, nn.Linear(4, 6), nn.GELU(), nn.Linear(6, 4, bias=bias))
-    first, second = nn.Conv1d(4, 4, 3, padding=1, groups=2), nn.Conv1d(4, 4, 3, padding=1, bias=False)
-    grouped = Branch(nn.GroupNorm(1, 4, affine=False), first, nn.ReLU(), second)
-    with pytest.raises(ValueError, match=r"convolution has 2 groups; units fold beside each other in 1"):
-        grouped.with_units(2)
-
-
-def made(**changed: object) -> Host:
-    good = {
-        "segments": two_segments(),
-        "topology": "cnn",
-        "head": pooled_head(),
-        "width": 4,
-        "spatial_dims": 1,
-    }
-    return Host(**{**good, **changed})  # type: ignore[arg-type]
-
-
-def repeating(*repeats: int) -> Host:
-    segments = [EntrySegment(nn.Linear(size, 4), mlp_block(4, 2)) for size in (3, 4)]
-    return Host(segments, "mlp", nn.Linear(4, 2), 4, repeats=repeats)
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: made(topology="rnn"), r"topology is 'rnn'; allowed are cnn, mlp, transformer"),
-        (lambda: made(segments=[]), r"segments is empty; give at least one"),
-        (lambda: made(width=(4,)), r"width is \(4,\) for 2 segments"),
-        (lambda: made(width=0), r"width is 0 for 2 segments"),
-        (lambda: made(spatial_dims=3), r"spatial_dims is 3 for a cnn host; allowed are \(1, 2\)"),
-        (lambda: repeating(1), r"repeats is \(1,\) for 2 segments; give 0, 1 or 2 for each"),
-        (lambda: repeating(2, 1), r"repeats is 2 at segment 0.*give 0 or 1"),
-        (lambda: repeating(1, 2), r"repeats is 2 at segment 1; a clone repeats two blocks where segment 1"),
         (lambda: build_host("vgg", (1, 8, 8), 10), r"host preset is 'vgg'; allowed are cnn, mlp, resnet"),
         (lambda: build_host("resnet", (8,), 10), r"input_shape is \[8\]; a resnet host takes"),
         (lambda: build_host("gpt", (1, 8), 10), r"\[1, 8\]; a gpt host takes token indices"),
         (lambda: build_host("mlp", (8,), 1), r"num_classes is 1; a host needs at least 2"),
         (lambda: build_host("cnn", (1, 8, 8), 10, width=0), r"width is 0 for the cnn host; it must be"),
         (lambda: build_host("gpt", (8,), 10, width=6), r"width 6 does not divide into 4 heads"),
+        (
+            lambda: build_host("resnet", (1, 8, 8), 10, kernel=2),
+            r"segment 0 .* an even kernel",
+        ),
         (lambda: build_host("cnn", (1, 8, 8), 10, widht=4), r"no option 'widht'; allowed are width, depth"),
     ],
 )

@@ -11,8 +11,8 @@ from esper.lifecycle.stages import Stage
 from esper.population.config import PopulationConfig
 from esper.population.data import Clock, DataOrder, MemberData
 from esper.population.metrics import TrainMetrics, ValidationMetrics
+from esper.population.optimizer import rate_share
 from esper.population.population import Population
-from esper.population.schedule import rate_share
 from tests.population.worlds import (
     CLOCK,
     WORLDS,

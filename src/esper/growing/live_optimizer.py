@@ -12,8 +12,7 @@ from torch.optim import Optimizer
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import trainable_parameters
 from esper.population.config import PopulationConfig
-from esper.population.optimizer import moment_scale
-from esper.population.schedule import rate_share
+from esper.population.optimizer import moment_scale, rate_share
 from esper.utils.errors import UserError
 
 if TYPE_CHECKING:

@@ -60,7 +60,6 @@ def ease(curve: Tensor, t: Tensor) -> Tensor:
     same and, unlike torch's sigmoid, gives a member the same bits beside any number of others.
     """
     k = _steepness(curve)
-    # (σ(k(t − ½)) − σ(−k/2)) / (σ(k/2) − σ(−k/2)) = ½ + ½·tanh(k(t − ½)/2) / tanh(k/4)
     eased = 0.5 + 0.5 * torch.tanh(0.5 * k * (t - 0.5)) / torch.tanh(0.25 * k)
     eased = torch.where(curve == AlphaCurve.LINEAR, t, eased)
     return torch.where(curve == AlphaCurve.COSINE, 0.5 * (1.0 - torch.cos(math.pi * t)), eased)
@@ -168,11 +167,9 @@ def apply(
     """Execute one action per member; what is illegal or refused by a gate changes nothing in its row.
 
     evidence: what is measured of every slot, for the gates. fits [N, S, blueprints] bool: what G0 lets
-    through in each slot. steps_left, uses_metrics: as in `legal_slots_by_op`. Raises ValueError where the
-    shapes of the three records differ; values are never read back, so that a bad choice fails in its own row
-    alone.
+    through in each slot. steps_left, uses_metrics: as in `legal_slots_by_op`. Values are never
+    read back, so that a bad choice fails in its own row alone.
     """
-    _check_rows(states, actions, evidence)
     last = _last_choices(states.device, states.num_slots)
     # Out-of-range choices are clamped to be safe indices; `in_range` makes such a row illegal below.
     choices = actions.choices.clamp(min=0).minimum(last)  # [N, heads], safe to gather with
@@ -254,18 +251,6 @@ def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
         stage=states.stage.masked_fill(ending, int(Stage.PRUNED)),
         epochs_in_stage=states.epochs_in_stage.masked_fill(ending, 0),
     )
-
-
-def _check_rows(states: SlotStates, actions: Actions, evidence: SlotEvidence) -> None:
-    """Raise ValueError for wrong shapes; nothing here reads a value."""
-    members, slots = states.stage.shape
-    if len(actions) != members:
-        raise ValueError(f"{len(actions)} actions for {members} members; give one action per member")
-    if evidence.contribution.shape != (members, slots):
-        raise ValueError(
-            f"evidence has shape {tuple(evidence.contribution.shape)}; "
-            f"expected [{members}, {slots}] like the states"
-        )
 
 
 def _at(values: Tensor, slot: Tensor) -> Tensor:

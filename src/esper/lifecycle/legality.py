@@ -29,7 +29,6 @@ from esper.lifecycle.stages import (
     FORWARD_STAGES,
     FOSSILIZABLE_STAGES,
     GERMINATION_BLOCKERS,
-    NEXT_STAGE,
     PRUNABLE_STAGES,
     SEED_STAGES,
     STAGE_TABLE_SIZE,
@@ -50,12 +49,13 @@ class Gate(IntEnum):
     G5 = 5
 
 
-GATE_INTO: dict[Stage, Gate] = {
-    Stage.GERMINATED: Gate.G0,
-    Stage.TRAINING: Gate.G1,
-    Stage.BLENDING: Gate.G2,
-    Stage.HOLDING: Gate.G3,
-    Stage.FOSSILIZED: Gate.G5,
+# The gate before an op on a slot in a stage.
+GATES: dict[tuple[Op, Stage], Gate] = {
+    (Op.GERMINATE, Stage.DORMANT): Gate.G0,
+    (Op.ADVANCE, Stage.GERMINATED): Gate.G1,
+    (Op.ADVANCE, Stage.TRAINING): Gate.G2,
+    (Op.ADVANCE, Stage.BLENDING): Gate.G3,
+    (Op.FOSSILIZE, Stage.HOLDING): Gate.G5,
 }
 
 
@@ -63,11 +63,8 @@ GATE_INTO: dict[Stage, Gate] = {
 def gate_table() -> Tensor:
     """Return the gate before an op on a slot in a stage, NONE where there is none.  # [ops, stages] int64"""
     table = torch.full((NUM_OPS, STAGE_TABLE_SIZE), int(Gate.NONE))
-    table[Op.GERMINATE, Stage.DORMANT] = GATE_INTO[Stage.GERMINATED]
-    for stage, after in NEXT_STAGE.items():
-        table[Op.ADVANCE, stage] = GATE_INTO[after]
-    for stage in FOSSILIZABLE_STAGES:
-        table[Op.FOSSILIZE, stage] = GATE_INTO[Stage.FOSSILIZED]
+    for pair, gate in GATES.items():
+        table[pair] = gate
     return table
 
 

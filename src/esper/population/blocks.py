@@ -129,7 +129,7 @@ class Branch(nn.Sequential):
     """norm, first, middle, second: the part of a block that is added to its input.
 
     `first` and `second` are Linear layers or convolutions, the second without bias; `norm` and `middle` have
-    no parameters. Raises ValueError for other parts: beside those, new units would not fold.
+    no parameters: beside other parts, new units would not fold.
     """
 
     norm: nn.Module
@@ -138,11 +138,6 @@ class Branch(nn.Sequential):
     second: Layer
 
     def __init__(self, norm: nn.Module, first: Layer, middle: nn.Module, second: Layer) -> None:
-        if any(True for part in (norm, middle) for _ in part.parameters()) or second.bias is not None:
-            raise ValueError(
-                "the norm and the middle of a block have no parameters and its second layer no bias; use "
-                "elementwise_affine=False, affine=False and bias=False"
-            )
         super().__init__(OrderedDict(norm=norm, first=first, middle=middle, second=second))
 
     @property
@@ -242,10 +237,6 @@ def _resized(layer: Layer, inputs: int | None = None, outputs: int | None = None
     sizes, bias = (inputs or d_in, outputs or d_out), layer.bias is not None
     if isinstance(layer, nn.Linear):
         return nn.Linear(*sizes, bias=bias)
-    if layer.groups != 1:
-        raise ValueError(
-            f"a block's convolution has {layer.groups} groups; units fold beside each other in 1"
-        )
     make = cast(Callable[..., Layer], type(layer))
     options = {name: getattr(layer, name) for name in ("stride", "padding", "dilation", "padding_mode")}
     resized = make(*sizes, layer.kernel_size, bias=bias, **options)

@@ -116,10 +116,6 @@ def _check_topology(topology: str) -> None:
 
 def _conv(spatial_dims: int, c_in: int, c_out: int, kernel: int = 3, groups: int = 1) -> nn.Module:
     """Return a convolution that keeps the resolution, without bias."""
-    if spatial_dims not in CONVOLUTIONS:
-        raise ValueError(
-            f"spatial_dims is {spatial_dims}; cnn blueprints exist for 1 (signals) and 2 (images)"
-        )
     return CONVOLUTIONS[spatial_dims](c_in, c_out, kernel, padding=kernel // 2, groups=groups, bias=False)
 
 

@@ -123,15 +123,12 @@ class SlotForms:
                 given = Blueprint(form).name if form in tuple(Blueprint) else "no blueprint"
                 allowed = ", ".join(blueprint.name for blueprint in self.blueprints)
                 raise ValueError(f"a seed is {given}; slots of this {self.host.topology} host take {allowed}")
-            self._bodies[form] = self._pair(form) if form >= self.codes.pair else self._single(form)
+            if form >= self.codes.pair:
+                lead, block = (self.body(part).modules for part in self.codes.blocks_of_pair(form))
+                self._bodies[form] = Body((*lead, *block), (0, self.pair_start))
+            else:
+                self._bodies[form] = Body((self._make_rows(self.module(form)),))
         return self._bodies[form]
-
-    def _single(self, form: int) -> Body:
-        return Body((self._make_rows(self.module(form)),))
-
-    def _pair(self, form: int) -> Body:
-        lead, block = self.codes.blocks_of_pair(form)
-        return Body((*self.body(lead).modules, *self.body(block).modules), (0, self.pair_start))
 
     def module(self, form: int) -> nn.Module:
         """Build a new module of a form that is no pair."""

@@ -29,14 +29,6 @@ from esper.population.blocks import (
     norm_groups,
 )
 
-# Axes of an activation besides its spatial ones, and the axis of its channels.
-TOPOLOGY_AXES: dict[str, tuple[int, int]] = {"cnn": (2, 1), "mlp": (2, -1), "transformer": (3, -1)}
-TOPOLOGY_LAYOUT: dict[str, str] = {
-    "cnn": "[batch, channels, *spatial]",
-    "mlp": "[batch, features]",
-    "transformer": "[batch, time, features]",
-}
-
 
 class Host(nn.Module):
     """Segments in a row, a slot after each, and a head after the last slot."""
@@ -50,30 +42,18 @@ class Host(nn.Module):
         spatial_dims: int = 0,
         repeats: Sequence[int] | None = None,
     ) -> None:
-        """repeats: how many blocks a clone in each slot repeats (the one ahead, the last two or none); 1 for
-        all if it is not given. Raises ValueError for parts or numbers that cannot be right.
+        """width: of the joint after each segment, or one for all
+
+        repeats: how many blocks a clone in each slot repeats (the one ahead, the last two or none); 1 for all
+        if it is not given. Two blocks must be in a row where it is 2.
         """
         super().__init__()
-        if topology not in TOPOLOGY_AXES:
-            raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_AXES)}")
-        if not segments:
-            raise ValueError("segments is empty; give at least one segment: a host has a slot after each")
-        widths = (width,) * len(segments) if isinstance(width, int) else tuple(width)
-        if len(widths) != len(segments) or min(widths) < 1:
-            raise ValueError(
-                f"width is {width} for {len(segments)} segments; give one positive number, or one per segment"
-            )
-        allowed_dims = (1, 2) if topology == "cnn" else (0,)
-        if spatial_dims not in allowed_dims:
-            raise ValueError(
-                f"spatial_dims is {spatial_dims} for a {topology} host; allowed are {allowed_dims}"
-            )
         self.segments = nn.ModuleList(segments)
         self.head = head
         self.topology = topology
-        self.widths = widths  # of the joint after each segment
+        self.widths = (width,) * len(segments) if isinstance(width, int) else tuple(width)
         self.spatial_dims = spatial_dims
-        self.repeats = _checked_repeats(segments, repeats)
+        self.repeats = tuple(repeats or (1,) * len(segments))
         self.slot_shapes: tuple[tuple[int, ...], ...] = ()  # of one sample at each joint; set by `validate`
 
     @property
@@ -97,76 +77,24 @@ class Host(nn.Module):
         return result
 
     @torch.no_grad()
-    def validate(self, sample: Tensor, num_classes: int | None = None) -> Host:
-        """Run a sample through, record the shape of every joint, and refuse parts that do not fit each other.
+    def validate(self, sample: Tensor) -> Host:
+        """Run a sample through and record the shape of every joint.  # sample [B, *input_shape]
 
-        sample [B, *input_shape], B at least 1
+        Raises ValueError where sizes do not fit each other.
         """
-        shapes: list[tuple[int, ...]] = []
-        x, source = sample, "the sample"
+        x, shapes = sample, []
         for index, segment in enumerate(self.segments):
-            x = _run(segment, x, f"segment {index}", source)
-            self._check_joint(index, x)
+            try:
+                x = segment(x)
+            except RuntimeError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise ValueError(
+                    f"segment {index} of the host does not take the shape {list(x.shape)} ({reason}); an "
+                    "even kernel changes sizes, so use an odd one"
+                ) from error
             shapes.append(tuple(x.shape[1:]))
-            source = f"segment {index}"
-        logits = _run(self.head, x, "the head", source)
-        expected_axes = 3 if self.topology == "transformer" else 2
-        if logits.ndim != expected_axes or num_classes not in (None, logits.shape[-1]):
-            classes = "classes" if num_classes is None else num_classes
-            layout = f"[batch, time, {classes}]" if expected_axes == 3 else f"[batch, {classes}]"
-            raise ValueError(
-                f"the head gives shape {list(logits.shape)}; a {self.topology} host needs {layout}: "
-                "end it with a Linear layer that has one output per class"
-            )
         self.slot_shapes = tuple(shapes)
         return self
-
-    def _check_joint(self, index: int, x: Tensor) -> None:
-        axes, channel_axis = TOPOLOGY_AXES[self.topology]
-        layout = TOPOLOGY_LAYOUT[self.topology]
-        if x.ndim != axes + self.spatial_dims:
-            raise ValueError(
-                f"segment {index} gives shape {list(x.shape)}; a {self.topology} host with spatial_dims "
-                f"{self.spatial_dims} needs {axes + self.spatial_dims} axes, {layout}, at every joint: "
-                "reshape inside the segment, or flatten in the head"
-            )
-        if x.shape[channel_axis] != self.widths[index]:
-            raise ValueError(
-                f"segment {index} gives shape {list(x.shape)}, which is {x.shape[channel_axis]} wide; the "
-                f"host declares width {self.widths[index]} there: change the segment or the width"
-            )
-
-
-def _checked_repeats(segments: Sequence[nn.Module], repeats: Sequence[int] | None) -> tuple[int, ...]:
-    """Return how many blocks clones repeat, by segment; two only where two blocks are in a row."""
-    given = tuple(repeats or (1,) * len(segments))
-    if len(given) != len(segments) or not set(given) <= {0, 1, 2}:
-        raise ValueError(f"repeats is {given} for {len(segments)} segments; give 0, 1 or 2 for each")
-    for k in (k for k, number in enumerate(given) if number == 2):
-        if k == 0 or not isinstance(segments[k], Block) or block_of(segments[k - 1]) is None:
-            raise ValueError(
-                f"repeats is 2 at segment {k}; a clone repeats two blocks where segment {k} is a Block and "
-                "the one ahead of it ends with one: give 0 or 1"
-            )
-    return given
-
-
-def _run(module: nn.Module, x: Tensor, name: str, source: str) -> Tensor:
-    try:
-        result = module(x)
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(
-            f"{name} ({type(module).__name__}) does not take the shape {list(x.shape)} that comes from "
-            f"{source} ({reason}): make its input fit that shape"
-        ) from error
-    if not isinstance(result, Tensor) or result.shape[:1] != x.shape[:1]:
-        given = list(result.shape) if isinstance(result, Tensor) else type(result).__name__
-        raise ValueError(
-            f"{name} ({type(module).__name__}) turns shape {list(x.shape)} into {given}; it must return one "
-            f"tensor whose first axis is the batch of {x.shape[0]}"
-        )
-    return result
 
 
 class GlobalMean(nn.Module):
@@ -384,4 +312,4 @@ def build_host(name: str, input_shape: Sequence[int], num_classes: int, **option
         raise ValueError(f"num_classes is {num_classes}; a host needs at least 2 classes")
     host = preset(input_shape, num_classes, **options)
     dtype = torch.long if host.topology == "transformer" else torch.float32
-    return host.validate(torch.zeros(2, *input_shape, dtype=dtype), num_classes)
+    return host.validate(torch.zeros(2, *input_shape, dtype=dtype))

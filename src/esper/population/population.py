@@ -17,11 +17,10 @@ from esper.population.forms import HALVES, NO_FORM, cloned_forms, last_forms, le
 from esper.population.hosts import Host
 from esper.population.metrics import TrainMetrics, ValidationMetrics
 from esper.population.network import RowNetwork
-from esper.population.optimizer import RowWeights
+from esper.population.optimizer import RowWeights, rate_share
 from esper.population.plan.graphs import GraphCache, PopulationState
 from esper.population.plan.packing import Plan, PlanSpec
 from esper.population.plan.rows import NO_BLEND, SlotView, copy_to, measurement_rows, training_rows
-from esper.population.schedule import rate_share
 from esper.population.surgery import InitialHosts, InitialSeeds, PartEditor, SlotIndex
 from esper.utils.graphs import Graphed, GraphPool, copy_all
 from esper.utils.rows import flags_of_rows, map_tensors, put_rows, tensors_of
@@ -42,11 +41,6 @@ class Population:
         device: torch.device | str = "cpu",
     ):
         """members [N]: global ids, from which random streams derive"""
-        if members.ndim != 1 or members.shape[0] == 0 or members.is_floating_point():
-            raise ValueError(
-                f"members is {members.dtype} of shape {tuple(members.shape)}; give whole numbers, at least "
-                "one: torch.arange(N)"
-            )
         self.config, self.seed, self.device = config, seed, torch.device(device)
         self.members, self._member_ids = members.to(self.device), members.cpu()
         self.network = network = RowNetwork(make_host, config, self.device)
@@ -163,9 +157,8 @@ class Population:
         # Several validations or extractions of the same slots read them once.
         if self._latest is not None and self._latest[0] == self._versions(states):
             return self._latest[1]
-        words = self._captured_words(
-            self.births
-        )  # in case of births: launched before the device is waited for
+        # In case of births: launched before the device is waited for.
+        words = self._captured_words(self.births)
         finished = self.finished.unsqueeze(1).expand_as(self._born)
         flags = torch.stack([self._folding, self._born, finished], dim=2)
         view, born = SlotView.read(states, self.forms, self.folded_blends, flags)
@@ -333,11 +326,6 @@ class Population:
 
         Raises ValueError for a snapshot of other members, host or slots.
         """
-        if where is not None and (where.shape != (self.num_members,) or where.dtype is not torch.bool):
-            raise ValueError(
-                f"where is {where.dtype} of shape {tuple(where.shape)}; give one truth value per member, "
-                f"[{self.num_members}]"
-            )
         current = self.tensors()
         if set(saved) != set(current):
             raise ValueError(f"the snapshot holds {sorted(saved)}; this population holds {sorted(current)}")

@@ -31,31 +31,19 @@ class InitialHosts:
 
     def __init__(self, network: RowNetwork, seed: int) -> None:
         self.network, self.seed = network, seed
-        self._clear()
-
-    def _clear(self) -> None:
-        network, blocks = self.network, len(self.network.slots) if self.network.has_blocks else 0
-        self._row: dict[int, int] = {}  # of each number
-        self._hosts = torch.zeros(0, network.host_width, device=network.device)
-        self._blocks = torch.zeros(0, blocks, network.part_width, device=network.device)
+        self._made: dict[int, tuple[Tensor, Tensor]] = {}  # by number
 
     def rows(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the hosts with these numbers and their blocks.  # [N] on the CPU → [N, P], [N, S or 0, P]"""
+        """Return the hosts with these numbers and their blocks.  # [N] on the CPU → [N, P], [N, S, P]"""
         wanted: list[int] = numbers.tolist()
-        new = sorted(set(wanted) - self._row.keys())
-        if new:
-            made = [self.network.initial_host(hash((self.seed, number)) & 0x7FFFFFFF) for number in new]
-            self._row |= {number: len(self._hosts) + k for k, number in enumerate(new)}
-            hosts, blocks = torch.stack([h for h, _ in made]), torch.stack([b for _, b in made])
-            self._hosts = torch.cat([self._hosts, hosts.to(self._hosts)])
-            kept = blocks[:, : self._blocks.shape[1]]
-            self._blocks = torch.cat([self._blocks, kept.to(self._blocks)])
-        at = to_device(np.array([self._row[number] for number in wanted]), self._hosts.device)
-        found = self._hosts[at], self._blocks[at]
-        # The rows that were asked for are copies, so the bank can be emptied behind them.
-        if self._hosts.nbytes + self._blocks.nbytes > HOST_BYTES:
-            self._clear()
-        return found
+        for number in sorted(set(wanted) - self._made.keys()):
+            host, blocks = self.network.initial_host(hash((self.seed, number)) & 0x7FFFFFFF)
+            self._made[number] = host.to(self.network.device), blocks.to(self.network.device)
+        found = [self._made[number] for number in wanted]
+        hosts, blocks = torch.stack([host for host, _ in found]), torch.stack([block for _, block in found])
+        if sum(host.nbytes + blocks.nbytes for host, blocks in self._made.values()) > HOST_BYTES:
+            self._made.clear()
+        return hosts, blocks
 
 
 class InitialSeeds:

@@ -24,12 +24,8 @@ from esper.population.plan.rows import NO_ROW, Bools, Floats, Ints, Rows, SlotVi
 
 GroupKey = tuple[int, int]  # station, form
 BY_ENTRY = ("rows", "source", "blend")  # fields of a station with a number for each entry,
-BY_ROW = {
-    "entry": "after",
-    "base": "after",
-    "read_by": "before",
-    "beside": "widened",
-}  # or for each of n rows
+# or for each of so many rows
+BY_ROW = {"entry": "after", "base": "after", "read_by": "before", "beside": "widened"}
 LAUNCH_COST = 40  # launching the kernels of a group takes as long as computing this many light rows
 _TABLE = "table "
 
@@ -328,7 +324,7 @@ class PlanSpec:
         else:  # in a shadow all but its own seed is held fixed
             held = (row >= own) & (shadow[row] != station)
         # Groups are contiguous runs of entries: one call of a form serves all of them.
-        order = _argsort((station * (form.max(initial=0) + 1) + form) * 2 + held)
+        order = np.argsort((station * (form.max(initial=0) + 1) + form) * 2 + held, kind="stable")
         self.row, self.station, self.form = row[order], station[order], form[order]
         at = at[0][order], at[1][order], at[2][order]
         self.member, slot, position = at
@@ -500,9 +496,3 @@ def _seen_before(part: Ints) -> Bools:
     first[part[::-1]] = number[::-1]
     before: Bools = first[part] != number
     return before
-
-
-def _argsort(keys: Ints) -> Ints:
-    """Return the stable order of keys; numpy sorts small numbers by counting, which is faster."""
-    small = np.int16 if keys.max(initial=0) < 1 << 15 else np.int64
-    return np.argsort(keys.astype(small), kind="stable")

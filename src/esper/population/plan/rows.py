@@ -59,9 +59,8 @@ class SlotView:
         alpha, numbers = packed[..., 3].copy(), packed.astype(np.int64)
         stage, style, mode, _, folds, births, finished = np.moveaxis(numbers[..., :7], 2, 0)
         forms, blends = numbers[..., 7 : 7 + positions], numbers[..., 7 + positions :]
-        adds = forms[..., :1] >= min(
-            GROWTH_BLUEPRINTS
-        )  # clones and widenings are added, whatever their style
+        # Clones and widenings are added, whatever their style.
+        adds = forms[..., :1] >= min(GROWTH_BLUEPRINTS)
         own = np.where(adds, int(Blend.ADD), _BLEND[style][..., None])
         view = SlotView(
             alpha=np.where(_HEARD[stage], alpha, 0.0),
