@@ -220,7 +220,7 @@ def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
 def shaped_host(task: Task, shape: str) -> Host:
     """Build a fresh host of a task, grown to a shape as `population.extract.shapes_of` names it."""
     host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
-    return fresh_host(host, shape).validate(task.train.inputs[:2], task.num_classes)
+    return fresh_host(host, shape).validate(task.train.inputs[:2])
 
 
 def final(setup: Setup) -> Iterator[Sample]:
