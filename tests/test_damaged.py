@@ -113,7 +113,6 @@ def last(run: Path) -> Path:
         (["train", "-s", "budgets=[0]"], "budgets[0] is 0; it should be greater than 0"),
         (["train", "-s", "lifecycle.block_blueprints=[]"], "block_blueprints is []; the list should have at"),
         (["train", *FLAT, "-s", "population.warmup=0.7"], "warmup is 0.7 and decay is 0.4"),
-        (["train", "-s", "telemetry.sinks=[wandb,wandb]"], "name each sink once"),
         (["train", *SPIRALS, "-s", "population.batch_size=5000"], "is 5000, and spirals has 1000 samples"),
         # arms and controllers
         (["compare", "-C", "static,fixed:hidden=0"], "'fixed:hidden=0', and hidden is 0; it should be"),

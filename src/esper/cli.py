@@ -137,7 +137,7 @@ def _report(launch: Launch, error: Exception, sentence: str | None) -> int:
     """
     places = getattr(error, "__notes__", [])
     if sentence is not None and not places:
-        if launch.reports and not isinstance(error, ReportedElsewhereError):
+        if launch.local_rank == 0 and not isinstance(error, ReportedElsewhereError):
             return _print_error(sentence)
         # torchrun ends all processes with the first: this one waits until the other has printed.
         time.sleep(REPORT_SECONDS)

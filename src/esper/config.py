@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, PositiveFloat, field_validator
+from pydantic import Field, PositiveFloat
 
 from esper.lifecycle.config import LifecycleConfig
 from esper.population.config import PopulationConfig
@@ -62,8 +62,8 @@ class HostConfig(Config):
 class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
-    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
-        default=(), description="where metrics go beside the run folder"
+    tensorboard: bool = Field(
+        default=False, description="write metrics for TensorBoard into the run folder, too"
     )
     lanes: int = Field(
         default=12,
@@ -75,13 +75,6 @@ class TelemetryConfig(Config):
         ge=0,
         description="rounds between checkpoints of which the newest three stay; 0 keeps none",
     )
-
-    @field_validator("sinks")
-    @classmethod
-    def _each_sink_once(cls, sinks: tuple[str, ...]) -> tuple[str, ...]:
-        if len(set(sinks)) < len(sinks):
-            raise ValueError("name each sink once")
-        return sinks
 
 
 class RunConfig(Config):
@@ -197,7 +190,7 @@ RETIRED: dict[str, Any] = {
     },
     "policy": {"floor": 0.0, "bf16": False},
     "reward": {"accuracy_weight": 1.0, "mode": "shaped"},
-    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY},
+    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY, "sinks": _ANY},
 }
 
 

@@ -9,7 +9,7 @@ settings and the state that they begin with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.schema import RoundSummary
-from esper.runs.sinks import Sink, make_sinks
+from esper.runs.sinks import Sink, tensorboard_sink
 from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
@@ -42,7 +42,7 @@ class TrainingRun:
         self.config = config
         self.trainer = trainer
         self._folder = folder
-        self._sinks: Sequence[Sink] = ()
+        self._sink: Sink | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -173,14 +173,15 @@ class TrainingRun:
         """
         gather, begun = self.trainer.gather, self.trainer.rounds_done
 
-        def open_sinks() -> list[Sink]:
-            settings = self.config.model_dump(mode="json")
-            sinks = make_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
-            return [after.enter_context(sink) for sink in sinks]
-
         with ExitStack() as after, cpu_threads(self.config.threads):
+
+            def open_sink() -> Sink | None:
+                if not self.writes or not self.config.telemetry.tensorboard:
+                    return None
+                return after.enter_context(tensorboard_sink(self.folder, begun))
+
             # A sink that cannot be opened must stop every process, not the first one alone.
-            self._sinks = all_or_none(gather, lambda: open_sinks() if self.writes else [])
+            self._sink = all_or_none(gather, open_sink)
             while not self.finished and not any_process(gather, stop is not None and stop.requested):
                 played = self.trainer.play_round()[LEARNER]
                 if self.writes:
@@ -194,8 +195,8 @@ class TrainingRun:
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
         self.folder.events_file.append(*episode_events(round.record, number))
         self.folder.metrics_file.append(round.summary)
-        for sink in self._sinks:
-            sink(round.summary)
+        if self._sink is not None:
+            self._sink(round.summary)
         if telemetry.lanes:
             parts = describe_host(self.trainer.environment.population)
             self.folder.lanes.write(build_lanes(round.record, parts, number), telemetry.lanes)

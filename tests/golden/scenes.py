@@ -206,7 +206,8 @@ def compare() -> Series:
 def grow_host(task: str) -> Series:
     """`esper grow`: the weights of the best network of a population."""
     with controlled() as folder:
-        recipe = ("--controller", "schedule:clone@0.1+widen_full@0.3", *sets(*QUICK, "episode.steps=6"))
+        recipe = ("--controller", "schedule:clone@0.1+widen_full@0.3", "--members", "8")
+        recipe += tuple(sets(*QUICK, "episode.steps=6"))
         command("grow", "--quiet", "--task", task, "--out", folder / "run", *recipe)
         return tensors(load_file(folder / "run" / "network.safetensors"), "network")
 

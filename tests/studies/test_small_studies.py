@@ -79,7 +79,7 @@ def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> 
     assert fingerprint(one) != before
     assert (one.input_shape, one.num_classes, one.topology) == (task.input_shape, 10, "cnn")
     assert len(one.validation) == len(task.validation)
-    assert task.test_reads == one.test_reads == 0
+    assert task.held_out.reads == one.held_out.reads == 0
     assert one.test().inputs.shape == task.test().inputs.shape
 
 

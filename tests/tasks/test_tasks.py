@@ -84,13 +84,13 @@ def test_the_test_split_counts_how_often_it_is_opened(loaded: dict[str, Task]) -
     task = load_task("digits")
     build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     _ = (task.train.inputs, task.validation.inputs, repr(task), len(task.held_out))
-    assert task.test_reads == 0
+    assert task.held_out.reads == 0
     assert len(task.test()) == 300
-    assert task.test_reads == 1
+    assert task.held_out.reads == 1
     with pytest.raises(AttributeError):
         task.held_out.inputs  # type: ignore[attr-defined]  # noqa: B018
     doubled = task.held_out.map(lambda s: Split(2 * s.inputs, s.targets))
-    assert (doubled.reads, task.test_reads) == (0, 1)
+    assert (doubled.reads, task.held_out.reads) == (0, 1)
     assert torch.equal(doubled.read().inputs, 2 * task.test().inputs)
 
 

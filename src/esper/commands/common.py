@@ -112,21 +112,14 @@ def resolve_settings(
     device: str | None = None,
     controllers: Iterable[str] = (),
     members: int | None = None,
-    usual_members: int | None = None,
     base: RunConfig | None = None,
 ) -> RunConfig:
     """Return the settings of a run: defaults (or `base`), preset, file, options, --set, in that order.
 
     Where nothing else is named, those of the first run folder among the controllers replace the defaults.
-    `usual_members` holds where neither a preset nor a file that was named, nor an option, says how many.
     """
-    from esper.config import load_config, preset_names, read_preset
-    from esper.utils.settings import read_yaml
+    from esper.config import load_config, preset_names
 
-    # A preset or file that says how many members there are is stronger than the default of a command.
-    if members is None and usual_members is not None:
-        written = (read_preset(preset) if preset else {}) | (read_yaml(config) if config else {})
-        members = None if "members" in written else usual_members
     if task is not None and preset is None and config is None and task in preset_names():
         preset = task
     named = {"task": task, "device": device, "members": members}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from esper.simic.environment import GrowthEnvironment
 
 CONTROLLERS = "static,schedule,tamiyo"
-USUAL_MEMBERS = 16
 
 
 def compare(
@@ -50,7 +49,7 @@ def compare(
     of the conditions that they were trained or found in, and say so.
     """
     names = [name.strip() for name in controllers.split(",")]
-    settings = common.resolve_settings(config, preset, overrides, task, device, names, members, USUAL_MEMBERS)
+    settings = common.resolve_settings(config, preset, overrides, task, device, names, members)
     request = {"controllers": controllers, "force": force}
     _run(settings, controllers, force, lambda: common.begin_folder(settings, out, "compare", request), quiet)
 

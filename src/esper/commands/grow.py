@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from esper.controllers import Arm
     from esper.runs.run_folder import RunFolder
 
-USUAL_MEMBERS = 8
 BASELINE = "static"
 
 
@@ -41,9 +40,7 @@ def grow(
     A learned controller, and the rule of thumb 'schedule', do not grow outside of the conditions that they
     were trained or found in, and say so: '--preset compute' has those.
     """
-    settings = common.resolve_settings(
-        config, preset, overrides, task, device, [controller], members, USUAL_MEMBERS
-    )
+    settings = common.resolve_settings(config, preset, overrides, task, device, [controller], members)
     request = {"controller": controller, "force": force}
     _run(settings, controller, force, lambda: common.begin_folder(settings, out, "grow", request), quiet)
 

