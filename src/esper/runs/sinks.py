@@ -1,4 +1,4 @@
-"""The sink for metrics beside the run folder: event files of TensorBoard, which other trackers read too."""
+"""The sink for metrics beside the run folder: event files of TensorBoard."""
 
 from __future__ import annotations
 
