@@ -25,7 +25,6 @@ import torch
 from torch import Tensor
 
 from esper.lifecycle.actions import Head, Op
-from esper.population.extract import fresh_host, shapes_of
 from esper.population.hosts import Host, build_host
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
@@ -50,6 +49,7 @@ from studies.growth.environments import (
 from studies.growth.ladders import SIZES, with_size
 from studies.growth.masked import Trial, pruned, slimmable
 from studies.growth.records import POINTS, Sample, on_the_way, path_of, read, rounded, write
+from studies.growth.shapes import fresh_host, shapes_of
 
 LARGE = 3  # of a ladder: what is slimmed and pruned
 PASSED = range(3)  # of a ladder: sizes that growth passes through
@@ -218,7 +218,7 @@ def events_of(record: EpisodeRecord, mine: np.ndarray) -> dict[str, float]:
 
 
 def shaped_host(task: Task, shape: str) -> Host:
-    """Build a fresh host of a task, grown to a shape as `population.extract.shapes_of` names it."""
+    """Build a fresh host of a task, grown to a shape as `shapes_of` names it."""
     host = build_host(task.host.preset, task.input_shape, task.num_classes, **task.host.options)
     return fresh_host(host, shape).validate(task.train.inputs[:2])
 
