@@ -66,11 +66,9 @@ def test_judge_equals_the_slow_governor(course: list[list[float]]) -> None:
     slow = [SlowGovernor() for _ in range(4)]
     for epoch in course:
         loss = torch.tensor(epoch, dtype=torch.float64)
-        verdict = judge(watch, loss.clamp(max=1e6), loss, CHANCE)
-        watch = verdict.history
+        watch, panicked, good = judge(watch, loss.clamp(max=1e6), loss, CHANCE)
         expected = [member.look(value, value) for member, value in zip(slow, epoch, strict=True)]
-        assert verdict.panicked.tolist() == [panicked for panicked, _ in expected]
-        assert verdict.good.tolist() == [good for _, good in expected]
+        assert list(zip(panicked.tolist(), good.tolist(), strict=True)) == expected
 
 
 def test_grown_since_finds_what_is_new_louder_or_further_on() -> None:

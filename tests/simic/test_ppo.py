@@ -158,7 +158,7 @@ def test_leaving_the_loop_and_running_no_ops_are_the_same(monkeypatch: pytest.Mo
     """On the CPU the loop is left; on a device the remaining steps are refused. Same weights, same report."""
     config = {"learning_rate": 0.01, "target_kl": 2e-3, "epochs": 5, "minibatches": 2}
     leaves, refuses = make_agent(**config), make_agent(**config)
-    monkeypatch.setattr(refuses, "_may_read", lambda: False)
+    monkeypatch.setattr(refuses, "_may_read", False)
     reports = [agent.update(collect(agent, members=8, steps=8).buffer) for agent in (leaves, refuses)]
     assert reports[0].stopped_early
     assert 0 < reports[0].epochs_done < 5

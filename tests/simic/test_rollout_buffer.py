@@ -65,27 +65,20 @@ def test_operations_of_add_do_not_depend_on_the_members(active: bool) -> None:
     assert counts.pop() < 100
 
 
-def test_an_overflow_is_an_error_at_once_when_all_rows_are_even() -> None:
-    buffer = make_buffer(2, 3)
+def test_a_step_too_many_is_an_error_at_once_or_leaves_its_row_without_an_end() -> None:
+    even, buffer = make_buffer(2, 1), make_buffer(3, 2)
+    even.add(transition(2))
+    with pytest.raises(ValueError, match="the buffer holds 1 steps and is full"):
+        even.add(transition(2))
     for seed in range(3):
-        buffer.add(transition(2, seed))
-    with pytest.raises(ValueError, match="the buffer holds 3 steps and is full"):
-        buffer.add(transition(2))
-
-
-def test_an_overflow_of_one_row_is_remembered_and_spoils_no_other() -> None:
-    buffer = make_buffer(3, 2)
-    only_second = torch.tensor([False, True, False])
-    for seed in range(3):
-        buffer.add(transition(3, seed), only_second)
+        buffer.add(transition(3, seed), torch.tensor([False, True, False]))
     assert buffer.step_counts.tolist() == [0, 2, 0]
-    with pytest.raises(ValueError, match="row of member 1 was given more than the 2 steps"):
-        buffer.check()
-    stored = tensors_of(buffer.get_batched_sequences().steps)
     expected = row_of(transition(3, 1), 1)
+    stored = tensors_of(buffer.get_batched_sequences().steps)
     assert all(torch.equal(tensor[1, 1], expected[name]) for name, tensor in stored.items())
-    buffer.reset()
-    buffer.check()
+    buffer.compute_advantages_and_returns(0.9, 0.9)
+    with pytest.raises(ValueError, match=r"row of member 1 ends in neither .* a longer horizon than 2 steps"):
+        buffer.check()
 
 
 def test_get_batched_sequences_are_views_and_end_where_the_longest_row_ends() -> None:

@@ -58,7 +58,7 @@ def test_an_update_reads_nothing_back_before_its_end(monkeypatch: pytest.MonkeyP
     """As on a GPU: the loop may not be left early, and everything comes back in one read."""
     agent, scene = make_agent(target_kl=1e-5, learning_rate=0.01), Scene.random(6, 3, steps=4)
     buffer = play(agent, scene)
-    monkeypatch.setattr(agent, "_may_read", lambda: False)
+    monkeypatch.setattr(agent, "_may_read", False)
     reads: list[int] = []
 
     def read_back(values: dict[str, torch.Tensor]) -> dict[str, list[float]]:

@@ -106,16 +106,6 @@ class AppliedActions:
 
 
 @dataclass(frozen=True)
-class EpochResult:
-    """What an epoch was trained under, and what it and its validation measured."""
-
-    active: Tensor  # [N] bool: who trained
-    state: MemberState  # after the actions and the tick; the history is that of before
-    training: TrainMetrics
-    validation: ValidationMetrics
-
-
-@dataclass(frozen=True)
 class EpisodeTotals:
     """Sums and potentials of the episode so far."""
 
@@ -217,7 +207,8 @@ class Environment:
         slots = SlotStates.empty(self.num_members, self.num_slots, self.device)
         slots = slots.replace(room=torch.full_like(slots.room, self.bodies.config.folds))
         if initial_slots is not None:
-            slots = self._checked(initial_slots).to(self.device)
+            initial_slots.check()
+            slots = initial_slots.to(self.device)
             self.bodies.germinate(holds_seed(slots), slots.blueprint)
         measured = self.bodies.run_validation(slots, ablate=False)
         history = ValidationHistory.empty(self.num_members, self.device)
@@ -238,15 +229,6 @@ class Environment:
         self.last_op = torch.full_like(self.members, NO_OP)
         self.last_succeeded = torch.ones_like(self.members, dtype=torch.bool)
         return self.observe()
-
-    def _checked(self, slots: SlotStates) -> SlotStates:
-        if slots.stage.shape != (self.num_members, self.num_slots):
-            raise ValueError(
-                f"initial_slots are {tuple(slots.stage.shape)}; this environment has {self.num_members} "
-                f"members with {self.num_slots} slots"
-            )
-        slots.check()
-        return slots
 
     @property
     def done(self) -> bool:
@@ -323,9 +305,9 @@ class Environment:
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
-        trained = MemberState(applied.slots, applied.evidence, self.state.history)
-        epoch = EpochResult(applied.active, trained, training, validation)
-        finished = self._finish(self.state, epoch, totals)
+        finished = self._finish(
+            self.state, applied.active, applied.slots, applied.evidence, training, validation, totals
+        )
         self.state, self.flops, self.derived = finished.state, finished.flops, finished.derived
         self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
@@ -372,23 +354,31 @@ class Environment:
         return AppliedActions(active, merge_outcomes(outcomes), ticked, evidence)
 
     def _compute_finished(
-        self, before: MemberState, epoch: EpochResult, totals: EpisodeTotals
+        self,
+        before: MemberState,
+        active: Tensor,
+        slots: SlotStates,
+        evidence: SlotEvidence,
+        training: TrainMetrics,
+        validation: ValidationMetrics,
+        totals: EpisodeTotals,
     ) -> FinishedStep:
         """Choose the states to go on with, and add up what was spent and earned.
 
-        before: at the decision; the state of a finished member stays that.
+        before: at the decision; the state of a finished member stays that. active [N] bool: who trained;
+        slots, evidence: as they were trained under.
         """
-        active, slots, measured, spec = epoch.active, epoch.state.slots, epoch.validation, self.spec
+        spec = self.spec
         after = MemberState(
             slots=slots,
-            evidence=update_evidence(epoch.state.evidence, slots, epoch.training, measured),
-            history=before.history.append(measured.loss, measured.accuracy),
+            evidence=update_evidence(evidence, slots, training, validation),
+            history=before.history.append(validation.loss, validation.accuracy),
         )
         flops = totals.flops + self._compute_cost(slots, totals.uses_metrics)
         # The last step may cost more than is left; it is charged up to the budget, so that arms spend alike.
         flops = flops.minimum(self.budget) if self._by_compute else flops
         state = where_rows(active, after, before)
-        state, panicked, rolled_back = self._governor.review(state, epoch.training.loss, active)
+        state, panicked, rolled_back = self._governor.review(state, training.loss, active)
         # Sums of FLOPs are rounded: a budget spent up to 1e-9 of it is spent.
         out_of_budget = self._share_spent(flops, totals.clock) >= 1.0 - ROUNDING
         terminated = active & (out_of_budget | (totals.clock >= self.steps))

@@ -51,17 +51,13 @@ class LossHistory:
         return LossHistory(window, none, none.bool())
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """What one epoch says about every member."""
+def judge(
+    history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss: float
+) -> tuple[LossHistory, Tensor, Tensor]:
+    """Judge one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)
 
-    history: LossHistory
-    panicked: Tensor  # [N] bool: roll this member back
-    good: Tensor  # [N] bool: nothing is odd, so its state may be kept
-
-
-def judge(history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss: float) -> Verdict:
-    """Judge one epoch of every member.  # training_loss, loss [N]; chance_loss = ln(classes)"""
+    Returns the history after it, whom to roll back [N] bool, and whose state may be kept [N] bool.
+    """
     finite = training_loss.isfinite() & loss.isfinite()
     spike = finite & _spikes(history.window, loss)
     spikes = torch.where(spike, history.spikes + 1, 0)
@@ -74,7 +70,7 @@ def judge(history: LossHistory, training_loss: Tensor, loss: Tensor, chance_loss
         spikes=spikes.masked_fill(panicked, 0),
         learned=history.learned | (finite & (loss < LEARNED_SHARE * chance_loss)),
     )
-    return Verdict(after, panicked, usual)
+    return after, panicked, usual
 
 
 def _spikes(window: Tensor, loss: Tensor) -> Tensor:
@@ -178,13 +174,12 @@ class Governor:
         if not self.config.enabled:
             return state, torch.zeros_like(active), torch.zeros_like(state.slots.enabled)
         known, bodies = self.state, self.bodies
-        verdict = judge(known.losses, training_loss, state.history.loss, self.chance_loss)
-        panicked, ticks = verdict.panicked & active, known.ticks + 1
+        losses, panicked, usual = judge(known.losses, training_loss, state.history.loss, self.chance_loss)
+        panicked, good, ticks = panicked & active, usual & active, known.ticks + 1
         after, suspects = roll_back(known.saved, state, panicked, ticks)
-        good = verdict.good & active
         # Whoever was rolled back is at its snapshot again, less the seeds that were just pruned.
         saved, ticks = where_rows(panicked | good, after, known.saved), ticks.masked_fill(panicked | good, 0)
-        self._set(GovernorState(verdict.history, saved, ticks))
+        self._set(GovernorState(losses, saved, ticks))
         # Births are counted on: the next seed is another draw, not the one that just failed.
         bodies.restore({**self._saved_bodies, "births": bodies.births}, panicked)
         bodies.prune(panicked.unsqueeze(1) & ~holds_seed(after.slots))  # the saved bodies may hold a seed

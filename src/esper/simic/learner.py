@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from zlib import crc32
 
 import torch
@@ -199,12 +198,10 @@ class Learner(LearnedController):
 
     def export_rollout(self) -> dict[str, Tensor]:
         """Return copies of this episode's transitions, for `load_rollouts`."""
-        found = {name: value.clone() for name, value in self.buffer.tensors().items()}
-        return found | {"policy_fault": self.agent.pop_fault()}
+        return {name: value.clone() for name, value in self.buffer.tensors().items()}
 
     def load_rollouts(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Continue with the transitions of all shards, from what `export_rollout` returned for each."""
-        counts = [len(part["step_counts"]) for part in parts]
-        first_rows = [0, *accumulate(counts)][:-1]
-        self.agent.merge_faults([part["policy_fault"] for part in parts], first_rows)
+        # A fault of one shard is raised by the update, in every process and by its row among all.
+        self.agent.clear_faults()
         self._learned = self.buffer.concatenate(parts)

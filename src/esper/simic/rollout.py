@@ -172,11 +172,6 @@ class EpisodeRecord:
         return np.asarray(self.spent[-1], dtype=np.float64)
 
     @property
-    def member_epochs(self) -> int:
-        """Return epochs of all members together."""
-        return self.num_steps * self.num_members
-
-    @property
     def parameter_ratio(self) -> Doubles:
         """Return parameters over the host's own.  # [T + 1, N]"""
         return np.asarray(self.parameters / self.host_parameters, dtype=np.float64)

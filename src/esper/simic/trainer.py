@@ -35,7 +35,7 @@ from esper.simic.telemetry import summarize_round
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, Piece, SingleProcess, even_ranges, gather_pieces, held_shards
+from esper.utils.gather import Gather, Piece, SingleProcess, gather_pieces, held_shards
 from esper.utils.rows import add_prefix, strip_prefix
 
 CONTROL = "control"
@@ -63,7 +63,6 @@ class Trainer:
         worlds: Sequence[EnvironmentSpec],
         learners: Sequence[Learner],
         rounds: int,
-        environment_type: type[GrowthEnvironment] = GrowthEnvironment,
         shards: int = 1,
         gather: Gather | None = None,
     ):
@@ -88,7 +87,7 @@ class Trainer:
         self.shards, self.gather = shards, gather or SingleProcess()
         self.environments = [  # of each world, of each shard that this process holds
             [
-                environment_type(replace(world, members=self.blocks.members(ids)))
+                GrowthEnvironment(replace(world, members=self.blocks.members(ids)))
                 for ids in self._held_ids(world.members)
             ]
             for world in worlds
@@ -142,7 +141,7 @@ class Trainer:
                 records.get(CONTROL),
                 round=self.rounds_done,
                 rounds=self.rounds,
-                member_epochs=self.rounds_done * len(self.blocks.controllers) * record.member_epochs,
+                member_epochs=self.rounds_done * len(self.blocks.controllers) * record.reward.size,
                 seconds=self.seconds,
                 learning_rate=self.learners[name].agent.config.learning_rate,
             )
@@ -168,7 +167,11 @@ class Trainer:
                 piece |= add_prefix(f"rollout.{name}", learner.export_rollout())
             pieces.append(piece)
         everyone = gather_pieces(self.gather, pieces)
-        self._check_alike([piece["state"] for piece in everyone])
+        if any(not torch.equal(piece["state"], state) for piece in everyone):
+            raise UserError(
+                f"after round {self.rounds_done} the processes have different weights, and all must make the "
+                "same updates; give them the same versions of esper and torch, and machines of one kind"
+            )
         for name, learner in self.learners.items():
             learner.load_rollouts([strip_prefix(f"rollout.{name}", piece) for piece in everyone])
         return {
@@ -204,18 +207,6 @@ class Trainer:
             for value in learner.agent.state_dict().values():
                 digest.update(value.cpu().numpy().tobytes())
         return torch.frombuffer(bytearray(digest.digest()), dtype=torch.uint8)
-
-    def _check_alike(self, fingerprints: Sequence[Tensor]) -> None:
-        """Raise UserError unless all shards were played with the same weights.  # [32] each"""
-        strange = [k for k, own in enumerate(fingerprints) if not torch.equal(own, fingerprints[0])]
-        if strange:
-            holders = even_ranges(self.shards, self.gather.size)
-            ranks = sorted({r for r, held in enumerate(holders) for shard in strange if shard in held})
-            raise UserError(
-                f"after round {self.rounds_done} the weights of process {', '.join(map(str, ranks))} are not "
-                "those of process 0, and every process must make the same updates; give all of them the same "
-                "versions of esper and torch, and machines of one kind"
-            )
 
     def record_steps(self, result: StepResult, spans: Mapping[str, slice]) -> None:
         """Give every learner its block's share of a step."""

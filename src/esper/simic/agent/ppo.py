@@ -6,7 +6,7 @@ gradients turn optimizer steps into no-ops there; faults and metrics come back i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -78,8 +78,7 @@ class UpdateTally:
     def add(self, terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor) -> None:
         """Add a minibatch; live []: not stopped before it; vetoed []: its step was not taken."""
         finite = grad_norm.isfinite()
-        values = {"grad_norm": torch.where(finite, grad_norm, 0.0)}
-        means = [values[name] if name in values else getattr(terms, name) for name in self.MEANS]
+        means = [getattr(terms, name) for name in self.MEANS[:-1]] + [torch.where(finite, grad_norm, 0.0)]
         heads = [getattr(terms, name) for name in self.HEAD_MEANS]
         # Minibatches after the early stop are computed as no-ops and do not count.
         self._means += torch.where(live, torch.stack([*means, torch.ones_like(terms.kl)]).double(), 0.0)
@@ -139,6 +138,7 @@ class PPOAgent:
         self.value_normalizer = ValueNormalizer().to(self.device)
         self.updates = 0
         self._imitates = False
+        self._may_read = self.device.type == "cpu"  # a value inside an update
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
         self._tally = UpdateTally(len(policy.head_names), self.device)
         pool = GraphPool() if self.device.type == "cuda" else None
@@ -216,7 +216,7 @@ class PPOAgent:
         for rows in self._minibatches(buffer.num_members):
             stopped = learn(batch, rows, entropy, stopped, broken)
             # On the CPU reading `stopped` is free and saves the no-ops; on a GPU it would stall the queue.
-            if self._may_read() and bool(stopped):
+            if self._may_read and bool(stopped):
                 break
 
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
@@ -234,22 +234,13 @@ class PPOAgent:
         progress = min(self.updates / config.entropy_updates, 1.0)
         return config.entropy_start + (config.entropy_end - config.entropy_start) * progress
 
+    def clear_faults(self) -> None:
+        """Forget what `check` would raise for; an update finds it again in the rollout."""
+        self._fault.zero_()
+
     def check(self) -> None:
         """Raise ValueError if a head that was read had no legal choice. Reads the device once."""
         self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
-
-    def pop_fault(self) -> Tensor:
-        """Return the code of a head without a legal choice, 0 for none, and forget it.  # []"""
-        fault = self._fault.clone()
-        self._fault.zero_()
-        return fault
-
-    def merge_faults(self, faults: Sequence[Tensor], first_rows: Sequence[int]) -> None:
-        """Merge the faults of parts of the rows; the rows of a part begin at its entry of `first_rows`."""
-        codes = 2 * len(self.policy.head_names)  # of one row
-        for fault, first in zip(faults, first_rows, strict=True):
-            moved = torch.where(fault > 0, fault + codes * first, 0).to(self.device)
-            self._fault.copy_(torch.maximum(self._fault, moved))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that learning changed, as plain tensors."""
@@ -270,15 +261,10 @@ class PPOAgent:
         self.value_normalizer.load_state_dict(strip_prefix("value_normalizer", tensors))
         self.updates, self.seed = int(tensors["updates"]), int(tensors["seed"])
 
-    def _may_read(self) -> bool:
-        """Whether a value may be read inside an update."""
-        return self.device.type == "cpu"
-
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
         """Return the rollout in the network's units, and figures about it by name.  # each []"""
         steps = rollout.steps
-        earned = rollout.returns, rollout.advantages, steps.value
-        scaled = self._scaled(rollout.valid, *earned, steps.forced)
+        scaled = self._scaled(rollout.valid, rollout.returns, rollout.advantages, steps.value, steps.forced)
         batch = replace(
             rollout,
             steps=replace(steps, value=scaled.value),
@@ -291,7 +277,7 @@ class PPOAgent:
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
         """Return row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
-        parts = self._parts(num_members)
+        parts = min(self.config.minibatches, num_members)
         nobody = torch.full((1,), -1, device=self.device)  # the learner's own stream: no member has this id
         for epoch in range(self.config.epochs):
             if parts == 1:
@@ -302,9 +288,6 @@ class PPOAgent:
             (order,) = random_order(self.seed, nobody, Stream.DATA_ORDER, draw, num_members)
             yield from order.tensor_split(parts)
 
-    def _parts(self, num_members: int) -> int:
-        return min(self.config.minibatches, num_members)
-
     def _learn(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
     ) -> Tensor:
@@ -312,7 +295,18 @@ class PPOAgent:
 
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
-        terms = self._differentiate(_choose_rows(batch, rows), rows, entropy)
+        if rows is not None:
+            batch = map_tensors(partial(torch.index_select, dim=0, index=rows), batch)
+        steps = batch.steps
+        with torch.enable_grad():
+            output = self.policy.sequence(
+                steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
+            )
+            terms = ppo_loss(output, batch, entropy, self._imitates)
+        self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
+        self.optimizer.zero_grad()
+        terms.loss.backward()
+        terms = map_tensors(torch.Tensor.detach, terms)
         # Early stop: the step that exceeds the limit is skipped, and all after it.
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
         live, stopped = ~stopped, stopped | (terms.kl > limit)
@@ -323,30 +317,13 @@ class PPOAgent:
         self._tally.add(terms, grad_norm, live, vetoed)
         return stopped
 
-    def _differentiate(self, batch: Sequences, rows: Tensor | None, entropy: Tensor) -> LossTerms:
-        """Compute the loss terms of some rows; their gradients are left in the parameters."""
-        with torch.enable_grad():
-            terms = self._evaluate(batch, rows, entropy)
-        self.optimizer.zero_grad()
-        terms.loss.backward()
-        return map_tensors(torch.Tensor.detach, terms)
-
-    def _evaluate(self, batch: Sequences, rows: Tensor | None, entropy: Tensor) -> LossTerms:
-        """Evaluate the loss of some rows under the present weights."""
-        steps = batch.steps
-        output = self.policy.sequence(
-            steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
-        )
-        self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
-        return ppo_loss(output, batch, entropy, self._imitates)
-
     def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
         def by_head(name: str) -> dict[str, float]:
             return dict(zip(self.policy.head_names, numbers[name], strict=True))
 
         return UpdateMetrics(
             **{name: numbers[name][0] for name in (*UpdateTally.MEANS, "explained_variance")},
-            epochs_done=numbers["steps_taken"][0] / self._parts(num_members),
+            epochs_done=numbers["steps_taken"][0] / min(self.config.minibatches, num_members),
             stopped_early=bool(numbers["stopped"][0]),
             steps_vetoed=int(numbers["steps_vetoed"][0]),
             entropy_coefficient=self.entropy_coefficient,
@@ -376,8 +353,3 @@ class PPOAgent:
 def _as_sequence(step: Tensor) -> Tensor:
     """Make a step a sequence of length 1.  # [N, ...] → [N, 1, ...]"""
     return step.unsqueeze(1)
-
-
-def _choose_rows(batch: Sequences, rows: Tensor | None) -> Sequences:
-    """Return some rows of a batch, or all of it.  # rows [n]"""
-    return batch if rows is None else map_tensors(partial(torch.index_select, dim=0, index=rows), batch)

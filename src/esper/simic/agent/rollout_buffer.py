@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -59,13 +58,6 @@ class Sequences:
     initial_state: Tensor  # [N, state] the memory before the first step
 
 
-class BufferFault(IntEnum):
-    """What can be wrong with a row."""
-
-    OVERFLOW = 1
-    UNFINISHED = 2
-
-
 class TamiyoRolloutBuffer:
     """N rows of up to T transitions.
 
@@ -107,7 +99,7 @@ class TamiyoRolloutBuffer:
         self.advantages = torch.zeros(num_members, horizon, device=self.device)
         self.returns = torch.zeros(num_members, horizon, device=self.device)
         self.initial_state = torch.zeros_like(initial_state[:1]).repeat(num_members, 1).to(self.device)
-        self._fault = torch.zeros(num_members, dtype=torch.long, device=self.device)
+        self._open_rows = torch.zeros_like(self._everyone)  # [N] rows that GAE found without an end
         self._scattered = Graphed(self._scatter, pool)
         self._columns = 0  # no row is longer than this
         self._even = True  # every row has exactly that many steps
@@ -119,7 +111,7 @@ class TamiyoRolloutBuffer:
 
     def reset(self, initial_state: Tensor | None = None) -> None:
         """Forget everything; the next rollout begins with this memory (a fresh one if none is given)."""
-        own = [self.step_counts, self._fault, self.advantages, self.returns]
+        own = [self.step_counts, self.advantages, self.returns]
         torch._foreach_zero_([*own, *self._storage.values()])
         if initial_state is None:
             self.initial_state.zero_()
@@ -129,7 +121,11 @@ class TamiyoRolloutBuffer:
 
     @torch.no_grad()
     def add(self, transition: Transition, active: Tensor | None = None) -> None:
-        """Append one transition to every row, or to the active ones.  # active [N] bool"""
+        """Append one transition to every row, or to the active ones.  # active [N] bool
+
+        Raises ValueError where all rows are full. A row that alone is full keeps what it has: it then lacks
+        its end, which `check` reports.
+        """
         fields = tensors_of(transition)
         self._check(fields)
         # All rows have the same length: one column is written in place, without an index.
@@ -149,12 +145,11 @@ class TamiyoRolloutBuffer:
     def _scatter(self, transition: Transition, active: Tensor) -> tuple[()]:
         """Write each active row's own next column; whoever sits out writes into the spare row."""
         fields, full = tensors_of(transition), self.step_counts == self.horizon
-        # Raising for a full row would wait for the device here: it is noted as a fault instead.
+        # Raising for a full row would wait for the device here.
         row = torch.where(active & ~full, self._rows, self.num_members)
         place = row * self.horizon + self.step_counts.clamp(max=self.horizon - 1)
         for name, places in self._places.items():
             places[place] = fields[name]
-        self._fault.masked_fill_(active & full, BufferFault.OVERFLOW)
         self.step_counts += active & ~full
         return ()
 
@@ -185,25 +180,19 @@ class TamiyoRolloutBuffer:
         truncation. Without it such a row is a fault, which `check` reports.
         """
         steps = self._steps
-        if bootstrap_values is None:
-            after = torch.zeros_like(steps.value[:, :1])
-            self._fault = torch.where(self._unfinished(), BufferFault.UNFINISHED, self._fault)
-        else:
+        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
+        ended = (steps.terminated | steps.truncated).gather(1, last).squeeze(1)
+        self._open_rows = ~ended & (self.step_counts > 0) & (bootstrap_values is None)
+        after = torch.zeros_like(steps.value[:, :1])
+        if bootstrap_values is not None:
             after = bootstrap_values.to(steps.value.dtype).unsqueeze(1)
         # v'_t = v_{t+1} inside a row, the bootstrap value after its last step and at every truncation.
         following = torch.cat((steps.value[:, 1:], after), dim=1)
-        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
         following = following.scatter(1, last, after)
         following = torch.where(steps.truncated, steps.bootstrap_value, following)
         ends = steps.terminated, steps.truncated
         rows = GaeInputs(steps.reward, steps.value, following, *ends, self.step_counts)
         self.advantages, self.returns = compute_gae(rows, gamma, lam)
-
-    def _unfinished(self) -> Tensor:
-        """Find rows whose last step ends nothing.  # [N]"""
-        last = (self.step_counts - 1).clamp(min=0).unsqueeze(1)
-        ended = (self._steps.terminated | self._steps.truncated).gather(1, last).squeeze(1)
-        return ~ended & (self.step_counts > 0)
 
     def get_batched_sequences(self) -> Sequences:
         """Return the rollout as views: no copy, and no column that no row has reached."""
@@ -219,7 +208,7 @@ class TamiyoRolloutBuffer:
     def tensors(self) -> dict[str, Tensor]:
         """Return the rollout by name, for `concatenate`: views, without columns that no row has reached."""
         steps = tensors_of(self.get_batched_sequences().steps)
-        rows = {"step_counts": self.step_counts, "initial_state": self.initial_state, "fault": self._fault}
+        rows = {"step_counts": self.step_counts, "initial_state": self.initial_state}
         return {f"steps.{name}": value for name, value in steps.items()} | rows
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
@@ -239,26 +228,23 @@ class TamiyoRolloutBuffer:
                 whole._columns = max(whole._columns, given.shape[1])
             whole.step_counts[rows] = part["step_counts"].to(self.device)
             whole.initial_state[rows] = part["initial_state"].to(self.device)
-            whole._fault[rows] = part["fault"].to(self.device)
             first = rows.stop
         whole._even = False
         return whole
 
     def fault(self) -> Tensor:
-        """Return one number on the device: 0, or 2·member + kind for the last member at fault.  # []"""
-        code = 2 * self._rows + self._fault
-        return torch.where(self._fault > 0, code, 0).amax()
+        """Return one number on the device: 0, or member + 1 for the last row without an end.  # []"""
+        return (self._open_rows * (self._rows + 1)).amax()
 
     def check(self, code: int | None = None) -> None:
-        """Raise if a row is at fault. Reads the device once, unless the caller has already read `fault()`."""
+        """Raise ValueError if GAE found a row without an end.
+
+        Reads the device once, unless the caller has already read `fault()`.
+        """
         code = int(self.fault()) if code is None else code
-        if code == 0:
-            return
-        member, kind = divmod(code - 1, 2)
-        message = {
-            BufferFault.OVERFLOW: f"was given more than the {self.horizon} steps that the buffer holds; "
-            "call reset() between rollouts or give a longer horizon",
-            BufferFault.UNFINISHED: "ends in neither a terminal nor a truncation; pass bootstrap_values "
-            "[members] or mark the end of the episode",
-        }[BufferFault(kind + 1)]
-        raise ValueError(f"the row of member {member} {message}")
+        if code:
+            raise ValueError(
+                f"the row of member {code - 1} ends in neither a terminal nor a truncation; pass "
+                "bootstrap_values [members], mark the end of the episode, or give a longer horizon than "
+                f"{self.horizon} steps"
+            )
