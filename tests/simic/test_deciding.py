@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -18,7 +16,6 @@ from esper.lifecycle.config import GateConfig, LifecycleConfig
 from esper.lifecycle.stages import Stage
 from esper.simic.bodies import BlockScores
 from esper.simic.ending import LEVEL, decide_seeds, lower_bounds
-from esper.tamiyo.scripted import RandomLegal
 from tests.controllers import Scheduled
 from tests.growing import models
 
@@ -102,24 +99,12 @@ def test_chance_keeps_a_seed_in_one_network_of_a_hundred_at_most(seeds: int) -> 
     assert kept.any(dim=1).float().mean() < LEVEL + 3 * (LEVEL / 4000) ** 0.5
 
 
-def test_many_seeds_raise_the_bar() -> None:
-    gains = torch.randn(20, 1, 1, generator=torch.Generator().manual_seed(1)) + 0.55
-    alive, measure = torch.ones(1, 1, dtype=torch.bool), by_subset(F.pad(gains, (1, 0)))
-    kept = [decide_seeds(measure, alive, torch.tensor([n])).kept.item() for n in (1, 1000)]
-    assert kept == [True, False]
-
-
 def noise(samples: int, seed: int) -> tuple[Tensor, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     return torch.randn(samples, 5, generator=draw), torch.randint(0, 3, (samples,), generator=draw)
 
 
-@pytest.mark.parametrize(
-    ("controller", "most"),
-    [("heuristic", 0), (RandomLegal(germination_rate=1.0), 1)],  # of 1 in 100 that chance may keep
-    ids=["heuristic", "random"],
-)
-def test_on_labels_of_pure_noise_nothing_stays(controller: Any, most: int) -> None:
+def test_on_labels_of_pure_noise_nothing_stays() -> None:
     germinated = stayed = 0
     for seed in range(6):
         torch.manual_seed(seed)
@@ -127,7 +112,7 @@ def test_on_labels_of_pure_noise_nothing_stays(controller: Any, most: int) -> No
             models.small_mlp(),
             train=noise(200, seed),
             val=noise(200, 100 + seed),
-            controller=controller,
+            controller="heuristic",
             epochs=16,
             lr=1e-2,
             seed=seed,
@@ -137,7 +122,7 @@ def test_on_labels_of_pure_noise_nothing_stays(controller: Any, most: int) -> No
         germinated += int(grown.record.germinated.sum())
         stayed += int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum())
     assert germinated >= 6
-    assert stayed <= most
+    assert stayed == 0
 
 
 def test_what_helps_stays_at_full_strength_and_the_count_adds_up() -> None:
