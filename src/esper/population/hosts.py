@@ -142,7 +142,7 @@ def cnn(
 ) -> Host:
     """A small convolutional network over signals [C, L] or images [C, H, W].
 
-    Each segment is a convolution with standardized filters, a group norm and ReLU; the first divides the
+    Each segment is a convolution with standardized filters, a group norm and SiLU; the first divides the
     resolution by `first_stride`, every other by `stride`. The head takes the mean over space.
     """
     convolution = STANDARDIZED[_convolution_for(input_shape, "cnn")]
@@ -154,7 +154,7 @@ def cnn(
                 c_in, c_out, kernel, stride=stride if index else first_stride, padding=kernel // 2, bias=False
             ),
             nn.GroupNorm(norm_groups(c_out), c_out),
-            nn.ReLU(),
+            nn.SiLU(),
         )
         for index, (c_in, c_out) in enumerate(pairwise(channels))
     ]
