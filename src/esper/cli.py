@@ -55,17 +55,12 @@ _command = cache(get_command)  # building it takes longer than many commands
 @app.callback(invoke_without_command=True)
 def root(
     context: typer.Context,
-    debug: Annotated[
-        bool, typer.Option("--debug", help="show the traceback of an error (or set ESPER_DEBUG)")
-    ] = False,
     version: Annotated[bool, typer.Option("--version", help="print the version and exit")] = False,
 ) -> None:
     """Handle the options before a command; without a command, print the help."""
     if version:
         print(f"esper {__version__}")
         raise typer.Exit
-    if debug:
-        os.environ["ESPER_DEBUG"] = "1"
     if context.invoked_subcommand is None:
         print(context.get_help())
     elif Launch.of().size > 1 and context.invoked_subcommand not in _SHARED:

@@ -171,8 +171,8 @@ def test_a_growth_from_python_is_shown_by_epochs_beside_its_baseline(tab: Any, s
     visit.go("runs=mine&view=members")
     visit.wait("() => document.querySelector('.network')?.textContent.includes('the rest')")
     visit.go("runs=mine&runs=yours&view=compare")
+    visit.wait("() => document.querySelectorAll('.comparing .results table').length === 2")
     assert visit.page.locator("main", has_text="the same model without growth").count() == 1
-    assert visit.page.locator(".comparing table:visible").count() == 2
     assert visit.errors == []
 
 
@@ -321,41 +321,6 @@ def test_members_are_shown_by_controller_sorted_filtered_and_picked(tab: Any, se
     member = visit.page.locator(".member > header h2").inner_text()
     assert f"member={member.removeprefix('Member ')}" in visit.ask("() => location.hash")
     assert visit.errors == []
-
-
-@pytest.fixture(scope="module")
-def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """2,048 members and 1,000 rounds."""
-    folder = tmp_path_factory.mktemp("crowd") / "crowd"
-    with trained(folder, rounds=1000, of=1000, members=2) as run:
-        run.lanes.write(made_up_lanes(1000, members=2048), 12)
-    return folder
-
-
-def test_a_thousand_rounds_of_two_thousand_members_are_drawn_in_time(tab: Any, crowd: Path) -> None:
-    """By the time that the quicker pictures take, since other work on the machine holds up the rest."""
-    with serving(crowd) as served:
-        visit = Visit(tab, served.address)
-        visit.wait("() => document.querySelector('#rounds-done')?.textContent === '1,000 / 1,000'")
-        assert visit.ask("() => performance.getEntriesByName('first-contentful-paint')[0].startTime") < 2000
-        visit = Visit(tab, served.address, "runs=crowd&view=members&step=0")
-        visit.wait("() => document.querySelector('.wall .hint').textContent.includes('2,048 in round 1000')")
-        took = visit.ask("""async () => {
-          const { Wall } = await import("/js/wall.js");
-          const [draw, took] = [Wall.prototype.draw, []];
-          Wall.prototype.draw = function () {
-            const begun = performance.now();
-            draw.call(this);
-            took.push(performance.now() - begun);
-          };
-          document.querySelector('[aria-label^="play"]').click();
-          await new Promise((done) => setTimeout(done, 1500));
-          Wall.prototype.draw = draw;
-          return took.sort((a, b) => a - b);
-        }""")
-        assert len(took) > 8  # it moves
-        assert took[len(took) // 4] < 1000 / 30
-        assert visit.errors == []
 
 
 def test_the_memory_of_the_page_is_bounded(tab: Any, served: Served) -> None:

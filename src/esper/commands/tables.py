@@ -72,11 +72,9 @@ def doctor() -> None:
     if not torch.cuda.is_available():
         rows.append(("device", "cpu; no CUDA device is visible to this torch"))
     for extra, packages in EXTRAS.items():
-        versions = {package: _version(package) for package in packages}
-        missing = [package for package, version in versions.items() if version is None]
-        there = ", ".join(f"{package} {version}" for package, version in versions.items() if version)
+        missing = [package for package in packages if _version(package) is None]
         hint = f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
-        rows.append((f"extra {extra}", hint if missing else there))
+        rows.append((f"extra {extra}", hint if missing else ", ".join(packages)))
     common.print_table(("", ""), rows)
 
 
