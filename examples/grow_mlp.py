@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import esper
-from esper.growing.result import accuracy, describe_gain
 from esper.tasks import load_task
+from esper.utils.statistics import mean_interval
 
 EPOCHS = 8
 
@@ -23,8 +23,11 @@ def make_model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 26))
 
 
-def main(epochs: int = EPOCHS, seeds: int = 5) -> str:
-    """Train with and without growth and compare on test data; small numbers make a quick trial."""
+def main(epochs: int = EPOCHS, seeds: int = 5) -> tuple[float, float]:
+    """Train with and without growth and compare on test data; small numbers make a quick trial.
+
+    Returns the mean gain of growth and the half-width of its 95 % interval.
+    """
     letters = load_task("letter")
     train, val, test = letters.train, letters.validation, letters.test()
     scores: dict[str, list[float]] = {"grown": [], "ungrown": []}
@@ -43,12 +46,12 @@ def main(epochs: int = EPOCHS, seeds: int = 5) -> str:
         )
         assert grown.baseline is not None
         for name, run in (("grown", grown), ("ungrown", grown.baseline)):
-            with torch.no_grad():
-                scores[name].append(float(accuracy(run.model(test.inputs), test.targets)))
+            hits = run.model(test.inputs).argmax(-1) == test.targets
+            scores[name].append(float(hits.float().mean()))
     print(grown.report())
-    gain = describe_gain(scores["grown"], scores["ungrown"])
-    print(f"\n{gain}")
-    return gain
+    mean, half = mean_interval([a - b for a, b in zip(*scores.values(), strict=True)])
+    print(f"\nGrowth: {100 * mean:+.2f} ± {100 * half:.2f} points of test accuracy over {seeds} pairs.")
+    return mean, half
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from esper.runs.run_folder import RunFolder
 ROOT = Path(__file__).parent.parent
 PAGES = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))]
 UNGROWN = ("static", "fixed:")
-EXAMPLES = ("grow_adapters", "grow_mlp")  # main() compares with a run of its own and returns the verdict
+EXAMPLES = ("grow_adapters", "grow_mlp")  # main() returns its gain over a run without growth
 COMMAND = re.compile(r"^    (?:\S*\besper|\S*python -m esper) (grow|compare|demo)\b([^#\n]*)", re.M)
 COMMANDS = list(
     dict.fromkeys(f"{name}{rest}".strip() for page in PAGES for name, rest in COMMAND.findall(page))
@@ -51,5 +51,5 @@ def test_no_arm_that_grows_is_behind_static(command: str, tmp_path: Path) -> Non
 @pytest.mark.long
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_example_is_behind_what_it_is_compared_with(name: str) -> None:
-    gain = importlib.import_module(f"examples.{name}").main()
-    assert "Growth hurt" not in gain
+    mean, half = importlib.import_module(f"examples.{name}").main()
+    assert mean + half >= 0

@@ -347,14 +347,13 @@ def watched(lr: float) -> tuple[type[Watched], Callable[..., Watched]]:
     return kind, partial(kind, lr=lr)
 
 
-def test_a_scheduler_of_ones_own_moves_all_rates_in_proportion() -> None:
+def test_the_rates_of_seeds_follow_the_schedule_in_proportion() -> None:
     kind, make = watched(0.4)
-    halve = partial(torch.optim.lr_scheduler.StepLR, step_size=2, gamma=0.5)
-    settings = {"make_optimizer": make, "make_scheduler": halve, "lr": 0.1, "epochs": 9}
-    grow(models.small_cnn(), [(X, Y)], [(X, Y)], **settings)
-    assert [row[0] for row in kind.rates] == pytest.approx([0.4 * 0.5 ** (k // 2) for k in range(9)])
+    settings = {"make_optimizer": make, "schedule": "flat", "warmup": 0.0, "decay": 1.0, "lr": 0.1}
+    grow(models.small_cnn(), [(X, Y)], [(X, Y)], **settings, epochs=9)
+    assert [row[0] for row in kind.rates] == pytest.approx([0.4 * (1 - k / 9) for k in range(9)])
     assert len(kind.rates[-1]) > len(kind.rates[0])  # seeds came
-    assert kind.rates[-1][-1] == pytest.approx(0.1 * 0.5**4)
+    assert kind.rates[-1][-1] == pytest.approx(0.1 / 9)
 
 
 def test_rates_follow_the_schedule_that_was_asked_for_and_the_last_incomplete_step_is_taken() -> None:
@@ -499,6 +498,10 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.mse_loss(outputs.squeeze(1), targets.float())
 
 
+def closeness(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.exp(-F.l1_loss(outputs, targets))
+
+
 def grow_table(targets: Tensor, outputs: int = 3, **settings: Any) -> Grown:
     torch.manual_seed(0)
     return static(models.small_mlp(outputs), (ROWS, targets), (ROWS, targets), batch_size=10, **settings)
@@ -511,8 +514,8 @@ def grow_table(targets: Tensor, outputs: int = 3, **settings: Any) -> Grown:
         (ONE_HOT, {}, "accuracy", F.cross_entropy),
         (NUMBERS, {}, "R²", F.mse_loss),
         (NUMBERS[:, 0], {"outputs": 1}, "R²", squared),
-        (NUMBERS, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
-        (ONE_HOT, {"loss": F.l1_loss}, "share of the first loss gone", F.l1_loss),
+        (NUMBERS, {"loss": F.l1_loss, "metric": closeness}, "closeness", F.l1_loss),
+        (ONE_HOT, {"loss": F.l1_loss, "metric": closeness}, "closeness", F.l1_loss),
     ],
 )
 def test_targets_decide_on_loss_and_score(
@@ -596,7 +599,8 @@ def test_tensors_are_converted_to_the_dtype_of_the_model(own: torch.dtype, given
         seen.update((outputs.dtype, targets.dtype))
         return F.mse_loss(outputs, targets)
 
-    grown = static(models.small_mlp().to(own), (ROWS.to(given), NUMBERS.to(given)), epochs=1, loss=loss)
+    settings = {"epochs": 1, "loss": loss, "metric": closeness}
+    grown = static(models.small_mlp().to(own), (ROWS.to(given), NUMBERS.to(given)), **settings)
     assert seen == {p.dtype for p in grown.model.parameters()} == {own}
 
 

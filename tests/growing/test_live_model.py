@@ -52,18 +52,17 @@ class Step(nn.Module):
         return x + self.outer(torch.tanh(self.inner(x)))
 
 
-class Counted(nn.Module):
-    """Blocks by number, as many as a count says."""
+class Blocks(nn.Module):
+    """Blocks in a list."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.depth = 2
         self.blocks = nn.ModuleList(Step() for _ in range(2))
         self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        for k in range(self.depth):
-            x = self.blocks[k](x)
+        for block in self.blocks:
+            x = block(x)
         return self.head(x)
 
 
@@ -96,7 +95,7 @@ ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
     (models.TwoInputs, (TABLE[0], TABLE[0][:, :3], TABLE[1])),
     (models.LanguageModel, TEXT),
     (Flattened, (PICTURES, LABELS)),
-    (Counted, TABLE),
+    (Blocks, TABLE),
     (Squeezed, (PICTURES, LABELS)),
     (models.GPT, TEXT),
 ]
@@ -195,7 +194,7 @@ def test_what_fits_where() -> None:
     every = "CLONE WIDEN_HALF WIDEN_FULL"
     assert told(models.small_mlp, TABLE) == {"1": "WIDEN_HALF WIDEN_FULL", "3": every}
     assert told(models.LanguageModel, TEXT) == {"blocks.0": "CLONE", "blocks.1": "CLONE"}
-    assert told(Counted, TABLE) == {"blocks.0": every, "blocks.1": every}
+    assert told(Blocks, TABLE) == {"blocks.0": every, "blocks.1": every}
     assert told(models.Recurrent, (TEXT[0], TABLE[1])) == {"tokens": "", "lstm": ""}
 
 
@@ -212,14 +211,14 @@ def test_a_slot_whose_activations_another_one_widens_stays_empty_meanwhile() -> 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_copy_folds_without_a_change_lists_follow_and_one_step_makes_it_differ(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    model, batch = Counted().to(dtype), (TABLE[0].to(dtype), TABLE[1])
+    model, batch = Blocks().to(dtype), (TABLE[0].to(dtype), TABLE[1])
     live = attach(model, batch)
     live.plant(0, Blueprint.CLONE, CPU, 0)
     live.slots[0].alpha = 1.0
     before = said(model, batch)
     live.fold(0)
     assert torch.equal(said(model, batch), before)
-    assert (model.depth, len(model.blocks)) == (3, 3)
+    assert len(model.blocks) == 3
     rule = torch.optim.SGD(model.parameters(), lr=0.1)
     nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
     rule.step()
@@ -340,7 +339,7 @@ def test_trial_passes_run_in_full_precision_and_leave_the_settings_as_they_were(
 def test_a_block_that_is_put_into_its_list_and_never_runs_is_not_offered() -> None:
     """Its outputs say nothing: it begins as the identity."""
 
-    class Fixed(Counted):
+    class Fixed(Blocks):
         def forward(self, x: Tensor) -> Tensor:
             return self.head(self.blocks[1](self.blocks[0](x)))
 

@@ -43,7 +43,7 @@ from esper.runs.lanes import HostPart
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
 from esper.simic.environment import StepResult
-from esper.simic.rollout import Episode, EpisodeRecord
+from esper.simic.rollout import Episode
 from esper.simic.telemetry import describe_layers
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.policy.features import Observation
@@ -91,7 +91,7 @@ def grow(
     resume: go on with the growth in `out`, to the same bits as if it had never been stopped, given the same
         model, data and arguments; it begins anew where nothing is there yet.
     baseline: whether the model is trained without growth as well, on the same order of the data for the same
-        training FLOPs, and put beside the grown one in `report()`, `plot()` and the folder.
+        training FLOPs, and put beside the grown one in `report()` and the folder.
     force: let a learned controller act, which was trained on hosts of esper and not on models like this one;
         without it the model is trained plainly, and `report()` says so.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
@@ -102,8 +102,6 @@ def grow(
     for name, flag in (("resume", resume), ("baseline", baseline)):
         if not isinstance(flag, bool):
             raise UserError(f"{name} is {flag!r}; give True or False")
-    if not isinstance(out, str | Path | None):
-        raise UserError(f"out is {out!r}; give the path of a folder")
     if resume and out is None:
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     _check_arguments(epochs, step)
@@ -168,11 +166,8 @@ class Growth:
         grows = not isinstance(decider, Static)
         self.bodies = LivePopulation(model, loaders, settings, device, slots, step, grows)
         if not trainable_parameters(model):
-            rest = "only what grows is trained" if grows else "nothing is trained, and nothing grows"
-            warnings.warn(
-                f"all parameters of {type(model).__name__} are frozen (requires_grad is False): {rest}",
-                stacklevel=2,
-            )
+            frozen = f"all parameters of {type(model).__name__} are frozen (requires_grad is False)"
+            warnings.warn(f"{frozen}: only what grows is trained", stacklevel=2)
         self.environment = LiveEnvironment(self.bodies, epochs)
         # Limits are for controllers that grow: a model that cannot grow can be trained all the same.
         allowed, live = settings.blueprints if grows else None, self.bodies.live
@@ -248,13 +243,9 @@ class GrowRun:
             )
         return result
 
-    def record(self) -> EpisodeRecord:
-        """Return what happened so far; at least one epoch must be over."""
-        return self.episode.record()
-
     def finish(self) -> Grown:
         """Decide every seed, and return the result; raises a UserError where nothing was learned."""
-        if bool(self.record().panicked.all()):
+        if bool(self.episode.record().panicked.all()):
             raise UserError(
                 f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
                 "exploded; look for such values in the batches of train and in the loss, or lower lr"
@@ -264,7 +255,7 @@ class GrowRun:
         live = self.bodies.live
         return Grown(
             model=self.bodies.plain_model(self.environment.slots),
-            record=self.record(),
+            record=self.episode.record(),
             slot_names=self.growth.slot_names,
             module_names=self.growth.module_names,
             score_name=self.bodies.criterion.score_name,
@@ -320,10 +311,8 @@ def _describe_host(bodies: LivePopulation) -> tuple[HostPart, ...]:
 
 def _example_inputs(batch: Any) -> tuple[Any, ...]:
     """Return the inputs of a few samples, where a batch tells them from targets; else nothing."""
-    pair = split_batch(batch)
-    return (
-        () if pair is None else tuple(x[:_EXAMPLE_SAMPLES] if isinstance(x, Tensor) else x for x in pair[0])
-    )
+    inputs, _ = split_batch(batch) or ((), None)
+    return tuple(x[:_EXAMPLE_SAMPLES] if isinstance(x, Tensor) else x for x in inputs)
 
 
 @contextmanager

@@ -51,13 +51,12 @@ class Criterion:
     such names, inputs in their order and one entry of targets (see TARGETS).
 
     Without a loss of the user's, classes and one-hot rows are trained with cross-entropy and scored by
-    accuracy, numbers are trained with the squared error and scored by R². With a loss and no metric, numbers
-    are scored by the share of the first loss that is gone.
+    accuracy, numbers are trained with the squared error and scored by R². With a loss of the user's, numbers
+    need a metric too.
     """
 
     def __init__(self, settings: GrowSettings, step: UserStep | None = None):
         self.settings, self.step = settings, step
-        self.first_loss: float | None = None
         self.checks = True  # whether values of targets are read and checked
         self.classes = 1  # of the targets that were checked; 1 where there are none
         self.kind: TargetKind | None = None  # None: the model or `step` reads the targets
@@ -71,9 +70,7 @@ class Criterion:
             return getattr(self.settings.metric, "__name__", "metric")
         if self.kind is None:
             return "e^−loss"
-        if self.kind is TargetKind.NUMBERS:
-            return "R²" if self.settings.loss is None else "share of the first loss gone"
-        return "accuracy"
+        return "R²" if self.kind is TargetKind.NUMBERS else "accuracy"
 
     @property
     def remark(self) -> str | None:
@@ -90,8 +87,7 @@ class Criterion:
     @property
     def is_r_squared(self) -> bool:
         """Whether the score is R², which needs the variance of all validation targets."""
-        functions = (self.step, self.settings.metric, self.settings.loss)
-        return self.kind is TargetKind.NUMBERS and all(function is None for function in functions)
+        return self.kind is TargetKind.NUMBERS and self.settings.metric is None
 
     def __call__(self, model: nn.Module, batch: Any) -> BatchResult:
         """Run the model on a batch; raises a UserError where model, batch and functions do not fit."""
@@ -111,6 +107,11 @@ class Criterion:
         outputs = _find_logits(model(*inputs), model)
         if self.checks and isinstance(targets, Tensor):
             self.kind = find_target_kind(outputs, targets, self.settings.loss is not None)
+            if self.is_r_squared and self.settings.loss is not None:
+                raise UserError(
+                    "loss= is given without metric=, and the targets are no classes; give metric= as well, a "
+                    "function (outputs, targets) → one number that rises as the model gets better"
+                )
             if self.settings.loss is None:
                 self.classes = _count_classes(outputs, targets, self.kind)
                 self._check_range(targets)
@@ -204,17 +205,7 @@ class Criterion:
             assert axis is not None, "the loss was computed along this axis"
             hits = (outputs.argmax(axis) == labels) & (labels != IGNORED)
             return hits.sum() / count_targets(labels).clamp(min=1)
-        value: Tensor = self._loss(outputs, targets).detach().float()
-        if self.is_r_squared:
-            return value
-        if self.first_loss is None:
-            self.first_loss = float(value)
-        if not self.first_loss > 0:
-            raise UserError(
-                f"the loss of the untrained model is {self.first_loss}, which no score can be made from; "
-                "give metric=, a function (outputs, targets) → one number that rises as the model gets better"
-            )
-        return (1.0 - value / self.first_loss).clamp(min=-1.0)
+        return default_loss(outputs, targets, TargetKind.NUMBERS).detach().float()
 
 
 # ---- reading what models and functions return ------------------------------------------------------------

@@ -35,7 +35,6 @@ from esper.utils.errors import UserError
 
 ALLOWED = "a DataLoader, a Dataset, or a pair (inputs, targets) of tensors or arrays"
 VALIDATION_SHARE = 0.2  # of the training data, where no validation data are given
-LEAST_SAMPLES = {"train": 2, "val": 1}
 LONGEST = 4.0  # seconds in which a loader without a length has to end, read without a model
 _NUMPY_GENERATOR = "MT19937"  # NumPy's global one, whose state has a fixed form
 _NUMPY_SEEDS = 2**32  # NumPy takes no larger seed
@@ -181,9 +180,6 @@ def _read_pair(name: str, data: Any, dtype: torch.dtype) -> tuple[Tensor, Tensor
         raise UserError(
             f"{name} has {len(inputs)} inputs and {len(targets)} targets; give one target for each input"
         )
-    least = LEAST_SAMPLES[name]
-    if len(inputs) < least:
-        raise UserError(f"{name} has {len(inputs)} samples; at least {least} are needed: give more data")
     for what, tensor in (("inputs", inputs), ("targets", targets)):
         if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             bad = int((~tensor.flatten(1).isfinite().all(1) if tensor.ndim > 1 else ~tensor.isfinite()).sum())
@@ -200,10 +196,7 @@ def _to_tensor(name: str, data: Any) -> Tensor:
         raise UserError(f"{name} holds {data.dtype} values; give numbers: encode text and categories first")
     if not isinstance(data, Tensor | np.ndarray):
         raise UserError(f"{name} holds a {type(data).__name__}; give {ALLOWED}")
-    tensor = torch.as_tensor(data).detach().to("cpu")
-    if tensor.ndim == 0:
-        raise UserError(f"{name} holds a single number; the first axis must be the samples")
-    return tensor
+    return torch.as_tensor(data).detach().to("cpu")
 
 
 # ---- batches of any structure --------------------------------------------------------------------------

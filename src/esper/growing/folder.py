@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "growth-2"  # of the checkpoints
 MAY_CHANGE = ("device", "progress", "on_epoch")  # settings that decide no bit
-_FORMER = ("engine", "control", "budget")  # arguments of earlier versions, which their folders name
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
@@ -53,7 +52,7 @@ class GrowFolder:
         """Create a folder or, with `resume`, open the one that was begun with the same arguments.
 
         model, data: as the user gave them. asked: the other arguments by name, for config.yaml.
-        Raises a UserError for a folder that holds something else.
+        Raises a UserError for a folder that was begun by something else, or with other arguments.
         """
         name = describe_argument(model)
         config = {
@@ -73,7 +72,11 @@ class GrowFolder:
         )
         if resume and (out / "config.yaml").exists():
             folder = RunFolder.read(out)
-            _check_same(folder, config)
+            if not folder.from_python:
+                raise UserError(
+                    f"{out} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
+                )
+            folder.check_settings(folder.settings(), config, MAY_CHANGE)
             folder.check_checkpoint(folder.checkpoints_path / f"{GROWN}.safetensors")
             return cls(RunFolder.open(out), begun)
         text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
@@ -105,7 +108,7 @@ class GrowFolder:
         """Write everything that is known after an epoch of a run."""
         seconds = self._seconds + time.monotonic() - self._since
         if name == GROWN:
-            record = replace(run.record(), slot_ids=run.growth.slot_names)
+            record = replace(run.episode.record(), slot_ids=run.growth.slot_names)
             self._write_history(record, run)
             self.folder.write(self._growth_file(record, run))
             self.folder.metrics_file.append(_epoch_summary(record, run.environment.steps, seconds))
@@ -158,15 +161,6 @@ def _current_name(name: str) -> str | None:
 def _is_repeated(name: str, value: Tensor, tensors: Mapping[str, Tensor]) -> bool:
     own = tensors.get(_current_name(name) or "")
     return own is not None and own.dtype == value.dtype and torch.equal(own, value)
-
-
-def _check_same(folder: RunFolder, config: Mapping[str, Any]) -> None:
-    """Raise a UserError where a folder was begun by something else, or with other arguments."""
-    if not folder.from_python:
-        raise UserError(
-            f"{folder.path} holds a run of 'esper {folder.kind}', not of {CALL}; choose another folder"
-        )
-    folder.check_settings(folder.settings(), config, (*MAY_CHANGE, *_FORMER))
 
 
 def describe_argument(value: Any) -> Any:

@@ -19,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSum, UserStep
 from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.live_model import LiveModel, LiveSlot
-from esper.growing.live_optimizer import LiveOptimizer, RateSchedule
+from esper.growing.live_optimizer import LiveOptimizer
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
@@ -50,6 +50,8 @@ OPTIMIZER = "optimizer."  # before the names of optimizer state in a snapshot
 # Snapshots stay on the GPU where they take at most this share of the memory that training takes ...
 SNAPSHOT_SHARE = 0.28
 BEST_EPOCH_SHARE = 1 / 3  # ... with the weights of the best epoch, a third of a snapshot with moments
+# Seeds of these see earlier positions alone, and a user's model need not be causal.
+CAUSAL_SEEDS = (Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION)
 _GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
 _SEED_BITS = 0x7FFFFFFF
@@ -120,7 +122,6 @@ class LivePopulation:
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
         self.optimizer = LiveOptimizer(model, settings, self.config)
-        self.rates = RateSchedule(settings.make_scheduler, self.config, self.optimizer.peak)
         self.host_flops = self.live.flops
         self.batches = length_hint(self.train_loader)  # 0 where it is not known before the first epoch
         self.samples = (0, 0)  # of the latest epoch of training, of the latest validation
@@ -179,6 +180,8 @@ class LivePopulation:
 
     def growable(self) -> Tensor:
         table = blueprint_table(torch.device("cpu"), self.topology).repeat(1, self.num_slots, 1)
+        if self.topology == "transformer":
+            table[..., CAUSAL_SEEDS] = False
         for k in range(self.num_slots):
             table[0, k] &= not self.live.is_widened_elsewhere(k)
             for b in GROWTH_BLUEPRINTS:
@@ -232,18 +235,18 @@ class LivePopulation:
                 self.interrupted = True
                 break
             progress = (clock.epoch + min(1.0, count / max(self.batches, 1))) / clock.epochs
-            self.optimizer.set_rate_factor(self.rates.factor(progress))
+            self.optimizer.set_rates(progress)
             result = self._backward(batch, count)
             total += result.loss.detach()
             for k in isolated:
                 shadow[k] += self._backward_isolated(k, batch)
             count, samples = count + 1, samples + result.samples
             if count % self.settings.accumulate == 0:
-                host_norm = self._step_optimizer()
+                host_norm = self.optimizer.step()
         if not count and not self.interrupted:
             raise no_more_batches("train")
         if count % self.settings.accumulate:
-            host_norm = self._step_optimizer()  # with the gradients of the last, incomplete step
+            host_norm = self.optimizer.step()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
         others = torch.tensor([k not in isolated for k in range(self.num_slots)])
         return TrainMetrics(
@@ -296,12 +299,6 @@ class LivePopulation:
                 gradient = gradient / self.settings.accumulate
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return loss.detach()
-
-    def _step_optimizer(self) -> Tensor:
-        """Step the optimizer and the schedule; return the norm of the model's gradient.  # → []"""
-        norm = self.optimizer.step()
-        self.rates.step()
-        return norm
 
     def _seed_gradients(self, host_norm: Tensor) -> SeedGradients:
         """Describe the gradients that the latest backward pass left in each seed.  # each [1, S]"""
@@ -546,25 +543,17 @@ class LivePopulation:
         return names
 
     def progress_tensors(self) -> dict[str, Tensor]:
-        """Return what no rollback restores: sizes of the data, the first loss, steps of the user's scheduler.
+        """Return what no rollback restores: the sizes of the data.
 
         Raises a UserError where the optimizer cannot be saved.
         """
         self.optimizer.check_savable()
-        first = math.nan if self.criterion.first_loss is None else self.criterion.first_loss
-        return {
-            "data": torch.tensor([self.batches, *self.samples]),
-            "first_loss": torch.tensor(first, dtype=torch.float64),
-            "rate_steps": torch.tensor(self.rates.steps),
-        }
+        return {"data": torch.tensor([self.batches, *self.samples])}
 
     def load_progress(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `progress_tensors` returned."""
         self.batches, trained, validated = (int(n) for n in saved["data"])
         self.samples = (trained, validated)
-        first = float(saved["first_loss"])
-        self.criterion.first_loss = None if math.isnan(first) else first
-        self.rates.restart(int(saved["rate_steps"]))
 
     def plain_model(self, states: SlotStates) -> nn.Module:
         """Return a plain copy of the model with the seeds of these states."""

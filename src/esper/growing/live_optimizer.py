@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,13 +11,13 @@ from torch.optim import Optimizer
 
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import trainable_parameters
+from esper.growing.surgery.widening import GrownParameter, insert_entries
 from esper.population.config import PopulationConfig
 from esper.population.optimizer import moment_scale, rate_share
 from esper.utils.errors import UserError
 
 if TYPE_CHECKING:
     from esper.growing.live_model import Fold
-    from esper.growing.surgery.widening import GrownParameter
 
 NUMBER = "number:"  # before the name of a state that is a number and no tensor
 
@@ -67,13 +67,9 @@ class LiveOptimizer:
         pairs = ((decayed, self.config.weight_decay), (plain, 0.0))
         return [{"params": group, "weight_decay": decay, "peak": lr} for group, decay in pairs if group]
 
-    @property
-    def peak(self) -> float:
-        """The highest rate of the model's first group."""
-        return float(self.inner.param_groups[0].get("peak", self.config.host_lr))
-
-    def set_rate_factor(self, factor: float) -> None:
-        """Set every rate to its peak times `factor`."""
+    def set_rates(self, progress: float) -> None:
+        """Set every rate to its peak times the factor of the schedule after this share of the run."""
+        factor = float(rate_share(torch.tensor(progress), self.config))
         for group in self.inner.param_groups:
             group["lr"] = factor * group["peak"]
 
@@ -211,7 +207,7 @@ def _merge_states(
                 second += first.mean()
         elif key in decays and old and "step" in old and "step" in side:
             second = second * moment_scale(decays[key], float(old["step"]), float(side["step"]))
-        state[key] = grown.entries.insert(first, second)
+        state[key] = insert_entries(first, second, grown.axis, grown.positions)
     return state
 
 
@@ -225,47 +221,3 @@ def _to_device(state: dict[str, Any], parameter: nn.Parameter, group: Mapping[st
         else value
         for key, value in state.items()
     }
-
-
-# ---- learning rates ------------------------------------------------------------------------------------
-
-
-class RateSchedule:
-    """Computes the factor on all learning rates, by `PopulationConfig` or by a scheduler of the user's.
-
-    The user's scheduler moves a stand-in optimizer with one rate, which begins at the peak; all groups follow
-    in proportion, so that it need not know of seeds. It is stepped after every step of the optimizer.
-    """
-
-    def __init__(self, make: Callable[..., Any] | None, config: PopulationConfig, peak: float):
-        self._make, self._config, self._peak = make, config, peak
-        self.steps = 0  # of the user's scheduler
-        self.restart(0)
-
-    def restart(self, steps: int) -> None:
-        """Make a fresh scheduler and step it that often; raises a UserError where it has no step()."""
-        if self._make is None:
-            return
-        self._stand_in = torch.optim.SGD([nn.Parameter(torch.zeros(1))], self._peak)
-        self._scheduler = self._make(self._stand_in)
-        if not callable(getattr(self._scheduler, "step", None)):
-            raise UserError(
-                f"make_scheduler gives a {type(self._scheduler).__name__}; it must return a scheduler of "
-                "torch.optim.lr_scheduler, or anything with step()"
-            )
-        self.steps = 0
-        for _ in range(steps):
-            self.step()
-
-    def factor(self, progress: float) -> float:
-        """Return the factor after this share of the run."""
-        if self._make is None:
-            return float(rate_share(torch.tensor(progress), self._config))
-        return float(self._stand_in.param_groups[0]["lr"]) / self._peak
-
-    def step(self) -> None:
-        """Step the user's scheduler, after a step of the optimizer."""
-        if self._make is not None:
-            self._stand_in.step()
-            self._scheduler.step()
-            self.steps += 1

@@ -1,11 +1,10 @@
-"""What a user gets back: the grown model with its report, and ways to save and to compare it."""
+"""What a user gets back: the grown model with its report, and ways to save it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,6 @@ from esper.runs.files import write_atomically
 from esper.runs.schema import Curve, SavedNetwork, to_json
 from esper.simic.rollout import EpisodeRecord
 from esper.utils.errors import UserError
-from esper.utils.statistics import mean_interval
 
 _BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
 GROWN = "grown"  # the name of a run; that of its baseline is STATIC
@@ -77,11 +75,7 @@ class Grown:
         return tuple(
             Epoch(
                 epoch=t + 1,
-                decision=describe_decision(
-                    self.slot_names,
-                    *(column[t, 0] for column in (record.choices, record.stage, record.blueprint)),
-                    *(column[t, 0] for column in (record.germinated, record.succeeded, record.refused_by)),
-                ),
+                decision=self._describe_decision(t),
                 train_loss=float(record.training_loss[t, 0]),
                 val_loss=float(record.loss[t + 1, 0]),
                 score=float(record.accuracy[t + 1, 0]),
@@ -89,6 +83,31 @@ class Grown:
             )
             for t in range(record.num_steps)
         )
+
+    def _describe_decision(self, t: int) -> str:
+        """Say in words what was decided in epoch t, and whether it was done."""
+        record, names = self.record, self.slot_names
+        planted = [
+            f"{Blueprint(int(record.blueprint[t, 0, k])).name} after {name}"
+            for k, name in enumerate(names)
+            if record.germinated[t, 0, k]
+        ]
+        if planted:  # a schedule may plant several at once
+            return f"planted {', '.join(planted)}"
+        op, k = (int(record.choices[t, 0, head]) for head in (Head.OP, Head.SLOT))
+        slot, after = names[k], Stage(int(record.stage[t, 0, k])).name
+        if not record.succeeded[t, 0]:
+            gate = Gate(int(record.refused_by[t, 0]))
+            by = "" if gate is Gate.NONE else f" by gate {gate.name}"
+            return f"asked for {Op(op).name} on the seed after {slot}, in {after}, and was refused{by}"
+        words = {
+            Op.WAIT: "waited",
+            Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
+            Op.PRUNE: f"took out the seed after {slot}",
+            Op.FOSSILIZE: f"fossilised the seed after {slot}",
+            Op.ADVANCE: f"moved the seed after {slot} on to {after}",
+        }
+        return words[Op(op)]
 
     @property
     def added(self) -> tuple[Addition, ...]:
@@ -214,35 +233,6 @@ class Grown:
         return Curve(name, *(column[:, 0].tolist() for column in columns))
 
 
-def describe_decision(
-    slot_names: Sequence[str],
-    choices: Any,  # [heads]
-    stage: Any,  # [S] after the action
-    blueprint: Any,  # [S]
-    germinated: Any,  # [S] bool
-    succeeded: Any,  # [] bool
-    refused_by: Any,  # [] Gate
-) -> str:
-    """Say in words what was decided, and whether it was done; arrays or tensors of one member."""
-    names = enumerate(slot_names)
-    planted = [f"{Blueprint(int(blueprint[k])).name} after {name}" for k, name in names if germinated[k]]
-    if planted:  # a schedule may plant several at once
-        return f"planted {', '.join(planted)}"
-    op, k = Op(int(choices[Head.OP])), int(choices[Head.SLOT])
-    slot, after, gate = slot_names[k], Stage(int(stage[k])).name, Gate(int(refused_by))
-    if not succeeded:
-        by = "" if gate is Gate.NONE else f" by gate {gate.name}"
-        return f"asked for {op.name} on the seed after {slot}, in {after}, and was refused{by}"
-    words = {
-        Op.WAIT: "waited",
-        Op.SET_ALPHA_TARGET: f"gave the seed after {slot} another strength",
-        Op.PRUNE: f"took out the seed after {slot}",
-        Op.FOSSILIZE: f"fossilised the seed after {slot}",
-        Op.ADVANCE: f"moved the seed after {slot} on to {after}",
-    }
-    return words[op]
-
-
 # ---- saving --------------------------------------------------------------------------------------------
 
 
@@ -271,24 +261,3 @@ def save_network(folder: Path, model: nn.Module, network: SavedNetwork, describe
     write_atomically(folder / "network.safetensors", save_tensors(tensors, {"format": "pt"}))
     write_atomically(folder / "network.md", described.encode())
     write_atomically(folder / "network.json", to_json(network).encode() + b"\n")
-
-
-# ---- comparing -----------------------------------------------------------------------------------------
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the share of samples whose class has the largest output.  # [n, ..., classes], [n, ...] → []"""
-    return (outputs.argmax(-1) == targets).float().mean()
-
-
-def describe_gain(grown: Sequence[float], ungrown: Sequence[float]) -> str:
-    """Compare paired test scores, at least two of each: the difference with a 95 % interval, a verdict."""
-    mean, half = mean_interval([a - b for a, b in zip(grown, ungrown, strict=True)])
-    without, with_growth = sum(ungrown) / len(ungrown), sum(grown) / len(grown)
-    verdict = "did not help: the interval holds 0"
-    if abs(mean) > half:
-        verdict = "helped" if mean > 0 else "hurt"
-    return (
-        f"test score without growth {without:.3f}, with growth {with_growth:.3f}: a difference of "
-        f"{100 * mean:+.2f} ± {100 * half:.2f} points over {len(grown)} pairs. Growth {verdict}."
-    )

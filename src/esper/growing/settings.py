@@ -37,7 +37,6 @@ NOT_TRAINED_FOR = (
     "{} does not grow here, because it was trained on hosts of esper and not on models of your own; "
     "force=True lets it act all the same"
 )
-PAST_ONLY = {Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION}  # in a transformer no position sees a later one
 
 
 class GrowSettings(Config):
@@ -64,11 +63,6 @@ class GrowSettings(Config):
     accumulate: int = Field(default=1, ge=1, description="batches that make one step of the optimizer")
     make_optimizer: Callable[..., Any] | None = Field(
         default=None, description="(parameter groups) → the optimizer to train with; AdamW if left out"
-    )
-    make_scheduler: Callable[..., Any] | None = Field(
-        default=None,
-        description="(an optimizer at the peak rate) → a scheduler of torch's, which is stepped after "
-        "every step of the optimizer; all rates follow it in proportion",
     )
     on_epoch: Callable[..., Any] | None = Field(
         default=None, description="called after every epoch with the numbers of it, a dictionary"
@@ -156,8 +150,8 @@ class LimitedController:
         allowed: Sequence[str] | None = None,
         refusals: Callable[[Blueprint], Sequence[str]] = lambda blueprint: (),
     ):
-        """allowed: blueprints by name. If left out, all that fit except those that see only the past, because
-        a model need not be causal. refusals: by blueprint, why slots do not take it.
+        """allowed: blueprints by name; all that fit if left out. refusals: by blueprint, why slots do not
+        take it.
 
         Raises a UserError for limits that leave nothing to grow, and for a schedule that no slot can follow.
         """
@@ -165,9 +159,8 @@ class LimitedController:
         self.uses_metrics = getattr(controller, "uses_metrics", True)  # a user's own may not have it
         self._refusals = refusals
         fits = bodies.growable()[0].any(dim=0).tolist()
-        fitting = {b.name: b for b in Blueprint if fits[b]}
-        shut = PAST_ONLY if bodies.topology == "transformer" else set()
-        names = [b.name for b in fitting.values() if b not in shut] if allowed is None else list(allowed)
+        fitting = [b.name for b in Blueprint if fits[b]]
+        names = list(fitting if allowed is None else allowed)
         if not names or not set(names) <= set(fitting):
             known = ", ".join(fitting)
             raise UserError(

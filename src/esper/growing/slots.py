@@ -244,14 +244,10 @@ def _named_slot(name: str, calls: Sequence[_ModuleCall], model: nn.Module) -> Sl
     if name not in known:
         few = ", ".join(known[:12])
         raise UserError(f"slot {name!r} is no submodule of {type(model).__name__}; it has {few} ...")
-    if call is None:
-        reason = "which did not run in a forward pass"
-    elif call.times > 1:
-        reason = f"which runs {call.times} times in a forward pass"
-    else:
-        given = f"a {call.output_type}" if call.shape is None else f"shape {list(call.shape)}"
-        reason = f"which gives {given}"
+    times = 0 if call is None else call.times
+    shape = None if call is None or call.shape is None else list(call.shape)
     raise UserError(
-        f"{type(model).__name__} cannot have a slot after {name!r}, {reason}; a slot needs one float tensor "
-        "[batch, features], [batch, time, features] or [batch, channels, *spatial]"
+        f"{type(model).__name__} cannot have a slot after {name!r}, which runs {times} times in a pass and "
+        f"gives a tensor of shape {shape}; it must run once and give one float tensor [batch, features], "
+        "[batch, time, features] or [batch, channels, *spatial]"
     )

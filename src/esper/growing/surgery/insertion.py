@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from esper.growing.slots import SlotSpec, has_weights, is_sequence, main_tensor
-from esper.population.blueprints import AlibiAttention, BlendGate, CausalSelfAttention, SqueezeExcite
+from esper.population.blueprints import BlendGate, SqueezeExcite
 from esper.population.extract import Grafted
 from esper.utils.errors import UserError
 
@@ -67,10 +66,8 @@ class CannotRepeat(Exception):
 class BlockSpan:
     """Consecutive entries of a ModuleList or Sequential that keep the shape of their input."""
 
-    owner: nn.Module | None  # of the container
     container: nn.Module
     blocks: tuple[nn.Module, ...]
-    counted: bool = False  # whether integers of the owner that count the blocks must rise too
 
 
 def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tuple[Any, Any]]) -> BlockSpan:
@@ -79,11 +76,9 @@ def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tu
     In a sequence they are the shortest run of entries up to the module that has weights and keeps the shape,
     in a list the module itself. shapes: of the input and the output of each module that ran.
     """
-    found = next(((n, m) for n, m in model.named_modules() if _lists(m, module)), None)
-    if found is None:
+    container = next((m for m in model.modules() if _lists(m, module)), None)
+    if container is None:
         raise CannotRepeat("it is no entry of a ModuleList or Sequential")
-    name, container = found
-    owner = model.get_submodule(name.rpartition(".")[0]) if name else None
     entries = list(container.children())
     last = entries.index(module)
     for first in range(last, -1, -1) if is_sequence(container) else [last]:
@@ -91,7 +86,7 @@ def find_span(model: nn.Module, module: nn.Module, shapes: Mapping[nn.Module, tu
         if not all(block in shapes for block in blocks):
             raise CannotRepeat("not all entries of its sequence run")
         if shapes[blocks[0]][0] == shapes[module][1] and any(has_weights(block) for block in blocks):
-            return BlockSpan(owner, container, blocks)
+            return BlockSpan(container, blocks)
     given, gave = (None if shape is None else list(shape) for shape in shapes[module])
     raise CannotRepeat(
         f"no weights ahead of it keep the shape of their input (it reads {given}, gives {gave})"
@@ -148,52 +143,35 @@ def _configs_of(module: nn.Module) -> list[Any]:
 
 def changed_by_insert(model: nn.Module, span: BlockSpan) -> list[Any]:
     """List the objects that `insert_blocks` may change."""
-    owners = [] if span.owner is None else [span.owner]
-    return [span.container, *owners, *_configs_of(model), *span.container.modules()]
+    return [*_configs_of(model), *span.container.modules()]
 
 
 def insert_blocks(model: nn.Module, span: BlockSpan, blocks: Sequence[nn.Module]) -> nn.Module:
     """Insert blocks behind a span in place, and update what counts or numbers blocks; return the last one."""
     container, entries = span.container, list(span.container.children())
-    last, count = entries.index(span.blocks[-1]), len(entries)
+    keys, count = list(container._modules), len(entries)
+    last = entries.index(span.blocks[-1])
     first = last + 1 - len(blocks)
-    for block, origin in zip(blocks, entries[first : last + 1], strict=True):
-        copies = dict(block.named_modules())
-        for name, part in origin.named_modules():
-            if isinstance(vars(part).get(INDEX), int) and name in copies:
-                setattr(copies[name], INDEX, getattr(part, INDEX))  # it may have moved since it was copied
-    # The new entries, each with the number that it, or its origin, had before.
-    numbered = [(entry, k) for k, entry in enumerate(entries)]
-    numbered[last + 1 : last + 1] = [(block, first + k) for k, block in enumerate(blocks)]
-    keys = list(container._modules)
+    # The former number of each entry or, of a copy, that of its origin.
+    origins = [*range(last + 1), *range(first, count)]
+    for key in keys[first : last + 1]:
+        keys.append(_free_name(f"{key}_again", keys))
+    names = [*keys[: last + 1], *keys[count:], *keys[last + 1 : count]]
+    if all(key.isdigit() for key in keys[:count]):
+        names = [str(place) for place in range(len(names))]
     container._modules.clear()
-    for place, (entry, before) in enumerate(numbered):
-        container._modules[_entry_name(container, keys, place, last, len(blocks))] = entry
+    for place, entry in enumerate([*entries[: last + 1], *blocks, *entries[last + 1 :]]):
+        container._modules[names[place]] = entry
         for part in entry.modules():
             if isinstance(vars(part).get(INDEX), int):
-                setattr(part, INDEX, getattr(part, INDEX) + place - before)
+                setattr(part, INDEX, place)
     for config in _configs_of(model):
         if getattr(config, COUNT, None) == count:
-            setattr(config, COUNT, count + len(blocks))
+            setattr(config, COUNT, len(names))
             for name, value in list(vars(config).items()):
                 if isinstance(value, list) and len(value) == count and "layer" in name:
-                    setattr(config, name, [value[before] for _, before in numbered])
-    if span.counted and span.owner is not None:
-        for name, value in list(vars(span.owner).items()):
-            if type(value) is int and value == count:
-                setattr(span.owner, name, count + len(blocks))
+                    setattr(config, name, [value[before] for before in origins])
     return blocks[-1]
-
-
-def _entry_name(container: nn.Module, keys: list[str], place: int, last: int, extra: int) -> str:
-    """Return the name of an entry after `extra` ones were inserted behind entry `last`."""
-    if all(key.isdigit() for key in keys):
-        return str(place)
-    if place <= last:
-        return keys[place]
-    if place > last + extra:
-        return keys[place - extra]
-    return _free_name(f"{keys[place - extra]}_again", (*keys, *container._modules))
 
 
 def _free_name(name: str, taken: Iterable[str]) -> str:
@@ -225,49 +203,9 @@ class _Gate(nn.Module):
         return torch.sigmoid(self.linear(self.pool(h)))[self.blank]
 
 
-class _CausalAttention(nn.Module):
-    def __init__(self, seed: CausalSelfAttention, spatial_dims: int):
-        super().__init__()
-        self.qkv, self.out, self.heads = seed.qkv, seed.out, seed.heads
-        self.width = seed.out.in_features
-
-    def forward(self, h: Tensor) -> Tensor:
-        qkv = self.qkv(F.layer_norm(h, [self.width]))
-        split = qkv.unflatten(-1, [3, self.heads, self.width // self.heads]).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(split[0], split[1], split[2], is_causal=True)
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
-
-
-class _AlibiAttention(nn.Module):
-    slopes: Tensor  # [heads, 1, 1]
-
-    def __init__(self, seed: AlibiAttention, spatial_dims: int):
-        super().__init__()
-        self.query, self.key_value, self.out, self.heads = seed.query, seed.key_value, seed.out, seed.heads
-        self.width = seed.out.in_features
-        slopes = torch.exp2(-8.0 * torch.arange(1, self.heads + 1) / self.heads)
-        self.register_buffer("slopes", slopes.view(-1, 1, 1))
-
-    def forward(self, h: Tensor) -> Tensor:
-        unit = F.layer_norm(h, [self.width])
-        query = self.query(unit).unflatten(-1, [self.heads, -1]).transpose(1, 2)  # [B, heads, T, D / heads]
-        pair = self.key_value(unit).unflatten(-1, [2, -1])
-        key, value = pair.select(2, 0).unsqueeze(1), pair.select(2, 1).unsqueeze(1)  # [B, 1, T, D / heads]
-        steps = torch.ones_like(h[0, :, 0], dtype=torch.float32).cumsum(0)  # [T]; bfloat16 ends at 256
-        distance = steps.unsqueeze(0) - steps.unsqueeze(1)  # [T, T], above 0 in the future
-        bias = (self.slopes * distance).masked_fill(distance > 0, float("-inf"))
-        scores = query @ key.transpose(-1, -2) * (self.width // self.heads) ** -0.5
-        mixed = torch.softmax(scores + bias, dim=-1).type_as(value) @ value
-        result: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
-        return result
-
-
 _TRACEABLE: dict[type[nn.Module], Callable[[Any, int], nn.Module]] = {
     SqueezeExcite: _SqueezeExcite,
     BlendGate: _Gate,
-    CausalSelfAttention: _CausalAttention,
-    AlibiAttention: _AlibiAttention,
 }
 
 

@@ -40,7 +40,6 @@ from esper.growing.surgery.widening import (
     Role,
     WidenedLayer,
     Widening,
-    count_cross_weights,
     dense_kind,
     has_units,
     merge_units,
@@ -71,11 +70,6 @@ class SlotOptions:
     parameters: Mapping[Blueprint, int] = field(default_factory=dict)
     flops: Mapping[Blueprint, float] = field(default_factory=dict)  # of one sample's forward pass
     refused: Mapping[Blueprint, str] = field(default_factory=dict)  # why the others cannot grow there
-
-    def extra_units(self, blueprint: Blueprint) -> int:
-        """Count the units that a widening adds."""
-        assert self.producer is not None, "a widening was asked for where there is none"
-        return max(1, units_out(self.producer) // UNITS_PER_NEW_UNIT[blueprint])
 
 
 class GrowthProbe:
@@ -111,7 +105,8 @@ class GrowthProbe:
         """Return the layers of a widening, with the positions of new units; raises CannotWiden."""
         assert options.producer is not None, "a widening was asked for where there is none"
         with self._quiet():
-            return trace_units(self.model, options.producer, options.extra_units(blueprint), self.run)
+            extra = units_out(options.producer) // UNITS_PER_NEW_UNIT[blueprint]
+            return trace_units(self.model, options.producer, extra, self.run)
 
     @contextmanager
     def _quiet(self) -> Iterator[None]:
@@ -133,7 +128,7 @@ class _Scan:
         self.shapes: dict[nn.Module, tuple[Any, Any]] = {}  # of input and output
         self.dtypes: dict[nn.Module, torch.dtype] = {}  # of outputs
         self.order: list[nn.Module] = []  # modules in the order in which they ended
-        self._inserts: dict[nn.Module, bool | CannotRepeat] = {}  # by container: whether counts must rise
+        self._inserts: dict[nn.Module, str | None] = {}  # by container: why it takes no more entries
         self._refusals: list[str] = []  # why units of the slot at hand cannot be added to
         with ExitStack() as hooks:
             for module in self.model.modules():
@@ -209,17 +204,14 @@ class _Scan:
         """Return what can be repeated behind module k; raises CannotRepeat."""
         span = find_span(self.model, self.modules[k], self.shapes)
         if span.container not in self._inserts:
-            try:
-                self._inserts[span.container] = self._try_insert(span)
-            except CannotRepeat as error:
-                self._inserts[span.container] = error
-        counted = self._inserts[span.container]
-        if isinstance(counted, CannotRepeat):
-            raise counted
-        return replace(span, counted=counted)
+            self._inserts[span.container] = self._try_insert(span)
+        reason = self._inserts[span.container]
+        if reason is not None:
+            raise CannotRepeat(reason)
+        return span
 
-    def _try_insert(self, span: BlockSpan) -> bool:
-        """Return whether counts must rise when a list gets one more entry; raises CannotRepeat.
+    def _try_insert(self, span: BlockSpan) -> str | None:
+        """Return why a list takes no more entries; None where it does.
 
         The expected outputs are those of the blocks called twice in a row by a hook. One more entry then runs
         the same operations on the same numbers, so that rounding does not matter.
@@ -234,29 +226,22 @@ class _Scan:
             with span.blocks[-1].register_forward_hook(run_twice, with_kwargs=True):
                 wanted = self.probe.run()
         except Exception as error:  # whatever the user's block raises
-            raise CannotRepeat(f"it cannot be called on its own output ({one_line(error)})") from error
-        reasons = []
-        for counted in (False, True):
-            tried = replace(span, counted=counted)
-            blocks, ran = list(RepeatedBlocks(span).blocks), set[nn.Module]()
-            entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
-            try:
-                with ExitStack() as stack:
-                    stack.callback(Undo(changed_by_insert(self.model, tried)))
-                    insert_blocks(self.model, tried, blocks)
-                    for entry in entries:
-                        stack.enter_context(entry.register_forward_hook(lambda m, *_, ran=ran: ran.add(m)))
-                    found = self.probe.run()
-            except Exception as error:  # whatever the user's model raises
-                reasons.append(one_line(error))
-                continue
-            # Blocks that begin as the identity change no output: check that they run.
-            idle = "the model then leaves one out" if len(ran) < len(entries) else None
-            reason = idle or self._difference(found, wanted)
-            if reason is None:
-                return counted
-            reasons.append(reason)
-        raise CannotRepeat(f"its list takes no more entries ({'; '.join(dict.fromkeys(reasons))})")
+            return f"it cannot be called on its own output ({one_line(error)})"
+        blocks, ran = list(RepeatedBlocks(span).blocks), set[nn.Module]()
+        entries = [*(entry for entry in span.container.children() if entry in self.shapes), *blocks]
+        try:
+            with ExitStack() as stack:
+                stack.callback(Undo(changed_by_insert(self.model, span)))
+                insert_blocks(self.model, span, blocks)
+                for entry in entries:
+                    stack.enter_context(entry.register_forward_hook(lambda m, *_: ran.add(m)))
+                found = self.probe.run()
+        except Exception as error:  # whatever the user's model raises
+            return f"its list takes no more entries ({one_line(error)})"
+        # Blocks that begin as the identity change no output: check that they run.
+        idle = "the model then leaves one out" if len(ran) < len(entries) else None
+        reason = idle or self._difference(found, wanted)
+        return None if reason is None else f"its list takes no more entries ({reason})"
 
     # ---- widening --------------------------------------------------------------------------------------
 
@@ -321,20 +306,16 @@ class _Scan:
         reason = self._difference(outputs, self.outputs)
         if reason is not None:
             raise CannotWiden(f"with new units that nothing reads yet, {reason}")
-        options = SlotOptions(
+        size = sum(p.numel() for p in seed.parameters())
+        whole = {b: n for b, n in UNITS_PER_NEW_UNIT.items() if _keeps_groups(widened, count, n)}
+        return SlotOptions(
             producer=producer,
             widened=tuple(widened),
             also_widened=frozenset(
                 k for k, shape in shapes.items() if shape != self.shapes[self.modules[k]][1]
             ),
-        )
-        size, cross = sum(p.numel() for p in seed.parameters()), count_cross_weights(widened, widened)
-        whole = [b for b in UNITS_PER_NEW_UNIT if _keeps_groups(widened, count, UNITS_PER_NEW_UNIT[b])]
-        extra = {b: options.extra_units(b) for b in whole}
-        return replace(
-            options,
-            parameters={b: size * n // count + cross * n * n // count**2 for b, n in extra.items()},
-            flops={b: (flops - self.flops) * n / count for b, n in extra.items()},
+            parameters={b: size // divisor for b, divisor in whole.items()},
+            flops={b: (flops - self.flops) / divisor for b, divisor in whole.items()},
         )
 
 

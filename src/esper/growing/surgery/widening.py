@@ -18,7 +18,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -71,7 +70,7 @@ def channel_sizes(layer: nn.Module) -> tuple[str, ...]:
     """
     if any(True for child in layer.children() for _ in child.parameters()):
         return ()
-    if isinstance(layer, _BatchNorm | _InstanceNorm):
+    if isinstance(layer, _BatchNorm):
         return ("num_features",)
     if isinstance(layer, nn.GroupNorm) and layer.num_groups > 1:
         return ("num_channels", "num_groups")
@@ -226,21 +225,14 @@ def _init_like(made: nn.Module, like: nn.Module) -> None:
 # ---- the seed ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class NewEntries:
-    """New entries of a tensor along an axis: at `positions` of the wider tensor, by default last."""
-
-    axis: int
-    positions: Tensor | None = None  # [k] int64
-
-    def insert(self, old: Tensor, new: Tensor) -> Tensor:
-        """Return the wider tensor. Where `old` has grown along other axes since, `new` is 0 there."""
-        shape = _with_size(old.shape, self.axis, new.shape[self.axis])
-        if list(new.shape) != shape:
-            padded = new.new_zeros(shape)
-            padded[tuple(slice(size) for size in new.shape)] = new
-            new = padded
-        return merge_units(old, new, self.axis, self.positions)
+def insert_entries(old: Tensor, new: Tensor, axis: int, positions: Tensor | None) -> Tensor:
+    """Return the wider tensor. Where `old` has grown along other axes since, `new` is 0 there."""
+    shape = _with_size(old.shape, axis, new.shape[axis])
+    if list(new.shape) != shape:
+        padded = new.new_zeros(shape)
+        padded[tuple(slice(size) for size in new.shape)] = new
+        new = padded
+    return merge_units(old, new, axis, positions)
 
 
 def merge_units(old: Tensor, new: Tensor, axis: int, positions: Tensor | None) -> Tensor:
@@ -266,7 +258,8 @@ class GrownParameter:
     old: nn.Parameter
     new: nn.Parameter  # which replaces it
     side: nn.Parameter  # of the side layer
-    entries: NewEntries
+    axis: int  # along which it is wider
+    positions: Tensor | None  # of new entries; None: last
 
 
 class Widening(nn.Module):
@@ -315,7 +308,6 @@ class Widening(nn.Module):
             if size is not None:
                 kernel = int(cast(Tensor, each.layer.weight)[0, 0].numel())
                 total += (size(each.layer) - size(side)) * each.extra * kernel
-        total += count_cross_weights(self.widened, self.widened)
         return total + count_cross_weights(self.widened, others) + count_cross_weights(others, self.widened)
 
     @torch.no_grad()
@@ -326,24 +318,25 @@ class Widening(nn.Module):
             layer, scale = each.layer, alpha if each.role is Role.CONSUMER else 1.0
             axes, sizes = _grown_tensors(layer, each.role)
             for name, axis in axes.items():
-                entries = NewEntries(axis, each.positions)
                 if layer._parameters.get(name) is not None:
-                    grown.append(_widen_parameter(layer, name, side, entries, scale))
+                    grown.append(_widen_parameter(layer, name, side, axis, each.positions, scale))
                 elif layer._buffers.get(name) is not None:
-                    layer._buffers[name] = entries.insert(layer.get_buffer(name), side.get_buffer(name))
+                    old, new = layer.get_buffer(name), side.get_buffer(name)
+                    layer._buffers[name] = insert_entries(old, new, axis, each.positions)
             for name in sizes:
                 setattr(layer, name, getattr(layer, name) + getattr(side, name))
         return grown
 
 
 def _widen_parameter(
-    layer: nn.Module, name: str, side: nn.Module, entries: NewEntries, scale: float
+    layer: nn.Module, name: str, side: nn.Module, axis: int, positions: Tensor | None, scale: float
 ) -> GrownParameter:
     """Replace a parameter of a layer by a wider one."""
     old, small = (cast(nn.Parameter, module._parameters[name]) for module in (layer, side))
-    new = nn.Parameter(entries.insert(old.detach(), scale * small.detach()), old.requires_grad)
+    wider = insert_entries(old.detach(), scale * small.detach(), axis, positions)
+    new = nn.Parameter(wider, old.requires_grad)
     layer._parameters[name] = new
-    return GrownParameter(old, new, small, entries)
+    return GrownParameter(old, new, small, axis, positions)
 
 
 def _hooks(
