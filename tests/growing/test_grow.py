@@ -579,17 +579,6 @@ def test_class_sorted_validation_is_seen_whole_and_a_stated_part_is_drawn_from_a
     assert set(seen[-1].tolist()) == {0, 1, 2}
 
 
-def test_bytes_reach_the_model_as_bytes() -> None:
-    class FromBytes(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            assert x.dtype == torch.uint8
-            return x.float().flatten(1) / 255.0
-
-    model = nn.Sequential(FromBytes(), nn.Linear(16, 6), nn.ReLU(), nn.Linear(6, 3))
-    images = torch.randint(0, 256, (48, 1, 4, 4), dtype=torch.uint8)
-    assert static(model, (images, CLASSES)).history
-
-
 @pytest.mark.parametrize("given", FLOATS)
 @pytest.mark.parametrize("own", FLOATS[:3])
 def test_tensors_are_converted_to_the_dtype_of_the_model(own: torch.dtype, given: torch.dtype) -> None:
@@ -649,15 +638,6 @@ def test_what_grows_has_the_dtype_and_the_mode_of_what_it_is_added_to(
     loss = F.cross_entropy(grown.model(ROWS[:32].to(dtype)).double(), CLASSES[:32]).item()
     tolerance = 0.05 if torch.finfo(dtype).bits == 16 else 1e-4
     assert loss == pytest.approx(float(grown.record.loss[-1, 0]), rel=tolerance)
-
-
-@pytest.mark.parametrize("controller", ["heuristic", "static", "random", "habit", None])
-@pytest.mark.parametrize(("dtype", "device"), DTYPES[2:])
-def test_any_controller_grows_a_model_of_any_dtype(
-    dtype: torch.dtype, device: str, controller: str | None
-) -> None:
-    grown = grow_in(dtype, normed().to(dtype), controller=controller, device=device, epochs=3)
-    assert {p.dtype for p in grown.model.parameters()} == {dtype}
 
 
 def test_a_model_in_eval_mode_is_trained_in_train_mode() -> None:

@@ -66,15 +66,14 @@ class Blocks(nn.Module):
         return self.head(x)
 
 
-class Squeezed(nn.Module):
-    """Channels that gates multiply, a depthwise convolution, names for the entries of a sequence."""
+class Depthwise(nn.Module):
+    """A depthwise convolution, names for the entries of a sequence."""
 
     def __init__(self) -> None:
         super().__init__()
         self.expand = nn.Conv2d(1, 6, 1, bias=False)
         self.norm = nn.BatchNorm2d(6)
         self.depthwise = nn.Conv2d(6, 6, 3, padding=1, groups=6)
-        self.down, self.up = nn.Conv2d(6, 2, 1), nn.Conv2d(2, 6, 1)
         self.project = nn.Conv2d(6, 3, 1)
         self.tail = nn.Sequential()
         self.tail.add_module("first", nn.Conv2d(3, 3, 1))
@@ -82,8 +81,7 @@ class Squeezed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.depthwise(torch.relu(self.norm(self.expand(x))))
-        gate = torch.sigmoid(self.up(torch.relu(self.down(x.mean((2, 3), keepdim=True)))))
-        return self.tail(self.project(x * gate)).mean((2, 3))
+        return self.tail(self.project(x)).mean((2, 3))
 
 
 TABLE, TEXT = models.table(6), models.text(6)
@@ -96,7 +94,7 @@ ZOO: list[tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = [
     (models.LanguageModel, TEXT),
     (Flattened, (PICTURES, LABELS)),
     (Blocks, TABLE),
-    (Squeezed, (PICTURES, LABELS)),
+    (Depthwise, (PICTURES, LABELS)),
     (models.GPT, TEXT),
 ]
 
