@@ -317,7 +317,7 @@ def prepare_buffer(members: int, slots: int, ragged: bool = False) -> Case:
     agent = PPOAgent(TamiyoNet())
     state, no = agent.initial_state(members), torch.zeros(members, dtype=torch.bool)
     step, _ = step_of(agent, Scene.random(members, slots, steps=1), 0, state, no)
-    buffer, baseline = TamiyoRolloutBuffer(members, BUFFER_STEPS, step, state), MemberByMember(members, step)
+    buffer, baseline = TamiyoRolloutBuffer(members, BUFFER_STEPS, step), MemberByMember(members, step)
     active, fields = ~no if ragged else None, fields_by_head(step)
 
     def ours() -> None:
@@ -337,7 +337,7 @@ def prepare_step_counts(members: int, slots: int) -> Case:
     agent = PPOAgent(TamiyoNet())
     state, no = agent.initial_state(members), torch.zeros(members, dtype=torch.bool)
     step, _ = step_of(agent, Scene.random(members, slots, steps=1), 0, state, no)
-    buffer, counts = TamiyoRolloutBuffer(members, BUFFER_STEPS, step, state), [BUFFER_STEPS] * members
+    buffer, counts = TamiyoRolloutBuffer(members, BUFFER_STEPS, step), [BUFFER_STEPS] * members
 
     def baseline() -> Tensor:
         return torch.arange(BUFFER_STEPS) < torch.tensor(counts).unsqueeze(1)
@@ -391,7 +391,7 @@ class StepByStep:
     def update(self, batch: Sequences) -> float:
         steps = batch.steps
         read = relevance(steps.actions[..., Head.OP])  # [N, T, H]
-        columns, state = [], batch.initial_state
+        columns, state = [], self.net.initial_state(len(batch.valid))
         for t in range(batch.valid.shape[1]):
             heads, value, state = self._step(batch, t, state)
             columns.append((heads, value))

@@ -228,7 +228,7 @@ def our_update(sizes: tuple[int, ...], minibatches: int) -> Callable[[], object]
         reset = torch.full((ENVS,), t == 0)
         decided, state = agent.act(observation, masks, state, reset, torch.rand(ENVS, len(sizes)))
         step = decided.with_outcome(torch.randn(ENVS), no)
-        buffer = buffer or TamiyoRolloutBuffer(ENVS, STEPS, step, state)
+        buffer = buffer or TamiyoRolloutBuffer(ENVS, STEPS, step)
         buffer.add(step)
     assert buffer is not None
     rollout, after = buffer, torch.zeros(ENVS)

@@ -55,7 +55,7 @@ def play(agent: PPOAgent, scene: Scene, buffer: TamiyoRolloutBuffer | None = Non
         buffer.reset()
     for t in range(scene.steps):
         step = step_of(agent, scene, t, state, no)
-        buffer = buffer or TamiyoRolloutBuffer(scene.members, scene.steps, step[0], state, agent.device)
+        buffer = buffer or TamiyoRolloutBuffer(scene.members, scene.steps, step[0], agent.device)
         buffer.add(step[0])
         state = step[1]
     assert buffer is not None

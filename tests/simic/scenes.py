@@ -76,7 +76,7 @@ def collect(
         )
         transitions.append(made)
         if buffer is None:
-            buffer = TamiyoRolloutBuffer(members, horizon or steps, made, state)
+            buffer = TamiyoRolloutBuffer(members, horizon or steps, made)
         buffer.add(made)
     assert buffer is not None
     return Rollout(buffer, transitions)
@@ -84,10 +84,8 @@ def collect(
 
 def evaluate(agent: PPOAgent, batch: Sequences) -> PolicyOutput:
     """What the present weights say about stored actions."""
-    steps = batch.steps
-    return agent.policy.sequence(
-        steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
-    )
+    steps, memory = batch.steps, agent.initial_state(len(batch.valid))
+    return agent.policy.sequence(steps.observation, steps.masks, memory, steps.reset, actions=steps.actions)
 
 
 def prepared(agent: PPOAgent, buffer: TamiyoRolloutBuffer) -> Sequences:

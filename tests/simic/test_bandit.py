@@ -58,12 +58,12 @@ def test_a_bandit_with_eight_heads_is_learned_in_every_head_that_counts(every_he
     for _ in range(updates):
         for _ in range(4):
             uniforms = torch.rand(MEMBERS, NUM_HEADS, generator=generator)
-            state = agent.initial_state(MEMBERS)
-            decision, state = agent.act(observation, bandit.masks, state, fresh, uniforms)
+            memory = agent.initial_state(MEMBERS)
+            decision, _ = agent.act(observation, bandit.masks, memory, fresh, uniforms)
             good = decision.actions == bandit.best
             reward = good.float().mean(1) if every_head_counts else bandit.pull(decision.actions)
             step = decision.with_outcome(reward, ends)
-            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step, state)
+            buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step)
             buffer.add(step)
         assert buffer is not None
         agent.update(buffer)
@@ -88,11 +88,11 @@ def test_a_fixed_horizon_end_that_pays_a_final_reward_is_terminal_and_values_sta
         for t in range(steps):
             observation = FlatObservation(torch.full((members, 1), t / steps))
             uniforms = torch.rand(members, 1, generator=generator)
-            decision, state = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
+            decision, _ = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
             last = torch.full((members,), t == steps - 1)
             reward = (last & (decision.actions[:, 0] == 1)).float()
             step = decision.with_outcome(reward, terminated=last, bootstrap_value=decision.value)
-            buffer = buffer or TamiyoRolloutBuffer(members, steps, step, state)
+            buffer = buffer or TamiyoRolloutBuffer(members, steps, step)
             buffer.add(step)
             values.append(decision.value.max())
         highest.append(torch.stack(values).max().item())

@@ -42,22 +42,6 @@ def test_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middle(recurr
     torch.testing.assert_close(agent.value_normalizer.denormalize(output.value), values, atol=1e-5, rtol=1e-4)
 
 
-def test_a_rollout_that_continues_an_episode_starts_from_its_memory() -> None:
-    agent = make_agent()
-    first = collect(agent, members=4, steps=3)
-    state = agent.initial_state(4)
-    for made in first.transitions:
-        _, state = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
-    made = first.transitions[0]
-    decision, _ = agent.act(made.observation, made.masks, state, made.reset, torch.rand(4, HEADS))
-    stored = decision.with_outcome(torch.zeros(4), torch.ones(4, dtype=torch.bool))
-    first.buffer.reset(state)
-    first.buffer.add(stored)
-    with torch.no_grad():
-        output = evaluate(agent, first.buffer.get_batched_sequences())
-    torch.testing.assert_close(output.log_prob[:, 0], decision.log_prob, atol=1e-6, rtol=1e-5)
-
-
 @pytest.mark.parametrize("minibatches", [1, 2])
 def test_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibatches: int) -> None:
     """The same rows in a tight buffer and in a long, used one teach exactly the same."""

@@ -17,8 +17,8 @@ from tests.operations import count_operations
 from tests.simic.scenes import transition
 
 
-def make_buffer(members: int, horizon: int, state: int = 4) -> TamiyoRolloutBuffer:
-    return TamiyoRolloutBuffer(members, horizon, transition(members), torch.zeros(members, state))
+def make_buffer(members: int, horizon: int) -> TamiyoRolloutBuffer:
+    return TamiyoRolloutBuffer(members, horizon, transition(members))
 
 
 def assert_rows(buffer: TamiyoRolloutBuffer, rows: list[list[dict[str, Tensor]]]) -> None:
@@ -96,9 +96,7 @@ def test_reset_leaves_nothing_behind() -> None:
     for seed in range(4):
         buffer.add(transition(3, seed, terminated=torch.tensor([True, True, True])))
     buffer.compute_advantages_and_returns(0.9, 0.9)
-    state = torch.randn(3, 4)
-    buffer.reset(state)
-    assert torch.equal(buffer.initial_state, state)
+    buffer.reset()
     assert_rows(buffer, [[], [], []])
     assert not buffer.returns.any()
     buffer.add(transition(3, 9), torch.tensor([False, True, False]))

@@ -180,14 +180,8 @@ class Learner(LearnedController):
             reward = reward - control
         step = self._decided.with_outcome(reward, terminated)
         if self._buffer is None:
-            self._buffer = TamiyoRolloutBuffer(
-                self._info.num_members,
-                self.steps,
-                step,
-                self._memory,
-                self.agent.device,
-                self._decision.pool,
-            )
+            members, pool = self._info.num_members, self._decision.pool
+            self._buffer = TamiyoRolloutBuffer(members, self.steps, step, self.agent.device, pool)
         self._buffer.add(step, active)
         self._decided = None
 

@@ -297,10 +297,10 @@ class PPOAgent:
         """
         if rows is not None:
             batch = map_tensors(partial(torch.index_select, dim=0, index=rows), batch)
-        steps = batch.steps
+        steps, memory = batch.steps, self.initial_state(len(batch.valid))  # a rollout begins with an episode
         with torch.enable_grad():
             output = self.policy.sequence(
-                steps.observation, steps.masks, batch.initial_state, steps.reset, actions=steps.actions
+                steps.observation, steps.masks, memory, steps.reset, actions=steps.actions
             )
             terms = ppo_loss(output, batch, entropy, self._imitates)
         self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)

@@ -55,7 +55,6 @@ class Sequences:
     valid: Tensor  # [N, T] bool
     advantages: Tensor  # [N, T]
     returns: Tensor  # [N, T]
-    initial_state: Tensor  # [N, state] the memory before the first step
 
 
 class TamiyoRolloutBuffer:
@@ -70,11 +69,10 @@ class TamiyoRolloutBuffer:
         num_members: int,
         horizon: int,
         example: Transition,
-        initial_state: Tensor,
         device: torch.device | str = "cpu",
         pool: GraphPool | None = None,
     ) -> None:
-        """Allocate the tensors; `example` and `initial_state` fix names, shapes and types, members first.
+        """Allocate the tensors; `example` fixes names, shapes and types, members first.
 
         pool: where the writing of a step is captured, so that it is replayed
         """
@@ -98,7 +96,6 @@ class TamiyoRolloutBuffer:
         self.step_counts = torch.zeros(num_members, dtype=torch.long, device=self.device)
         self.advantages = torch.zeros(num_members, horizon, device=self.device)
         self.returns = torch.zeros(num_members, horizon, device=self.device)
-        self.initial_state = torch.zeros_like(initial_state[:1]).repeat(num_members, 1).to(self.device)
         self._open_rows = torch.zeros_like(self._everyone)  # [N] rows that GAE found without an end
         self._scattered = Graphed(self._scatter, pool)
         self._columns = 0  # no row is longer than this
@@ -109,14 +106,10 @@ class TamiyoRolloutBuffer:
         """Return True where a transition is stored.  # [N, T]"""
         return valid_steps(self.step_counts, self.horizon)
 
-    def reset(self, initial_state: Tensor | None = None) -> None:
-        """Forget everything; the next rollout begins with this memory (a fresh one if none is given)."""
+    def reset(self) -> None:
+        """Forget everything."""
         own = [self.step_counts, self.advantages, self.returns]
         torch._foreach_zero_([*own, *self._storage.values()])
-        if initial_state is None:
-            self.initial_state.zero_()
-        else:
-            self.initial_state.copy_(initial_state)
         self._columns, self._even = 0, True
 
     @torch.no_grad()
@@ -202,14 +195,12 @@ class TamiyoRolloutBuffer:
             valid=self.valid_mask[:, :columns],
             advantages=self.advantages[:, :columns],
             returns=self.returns[:, :columns],
-            initial_state=self.initial_state,
         )
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the rollout by name, for `concatenate`: views, without columns that no row has reached."""
         steps = tensors_of(self.get_batched_sequences().steps)
-        rows = {"step_counts": self.step_counts, "initial_state": self.initial_state}
-        return {f"steps.{name}": value for name, value in steps.items()} | rows
+        return {f"steps.{name}": value for name, value in steps.items()} | {"step_counts": self.step_counts}
 
     def concatenate(self, parts: Sequence[Mapping[str, Tensor]]) -> TamiyoRolloutBuffer:
         """Build a buffer like this one with the rows of several, one below the other.
@@ -218,7 +209,7 @@ class TamiyoRolloutBuffer:
         """
         example = map_tensors(lambda tensor: tensor[:, 0], self._steps)
         total = sum(len(part["step_counts"]) for part in parts)
-        whole = TamiyoRolloutBuffer(total, self.horizon, example, self.initial_state, self.device)
+        whole = TamiyoRolloutBuffer(total, self.horizon, example, self.device)
         first = 0
         for part in parts:
             rows = slice(first, first + len(part["step_counts"]))
@@ -227,7 +218,6 @@ class TamiyoRolloutBuffer:
                 stored[rows, : given.shape[1]] = given.to(self.device)
                 whole._columns = max(whole._columns, given.shape[1])
             whole.step_counts[rows] = part["step_counts"].to(self.device)
-            whole.initial_state[rows] = part["initial_state"].to(self.device)
             first = rows.stop
         whole._even = False
         return whole
