@@ -424,7 +424,7 @@ class StepByStep:
         inputs = map_tensors(lambda tensor: tensor[:, at], batch.steps.observation)
         masks = map_tensors(lambda tensor: tensor[:, at], batch.steps.masks)
         actions = batch.steps.actions[:, at]
-        seen = net._see(inputs, state, batch.steps.reset[:, at])
+        seen = net._encode(inputs, state, batch.steps.reset[:, at])
         op = actions[..., Head.OP]
         embedded = net.op_embedding(op)
         slot_logits = net._slot_logits(seen, embedded)[:, 0, 0]
