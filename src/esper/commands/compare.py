@@ -51,20 +51,10 @@ def compare(
     names = [name.strip() for name in controllers.split(",")]
     settings = common.resolve_settings(config, preset, overrides, task, device, names, members)
     request = {"controllers": controllers, "force": force}
-    _run(settings, controllers, force, lambda: common.begin_folder(settings, out, "compare", request), quiet)
+    run(settings, controllers, force, lambda: common.begin_folder(settings, out, "compare", request), quiet)
 
 
-def compare_again(folder: RunFolder, quiet: bool) -> None:
-    """Do an interrupted comparison again in its folder, as it was asked for."""
-    from esper.runs.run_folder import RunFolder
-    from esper.training import read_config
-
-    settings, controllers = read_config(folder), common.requested(folder, "controllers")
-    force = bool(folder.request.get("force"))
-    _run(settings, controllers, force, lambda: RunFolder.open(folder.path), quiet)
-
-
-def _run(
+def run(
     settings: RunConfig, controllers: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
     """Run a comparison, write the results into its folder and show them.

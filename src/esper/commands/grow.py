@@ -42,20 +42,10 @@ def grow(
     """
     settings = common.resolve_settings(config, preset, overrides, task, device, [controller], members)
     request = {"controller": controller, "force": force}
-    _run(settings, controller, force, lambda: common.begin_folder(settings, out, "grow", request), quiet)
+    run(settings, controller, force, lambda: common.begin_folder(settings, out, "grow", request), quiet)
 
 
-def grow_again(folder: RunFolder, quiet: bool) -> None:
-    """Do an interrupted growth again in its folder, as it was asked for."""
-    from esper.runs.run_folder import RunFolder
-    from esper.training import read_config
-
-    settings, controller = read_config(folder), common.requested(folder, "controller")
-    force = bool(folder.request.get("force"))
-    _run(settings, controller, force, lambda: RunFolder.open(folder.path), quiet)
-
-
-def _run(
+def run(
     settings: RunConfig, controller: str, force: bool, open_folder: Callable[[], RunFolder], quiet: bool
 ) -> None:
     """Grow the networks and write the best one, its history and a comparison with no growth into a folder.

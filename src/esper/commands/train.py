@@ -138,13 +138,15 @@ def _go_on(continued: TrainingRun, seen: int, quiet: bool) -> int:
 
 def _do_again(folder: RunFolder, quiet: bool) -> None:
     """Start a comparison or a growth again unless it has its results; write a report that is missing."""
-    from esper.commands.compare import compare_again
-    from esper.commands.grow import grow_again
+    from esper.commands import compare, grow
     from esper.runs.run_folder import RunFolder
+    from esper.training import read_config
     from esper.watch.report import write_report
 
     if folder.results() is None:
-        (compare_again if folder.kind == "compare" else grow_again)(folder, quiet)
+        run, name = (compare.run, "controllers") if folder.kind == "compare" else (grow.run, "controller")
+        settings, asked = read_config(folder), common.requested(folder, name)
+        run(settings, asked, bool(folder.request.get("force")), lambda: RunFolder.open(folder.path), quiet)
         return
     if not folder.report_path.exists():
         with RunFolder.open(folder.path) as opened:
