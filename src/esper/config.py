@@ -165,9 +165,6 @@ RETIRED: dict[str, Any] = {
     "ppo": {
         "kl_stop": _ANY,
         "adam_epsilon": 1e-5,
-        "clip": 0.2,
-        "value_coefficient": 0.5,
-        "max_grad_norm": 5.0,
         "head_average": "steps",
         "normalize_values": True,
         "normalise_values": True,

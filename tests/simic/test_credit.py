@@ -18,6 +18,7 @@ from esper.lifecycle.slot_states import SlotEvidence, SlotRecord, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.simic.agent.losses import ppo_loss
 from esper.simic.agent.rollout_buffer import Sequences, Transition
+from esper.simic.config import PPOConfig
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import batch_obs_to_features
 from esper.tamiyo.policy.network import TamiyoInputs, TamiyoNet, TamiyoNetConfig
@@ -122,7 +123,7 @@ def gradients(world: World, seed: int, baseline: tuple[float, ...]) -> tuple[Ten
         advantages=(togo - torch.tensor(baseline)) * probability.detach().unsqueeze(1) * count,
         returns=output.value.detach(),  # V has no error, and so no gradient
     )
-    return exact, _flat(-ppo_loss(output, batch, 0.0).loss, parameters)
+    return exact, _flat(-ppo_loss(output, batch, PPOConfig(), 0.0).loss, parameters)
 
 
 def _flat(value: Tensor, parameters: list[torch.nn.Parameter]) -> Tensor:

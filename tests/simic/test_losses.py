@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from esper.simic.agent.losses import CLIP, approximate_kl, explained_variance, ppo_loss, standardize
+from esper.simic.agent.losses import approximate_kl, explained_variance, ppo_loss, standardize
 from esper.simic.agent.ppo import PPOAgent
 from esper.simic.agent.rollout_buffer import Sequences
 from esper.tamiyo.policy.network import PolicyOutput
@@ -17,7 +17,7 @@ from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepar
 HEADS = len(HEAD_SIZES)
 
 
-def scalar_loss(output: PolicyOutput, batch: Sequences) -> tuple[float, float, list[float]]:
+def scalar_loss(output: PolicyOutput, batch: Sequences, clip: float) -> tuple[float, float, list[float]]:
     """Policy loss, KL of the whole action, and KL per head: one number at a time."""
     surrogates: list[list[float]] = [[] for _ in range(HEADS)]
     estimates: list[list[float]] = [[] for _ in range(HEADS)]
@@ -31,7 +31,7 @@ def scalar_loss(output: PolicyOutput, batch: Sequences) -> tuple[float, float, l
                 if output.relevant[n, t, h]:
                     shift = float(output.log_prob[n, t, h] - batch.steps.log_prob[n, t, h])
                     ratio, advantage = math.exp(shift), float(batch.advantages[n, t])
-                    clipped = min(max(ratio, 1 - CLIP), 1 + CLIP)
+                    clipped = min(max(ratio, 1 - clip), 1 + clip)
                     surrogates[h].append(min(ratio * advantage, clipped * advantage))
                     estimates[h].append(ratio - 1 - shift)
     loss = -sum(sum(s) for s in surrogates) / max(acting, 1)
@@ -61,12 +61,12 @@ def judge(agent: PPOAgent, batch: Sequences, seed: int = 0) -> PolicyOutput:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_means_run_over_relevant_steps(seed: int) -> None:
-    agent = make_agent(seed=seed)
+    agent = make_agent(seed=seed, clip=0.1 * (seed + 1))
     batch = moved_batch(agent, seed)
     with torch.no_grad():
         output = judge(agent, batch, seed)
-    terms = ppo_loss(output, batch, 0.01)
-    policy_loss, kl, head_kl = scalar_loss(output, batch)
+    terms = ppo_loss(output, batch, agent.config, 0.01)
+    policy_loss, kl, head_kl = scalar_loss(output, batch, agent.config.clip)
     assert terms.policy_loss.item() == pytest.approx(policy_loss, rel=1e-4, abs=1e-5)
     assert terms.kl.item() == pytest.approx(kl, rel=1e-4, abs=1e-6)
     assert terms.head_kl.tolist() == pytest.approx(head_kl, rel=1e-4, abs=1e-6)
@@ -77,7 +77,7 @@ def test_a_head_without_relevant_steps_is_finite_and_has_no_gradient() -> None:
     batch = moved_batch(agent)
     output = judge(agent, batch)
     output.relevant[..., 1] = False
-    terms = ppo_loss(output, batch, 0.01)
+    terms = ppo_loss(output, batch, agent.config, 0.01)
     assert terms.loss.isfinite()
     assert terms.kl.isfinite()
     assert terms.head_kl[1] == 0
@@ -105,7 +105,7 @@ def test_an_imitator_raises_the_log_probability_of_what_was_done_whatever_it_ear
     agent = make_agent(seed=2)
     batch = moved_batch(agent, seed=2)
     output = judge(agent, batch)
-    terms = ppo_loss(output, batch, 0.0, imitate=True)
+    terms = ppo_loss(output, batch, agent.config, 0.0, imitate=True)
     acting = batch.valid & ~batch.steps.forced
     read = output.relevant & acting.unsqueeze(-1)
     expected = -torch.where(read, output.log_prob, 0.0).sum() / read.any(-1).sum()

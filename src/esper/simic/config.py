@@ -90,6 +90,9 @@ class PPOConfig(Config):
     minibatches: int = Field(
         default=4, ge=1, description="minibatches of whole rows per pass; at most one per row"
     )
+    clip: float = Field(default=0.2, gt=0, description="how far a head's ratio may leave 1")
+    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
+    max_grad_norm: float = Field(default=5.0, gt=0, description="norm to which gradients are clipped")
     target_kl: float | None = Field(
         default=0.02,
         gt=0,

@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.rollout_buffer import Sequences
+from esper.simic.config import PPOConfig
 from esper.tamiyo.policy.network import PolicyOutput
-
-CLIP = 0.2  # how far a head's ratio may leave 1; Schulman et al. 2017
-VALUE_COEFFICIENT = 0.5  # weight of the value loss; V shares the recurrent core with the policy
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,11 @@ def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def ppo_loss(
-    output: PolicyOutput, batch: Sequences, entropy_coefficient: float | Tensor, imitate: bool = False
+    output: PolicyOutput,
+    batch: Sequences,
+    config: PPOConfig,
+    entropy_coefficient: float | Tensor,
+    imitate: bool = False,
 ) -> LossTerms:
     """Compute clipped surrogate per head, value error and entropy.
 
@@ -80,7 +82,7 @@ def ppo_loss(
     ratio = log_ratio.exp()
     advantage = batch.advantages.unsqueeze(-1)  # [N, T, 1]
     # L = min(r·A, clip(r, 1 − ε, 1 + ε)·A), for each head by its own ratio.
-    clipped = ratio.clamp(1 - CLIP, 1 + CLIP)
+    clipped = ratio.clamp(1 - config.clip, 1 + config.clip)
     earned = torch.minimum(ratio * advantage, clipped * advantage)
     surrogate = output.log_prob if imitate else earned
     policy_loss = -(sum_heads(surrogate) / acting).sum()
@@ -89,9 +91,10 @@ def ppo_loss(
     value_loss = masked_mean(0.5 * (output.value - batch.returns).square(), batch.valid)
     entropy = sum_heads(output.entropy)  # [H]
     kl, head_kl = approximate_kl(log_ratio, weight)
-    outside = ((ratio.detach() - 1).abs() > CLIP).float()
+    outside = ((ratio.detach() - 1).abs() > config.clip).float()
+    entropy_bonus = entropy_coefficient * (entropy / acting).sum()
     return LossTerms(
-        loss=policy_loss + VALUE_COEFFICIENT * value_loss - entropy_coefficient * (entropy / acting).sum(),
+        loss=policy_loss + config.value_coefficient * value_loss - entropy_bonus,
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
         kl=kl,

@@ -27,7 +27,6 @@ from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
 from esper.utils.streams import Stream, random_order
 
 ADAM_EPSILON = 1e-5
-MAX_GRAD_NORM = 5.0  # to which gradients are clipped; most updates stay below it
 
 
 @dataclass(frozen=True)
@@ -302,7 +301,7 @@ class PPOAgent:
             output = self.policy.sequence(
                 steps.observation, steps.masks, memory, steps.reset, actions=steps.actions
             )
-            terms = ppo_loss(output, batch, entropy, self._imitates)
+            terms = ppo_loss(output, batch, self.config, entropy, self._imitates)
         self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
         self.optimizer.zero_grad()
         terms.loss.backward()
@@ -310,7 +309,7 @@ class PPOAgent:
         # Early stop: the step that exceeds the limit is skipped, and all after it.
         limit = float("inf") if self.config.target_kl is None else self.config.target_kl
         live, stopped = ~stopped, stopped | (terms.kl > limit)
-        grad_norm = clip_grad_norm_(self.policy.parameters(), MAX_GRAD_NORM)
+        grad_norm = clip_grad_norm_(self.policy.parameters(), self.config.max_grad_norm)
         # A skipped step is still computed; that costs less than waiting for the device to know.
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
         self.optimizer.step(vetoed)
