@@ -302,15 +302,13 @@ def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
 
 
 @settings(max_examples=80, deadline=None)
-@given(grown_crowds(), st.booleans(), st.booleans())
-def test_a_padded_plan_is_the_same_plan(
-    grown: tuple[list[list[SlotRecord]], Chains], trains: bool, light: bool
-) -> None:
+@given(grown_crowds(), st.booleans())
+def test_a_padded_plan_is_the_same_plan(grown: tuple[list[list[SlotRecord]], Chains], trains: bool) -> None:
     view = view_of(*grown)
     rows = training_rows(view) if trains else measurement_rows(view)
     blank = view.form.size
     spec = PlanSpec(replace(rows, tables=(np.arange(len(rows.member)),)), view, blank)
-    tight, bucket = spec.pack().to(CPU), spec.need.with_margin(light)
+    tight, bucket = spec.pack().to(CPU), spec.need.with_margin()
     for _ in range(2):  # the layout of a bucket is kept for the next plan
         roomy = spec.pack(bucket).to(CPU)
         place = roomy.tables[0].tolist()  # of each row

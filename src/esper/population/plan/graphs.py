@@ -32,17 +32,14 @@ from esper.population.metrics import (
 )
 from esper.population.network import RowNetwork
 from esper.population.optimizer import RowWeights, learn_rows
-from esper.population.plan.packing import Bucket, PackedPlan, Plan, PlanSpec
+from esper.population.plan.packing import LAUNCH_COST, Bucket, PackedPlan, Plan, PlanSpec
 from esper.population.plan.rows import copy_to, to_device
 from esper.utils.graphs import GraphPool, TensorGraph
 
 MAX_GRAPHS = 24
 MAX_MEMORY = 0.5  # graphs are dropped when this process holds more of the GPU's memory than this share
-WASTE = 1.08  # a bucket may cost this many times what one with a margin would,
-LIGHT_WASTE = 1.25, 1024  # or where rows are light so many times, and so many rows more
-LIGHT_PARAMETERS = 1 << 16  # rows are light if a host has fewer parameters than this,
-LIGHT_ACTIVATIONS = 1 << 30  # and an epoch of all members fewer activations than this
-_SPATIAL_FROM = {"cnn": 3, "transformer": 2}  # the first axis of space or time in [tasks, samples, ...]
+WASTE = 1.25  # a bucket may cost this many times what one with a margin would,
+SPARE_GROUPS = 10  # and so many launches more; without them, 12 members need new graphs in every epoch
 
 Run = TypeVar("Run")
 Capture = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -269,7 +266,7 @@ class GraphCache:
         def make(plan: Plan, capture: Capture) -> TrainEpoch:
             return TrainEpoch(self.state, plan, data, self._workspace, capture)
 
-        return self._fitting(("train", data.addresses), spec, make, self._rows_are_light(data))
+        return self._fitting(("train", data.addresses), spec, make)
 
     def validation(self, spec: PlanSpec, data: MemberData) -> Validation:
         """Return what measures the members of a spec; captured from the second call with the same data on."""
@@ -280,24 +277,15 @@ class GraphCache:
         def make(plan: Plan, capture: Capture) -> Validation:
             return Validation(self.state, plan, data, capture)
 
-        return self._fitting(("validate", data.addresses), spec, make, self._rows_are_light(data))
+        return self._fitting(("validate", data.addresses), spec, make)
 
-    def _rows_are_light(self, data: MemberData) -> bool:
-        """Return whether padding rows in every epoch cost less than a capture now and then."""
-        network, config = self.state.network, self.state.config
-        host = network.host
-        pixels = math.prod(data.inputs.shape[_SPATIAL_FROM.get(host.topology, data.inputs.ndim) :])
-        samples = len(data.task_of) * config.batch_size * config.batches_per_epoch
-        few = network.host_parameters < LIGHT_PARAMETERS
-        return few and samples * pixels * max(host.widths) < LIGHT_ACTIVATIONS
-
-    def _fitting(self, task: Task, spec: PlanSpec, make: Callable[[Plan, Capture], Run], light: bool) -> Run:
+    def _fitting(self, task: Task, spec: PlanSpec, make: Callable[[Plan, Capture], Run]) -> Run:
         """Return something captured that holds the spec, with the spec loaded."""
         # The largest need so far: later buckets are made for it, so that they converge.
         seen = self._seen.get(task, spec.need)
         self._seen[task] = seen if seen.holds(spec.need) else spec.need.merge(seen) or spec.need
-        padded = spec.need.with_margin(light)
-        limit = _limit(padded, light)
+        padded = spec.need.with_margin()
+        limit = _limit(padded)
         same = [graph for graph in self._graphs if graph.task == task]
         fitting = [g for g in same if g.bucket.cost <= limit and g.bucket.holds(spec.need)]
         graph: _Captured[Run]
@@ -306,25 +294,23 @@ class GraphCache:
             graph.load(spec.pack(graph.bucket))
             self._graphs.remove(graph)
         else:
-            bucket = self._new_bucket(padded, same, self._seen[task].with_margin(light), light)
+            bucket = self._new_bucket(padded, same, self._seen[task].with_margin())
             graph = self._capture(task, bucket, spec.pack(bucket), make)
         self._graphs = [*self._graphs[1 - MAX_GRAPHS :], graph]
         return graph.run
 
-    def _new_bucket(
-        self, padded: Bucket, same: list[_Captured[Any]], all_seen: Bucket, light: bool
-    ) -> Bucket:
+    def _new_bucket(self, padded: Bucket, same: list[_Captured[Any]], all_seen: Bucket) -> Bucket:
         """Return a bucket for all that was ever needed, or one merged with that of the nearest graph.
 
         The graphs whose buckets it replaces are dropped. Neither is done where it would waste much.
         """
-        limit = _limit(padded, light)
+        limit = _limit(padded)
         if all_seen.cost <= limit:
-            near = [g for g in same if all_seen.holds(g.bucket) and all_seen.cost <= _limit(g.bucket, light)]
+            near = [g for g in same if all_seen.holds(g.bucket) and all_seen.cost <= _limit(g.bucket)]
             self._graphs = [g for g in self._graphs if g not in near]
             return all_seen
         merged = [(bucket, g) for g in same if (bucket := g.bucket.merge(padded)) and bucket.cost <= limit]
-        merged = [(bucket, g) for bucket, g in merged if bucket.cost <= _limit(g.bucket, light)]
+        merged = [(bucket, g) for bucket, g in merged if bucket.cost <= _limit(g.bucket)]
         if not merged:
             return padded
         bucket, nearest = min(merged, key=lambda pair: pair[0].cost - pair[1].bucket.cost)
@@ -355,7 +341,6 @@ class GraphCache:
             torch.cuda.empty_cache()
 
 
-def _limit(bucket: Bucket, light: bool) -> float:
+def _limit(bucket: Bucket) -> float:
     """Return what a bucket may cost that is used instead of this one."""
-    times, more = LIGHT_WASTE if light else (WASTE, 0)
-    return times * bucket.cost + more
+    return WASTE * bucket.cost + SPARE_GROUPS * LAUNCH_COST

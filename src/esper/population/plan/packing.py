@@ -26,7 +26,7 @@ GroupKey = tuple[int, int]  # station, form
 BY_ENTRY = ("rows", "source", "blend")  # fields of a station with a number for each entry,
 # or for each of so many rows
 BY_ROW = {"entry": "after", "base": "after", "read_by": "before", "beside": "widened"}
-LAUNCH_COST = 40  # launching the kernels of a group takes as long as computing this many light rows
+LAUNCH_COST = 40  # launching the kernels of a group takes as long as computing this many rows
 _TABLE = "table "
 
 
@@ -155,12 +155,12 @@ class Bucket:
         groups = dict(zip(keys, sizes, strict=True))
         return replace(self, forks=forks, groups=groups, blends=self.blends | other.blends)
 
-    def with_margin(self, light: bool) -> Bucket:
-        """Return a larger bucket: by as much as chance moves the counts, and more where rows are light."""
+    def with_margin(self) -> Bucket:
+        """Return a larger bucket: by as much as chance moves the counts."""
 
         def more(n: int) -> int:
             # Counts of independent events vary by about sqrt(n): three times that covers nearly all of them.
-            return n + math.ceil(3 * math.sqrt(n)) + (2 + n // 8) * light if n else 0
+            return n + math.ceil(3 * math.sqrt(n)) + 2 if n else 0
 
         groups = {key: (more(size), more(live)) for key, (size, live) in self.groups.items()}
         return replace(self, forks=tuple(map(more, self.forks)), groups=groups)
