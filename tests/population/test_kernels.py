@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
 
-from esper.lifecycle.actions import Blend, Blueprint, Style, selectable_blueprints
+from esper.lifecycle.actions import Blueprint, Style, selectable_blueprints
 from esper.lifecycle.slot_states import AlphaMode, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.blocks import (
@@ -22,7 +21,6 @@ from esper.population.config import PopulationConfig
 from esper.population.data import Clock, MemberData
 from esper.population.hosts import Host, TokenEmbedding, build_host
 from esper.population.optimizer import RowWeights, clip_rows, learn_rows, step_rows
-from esper.population.plan.packing import Station
 from esper.population.population import Population
 from esper.population.row_module import ParameterLayout, RowModule
 from tests.population.worlds import every_pair, fading, record
@@ -107,38 +105,6 @@ def test_fused_attention_is_the_attention(time: int, width: int, heads: int) -> 
     if width < 64:  # random weights make the scores of wide heads too large for bfloat16
         plain = nn.Sequential(branch.first, branch.middle, branch.second)
         assert worst_error(plain, time, (width,), torch.bfloat16) < 3e-2
-
-
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", [(9, 3, 7, 7, 8), (9, 6, 8), (9, 3, 40, 50, 8)])
-@pytest.mark.parametrize("blends", [(Blend.ADD, Blend.GATE), (Blend.ADD, Blend.MULTIPLY), tuple(Blend)])
-def test_blends_as_one_kernel_are_their_formulas(
-    blends: tuple[Blend, ...], shape: tuple[int, ...], dtype: torch.dtype
-) -> None:
-    """Outputs and all gradients, against float64."""
-    from esper.population.kernels import BlendParts
-
-    device = torch.device("cuda")
-    kinds = torch.tensor(blends, device=device).repeat(len(shape) * 3)[: shape[0]]
-    given = {name: torch.randn(shape, device=device).to(dtype) for name in ("s", "h")}
-    if Blend.GATE in blends:
-        given["gate"] = torch.rand(shape[:2], device=device).to(dtype)
-    work = cast(Station, SimpleNamespace(blend=kinds, blends=frozenset(blends)))
-    found = []
-    for fused in (True, False):
-        own = {name: (v if fused else v.double()).detach().requires_grad_() for name, v in given.items()}
-        gate, per_row = own.get("gate"), (-1, *[1] * (len(shape) - 1))
-        if fused:
-            out = BlendParts.apply(own["s"], own["h"], gate, work)  # type: ignore[no-untyped-call]
-        else:
-            opened = 1.0 if gate is None else gate.view(*gate.shape, *[1] * (len(shape) - 2))
-            out = torch.where((kinds == Blend.GATE).view(per_row), opened * own["s"], own["s"])
-            factor = own["h"] * torch.tanh(own["s"])
-            out = torch.where((kinds == Blend.MULTIPLY).view(per_row), factor, out)
-        read = [v for name, v in own.items() if name != "h" or Blend.MULTIPLY in blends]
-        probe = torch.linspace(-1, 1, out.numel(), device=device).view_as(out)
-        found.append((out.detach(), *torch.autograd.grad((out.double() * probe).sum(), read)))
-    assert max(relative_error(a, b) for a, b in zip(*found, strict=True)) < TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from esper.lifecycle.actions import NUM_BLUEPRINTS, Blend, Blueprint
 from esper.population.blueprints import BlendGate
 from esper.population.config import PopulationConfig
 from esper.population.forms import FormCodes, SlotForms
-from esper.population.hosts import EntrySegment, GlobalMean, Host, block_of
+from esper.population.hosts import EntrySegment, Host, block_of
 from esper.population.optimizer import has_triton
 from esper.population.plan.packing import Plan, Station, widened_span
 from esper.population.row_module import RowModule, flatten
@@ -39,7 +39,6 @@ class RowNetwork:
         self.fused = method == "fused"
         self.bfloat16 = config.precision == "bfloat16"
         self.channels_last = host.topology == "cnn" and self.fused
-        self.pools = isinstance(host.head, nn.Sequential) and isinstance(host.head[0], GlobalMean)
         self.membership = cache(self._membership)
         self.trunk = [None if module is None else rows(module) for module in trunk_of(host)]
         self.codes = FormCodes(1 + 2 * (config.widest - 1))
@@ -149,7 +148,7 @@ class RowNetwork:
             for station in stations:
                 x, beside = self._read_beside(station, x, beside)
                 x = self._run_station(station, next(weights), x, beside)
-        return self._run_segment(-1, head, self._pool(x))
+        return self._run_segment(-1, head, x)
 
     def cast(self, x: Tensor) -> Tensor:
         """Cast to the precision of activations and products; indices stay what they are."""
@@ -163,13 +162,6 @@ class RowNetwork:
         if k == -1:
             return module(rows, x.to(rows.dtype) if x.is_floating_point() else x)
         return self.cast(module(self.cast(rows)[: x.shape[0]], x))
-
-    def _pool(self, x: Tensor) -> Tensor:
-        """Take the mean over space ahead of a head that begins with it: less to cast and to transpose."""
-        if not (self.channels_last and self.pools):
-            return x
-        last = self._to_channels_last(x)
-        return self._to_channels_first(last.mean(dim=tuple(range(2, last.ndim - 1)), keepdim=True))
 
     def _read_beside(
         self, station: Station, x: Tensor, beside: Tensor | None
@@ -228,12 +220,7 @@ class RowNetwork:
         if station.blends <= {Blend.ADD}:
             return s
         gate = forms.gate(rows[:, forms.gate_start :], h) if Blend.GATE in station.blends else None
-        if self.fused:
-            from esper.population.kernels import BlendParts
-
-            last = self._to_channels_last
-            blended: Tensor = BlendParts.apply(last(s), last(h), gate, station)  # type: ignore[no-untyped-call]
-            return self._to_channels_first(blended)
+        # Of the output s and the activation h: ADD gives s, GATE gate · s, MULTIPLY h · tanh(s).
         delta, per_row = s, (-1, *[1] * (h.ndim - 1))
         if gate is not None:
             delta = torch.where((station.blend == Blend.GATE).view(per_row), gate * s, delta)
