@@ -226,7 +226,7 @@ def test_fused_ablation_equals_separate_passes(monkeypatch: pytest.MonkeyPatch) 
                 alphas = [1.0 if k == s else a for k, a in enumerate(own)]
                 gain = 100 * (accuracy_alone(population, states, i, alphas) - base)
             assert float(measured.shadow_gain[i, s]) == pytest.approx(gain, abs=1e-3, nan_ok=True)
-    assert measured.contribution[0].abs().min() > 0.02  # well above the tolerance
+    assert measured.contribution[0].abs().min() > 0.005  # several times the tolerance
     # own rows; two ablations; one and a shadow; a shadow; nothing; one.
     asked = measurement_rows(population.read_slots(states))
     assert len(asked.member) == 5 + 2 + 2 + 1 + 0 + 1
