@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.simic.agent.ppo import PPOAgent
-from tests.simic.flat_policy import FlatMasks, padded_choices
-from tests.simic.scenes import HEAD_SIZES, collect, evaluate, make_agent, prepared
-
-HEADS = len(HEAD_SIZES)
+from tests.simic.scenes import collect, evaluate, make_agent, prepared
 
 
 def parameters(agent: PPOAgent) -> Tensor:
@@ -27,7 +24,7 @@ def test_nothing_relevant_at_all_is_a_quiet_update() -> None:
     metrics = agent.update(buffer)
     assert metrics.policy_loss == 0
     assert metrics.kl == 0
-    assert all(math.isnan(value) for value in metrics.head_kl.values())
+    assert all(math.isnan(value) for value in metrics.head_entropy.values())
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
@@ -89,10 +86,7 @@ def test_values_are_denormalized_before_gae_and_returns_normalized_by_the_same_s
         expected = replace(buffer.get_batched_sequences())
         batch = prepared(agent, buffer)
         assert agent.value_normalizer.count.item() == count + 48  # once per rollout
-        # what GAE read is V in units of reward, and what is learned is its return in units of the head
-        torch.testing.assert_close(
-            agent.value_normalizer.denormalize(batch.steps.value), expected.steps.value, atol=1e-3, rtol=1e-4
-        )
+        # what is learned is the return in units of the head
         torch.testing.assert_close(
             agent.value_normalizer.denormalize(batch.returns), buffer.returns, atol=1e-3, rtol=1e-4
         )
@@ -165,16 +159,9 @@ def test_a_non_finite_gradient_vetoes_its_step() -> None:
         assert tensor.isfinite().all()
 
 
-def test_an_all_masked_row_raises_in_the_rollout_and_in_the_update() -> None:
+def test_an_all_masked_row_raises_in_the_update() -> None:
     agent = make_agent(minibatches=1)
     rollout = collect(agent, members=4, steps=3)
-    made = rollout.transitions[0]
-    legal = padded_choices(HEAD_SIZES).repeat(4, 1, 1)
-    legal[2, 1] = False
-    agent.act(made.observation, FlatMasks(legal), agent.initial_state(4), made.reset, torch.rand(4, HEADS))
-    with pytest.raises(ValueError, match="member 2, head 'head 1' has no legal choice"):
-        agent.check()
-    agent.check()  # said once
     rollout.buffer.get_batched_sequences().steps.masks.legal[3, 1, 2] = False
     before = [p.detach().clone() for p in agent.policy.heads.parameters()]
     with pytest.raises(ValueError, match="member 3, head 'head 2' has no legal choice"):

@@ -164,15 +164,10 @@ class Learner(LearnedController):
         its steps at all; control [N]: the rewards of the same members in this step without growth. All of
         these are subtracted, also those after a member has finished, which are charged to its last step:
         the sum does not depend on the actions, so it reduces variance and moves no optimum.
-        Raises RuntimeError without a decision or without needed control rewards.
         """
-        if self._decided is None:
-            raise RuntimeError("there is no decision to record; call decide before record_step")
+        assert self._decided is not None, "there is no decision to record"
         if self.reward.control_variate:
-            if control is None:
-                raise RuntimeError(
-                    f"{self.name} uses a control variate; give the rewards of the control runs"
-                )
+            assert control is not None, "a control variate needs the rewards of the control runs"
             # What the control run earns after the end is discounted back to the member's last step.
             self._finished_for = torch.where(active, 0, self._finished_for + 1)
             discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
@@ -196,6 +191,4 @@ class Learner(LearnedController):
 
     def load_rollouts(self, parts: Sequence[Mapping[str, Tensor]]) -> None:
         """Continue with the transitions of all shards, from what `export_rollout` returned for each."""
-        # A fault of one shard is raised by the update, in every process and by its row among all.
-        self.agent.clear_faults()
         self._learned = self.buffer.concatenate(parts)

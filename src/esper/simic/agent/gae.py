@@ -37,8 +37,7 @@ Kernel = Callable[[GaeInputs, float, float], Advantages]  # (rows, γ, λ)
 
 
 def compute_gae(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
-    """Compute advantages and returns, both [N, T] float32; raise ValueError for wrong shapes or types."""
-    _check(rows)
+    """Compute advantages and returns, both [N, T] float32."""
     return fastest_kernel(rows.rewards.device.type)(rows, gamma, lam)
 
 
@@ -87,18 +86,3 @@ def _returns(advantages: Tensor, rows: GaeInputs) -> Tensor:
 def valid_steps(step_counts: Tensor, horizon: int) -> Tensor:
     """Return True where a step was recorded.  # step_counts [N] → [N, T]"""
     return torch.arange(horizon, device=step_counts.device) < step_counts.unsqueeze(1)
-
-
-def _check(rows: GaeInputs) -> None:
-    """Raise ValueError for wrong shapes and types; no value is read."""
-    shape = rows.rewards.shape
-    for name, tensor in rows._asdict().items():
-        kind = {"terminated": torch.bool, "truncated": torch.bool, "step_counts": torch.long}.get(
-            name, torch.float32
-        )
-        expected = shape[:1] if name == "step_counts" else shape
-        if len(shape) != 2 or tensor.shape != expected or tensor.dtype != kind:
-            raise ValueError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; expected {kind} of shape "
-                f"{tuple(expected)}, since rewards [members, steps] have shape {tuple(shape)}"
-            )

@@ -21,7 +21,6 @@ class LossTerms:
     value_loss: Tensor  # []
     kl: Tensor  # [] of the whole action, per step
     clip_fraction: Tensor  # []
-    head_kl: Tensor  # [H]
     head_entropy: Tensor  # [H]
     head_used: Tensor  # [H] bool: some step reads this head
 
@@ -43,17 +42,16 @@ def head_weights(relevant: Tensor, batch: Sequences) -> Tensor:
 
 
 @torch.no_grad()
-def approximate_kl(log_ratio: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Estimate the KL of the whole action per acting step, and of each head per step that reads it.
+def approximate_kl(log_ratio: Tensor, weight: Tensor) -> Tensor:
+    """Estimate the KL of the whole action per acting step.
 
     The heads of one step add up (the chain rule of KL), so the whole is the sum over heads with the mask's
-    weight.  # log_ratio, weight [N, T, H] → [], [H]
+    weight.  # log_ratio, weight [N, T, H] → []
     """
     used = weight.float()
     # Schulman's k3 estimator (joschu.net/blog/kl-approx.html): e^d − 1 − d with d = ln(π / π_old), never < 0.
-    estimate = log_ratio.expm1().sub_(log_ratio).mul_(used).flatten(0, 1)
-    steps, head_steps = (used.sum(-1) > 0).sum(), used.flatten(0, 1).sum(0)
-    return estimate.sum() / steps.clamp(min=1), estimate.sum(0) / head_steps.clamp(min=1)
+    estimate = log_ratio.expm1().sub_(log_ratio).mul_(used)
+    return estimate.sum() / weight.any(-1).sum().clamp(min=1)
 
 
 def ppo_loss(
@@ -90,16 +88,14 @@ def ppo_loss(
     # ½ (V − R)², both in units of the value normalizer.
     value_loss = masked_mean(0.5 * (output.value - batch.returns).square(), batch.valid)
     entropy = sum_heads(output.entropy)  # [H]
-    kl, head_kl = approximate_kl(log_ratio, weight)
     outside = ((ratio.detach() - 1).abs() > config.clip).float()
     entropy_bonus = entropy_coefficient * (entropy / acting).sum()
     return LossTerms(
         loss=policy_loss + config.value_coefficient * value_loss - entropy_bonus,
         policy_loss=policy_loss.detach(),
         value_loss=value_loss.detach(),
-        kl=kl,
+        kl=approximate_kl(log_ratio, weight),
         clip_fraction=(outside * weight).sum() / weight.sum().clamp(min=1),
-        head_kl=head_kl,
         head_entropy=entropy.detach() / readers,
         head_used=weight.any(1).any(0),
     )

@@ -1,14 +1,9 @@
-"""The running scale of returns, and a rollout in its units; everything stays on the device."""
+"""The running scale of returns; everything stays on the device."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
-
-from esper.simic.agent.losses import explained_variance, standardize
-from esper.simic.agent.optimizer import VetoAdam
 
 
 class ValueNormalizer(nn.Module):
@@ -73,43 +68,3 @@ class ValueNormalizer(nn.Module):
         value_head.weight.mul_(factor)
         value_head.bias.mul_(old_scale).add_(old_mean - self.mean.float()).div_(scale)
         return factor
-
-
-@dataclass(frozen=True)
-class ScaledRollout:
-    """A rollout in the network's units, and figures about it."""
-
-    learned: Tensor  # [N, T] bool: the steps that are learned from
-    returns: Tensor  # [N, T]
-    advantages: Tensor  # [N, T]
-    value: Tensor  # [N, T]
-    explained_variance: Tensor  # [] of the returns, by the values of the rollout
-    steps_learned: Tensor  # []
-    steps_dropped: Tensor  # [] for a return or an advantage that is not finite
-
-
-def scale_rollout(
-    valid: Tensor,
-    returns: Tensor,
-    advantages: Tensor,
-    value: Tensor,
-    forced: Tensor,
-    head: nn.Linear,
-    optimizer: VetoAdam,
-    units: ValueNormalizer,
-) -> ScaledRollout:
-    """Update the units of V with these returns, and return the rollout in the new ones.
-
-    valid, forced: which steps are real, and which left no choice. Everything [N, T]
-    """
-    finite = returns.isfinite() & advantages.isfinite()
-    learned = valid & finite
-    returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
-    variance = explained_variance(value, returns, learned)
-    # Forced steps have no actor loss, so they are left out of the scale too.
-    advantages = standardize(advantages, learned & ~forced)
-    # Adam's moments of the value head are in its old units, so they change with it.
-    optimizer.rescale(head, units.update_returns(returns, learned, head))
-    returns, value = units.normalize(returns), units.normalize(value)
-    counts = learned.sum(), (valid & ~finite).sum()
-    return ScaledRollout(learned, returns, advantages, value, variance, *counts)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
-from esper.simic.agent.losses import LossTerms, ppo_loss
-from esper.simic.agent.normalizers import ValueNormalizer, scale_rollout
+from esper.simic.agent.losses import LossTerms, explained_variance, ppo_loss, standardize
+from esper.simic.agent.normalizers import ValueNormalizer
 from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.simic.config import PPOConfig as PPOConfig
@@ -46,7 +46,6 @@ class UpdateMetrics:
     steps_learned: int  # transitions
     steps_dropped: int  # transitions with a non-finite return
     head_entropy: Mapping[str, float]  # 0..1; NaN if no step reads the head
-    head_kl: Mapping[str, float]  # NaN if no step reads the head
 
     @property
     def entropy(self) -> float:
@@ -55,47 +54,26 @@ class UpdateMetrics:
         return sum(read) / len(read) if read else float("nan")
 
 
-class UpdateTally:
-    """The sums of an update, kept on the device in tensors that stay in their places; `means` names them."""
+MEANS = ("policy_loss", "value_loss", "kl", "clip_fraction", "grad_norm")
 
-    MEANS = ("policy_loss", "value_loss", "kl", "clip_fraction", "grad_norm")
-    COUNTS = ("steps_taken", "steps_vetoed")
-    HEAD_MEANS = ("head_kl", "head_entropy")
 
-    def __init__(self, num_heads: int, device: torch.device) -> None:
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(*shape, dtype=torch.float64, device=device)
+def count_minibatch(
+    terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the numbers of a minibatch, to be summed over an update; live []: not stopped before it.
 
-        self._means = zeros(len(self.MEANS) + 1)  # the last one counts the minibatches
-        self._counts = zeros(len(self.COUNTS))
-        self._heads = zeros(len(self.HEAD_MEANS) + 1, num_heads)  # the last row counts the minibatches
-
-    def begin(self) -> None:
-        """Forget the update before."""
-        torch._foreach_zero_([self._means, self._counts, self._heads])
-
-    def add(self, terms: LossTerms, grad_norm: Tensor, live: Tensor, vetoed: Tensor) -> None:
-        """Add a minibatch; live []: not stopped before it; vetoed []: its step was not taken."""
-        finite = grad_norm.isfinite()
-        means = [getattr(terms, name) for name in self.MEANS[:-1]] + [torch.where(finite, grad_norm, 0.0)]
-        heads = [getattr(terms, name) for name in self.HEAD_MEANS]
-        # Minibatches after the early stop are computed as no-ops and do not count.
-        self._means += torch.where(live, torch.stack([*means, torch.ones_like(terms.kl)]).double(), 0.0)
-        ones = torch.ones_like(terms.head_kl)
-        self._heads += torch.where(live & terms.head_used, torch.stack([*heads, ones]).double(), 0.0)
-        self._counts += torch.stack((~vetoed, live & ~finite))
-
-    def means(self) -> dict[str, Tensor]:
-        """Return each quantity by name: a mean over minibatches, NaN for a head that none read, or a count.
-
-        # [] float64, or [heads]
-        """
-        totals, heads = self._means[:-1] / self._means[-1].clamp(min=1), self._heads[:-1] / self._heads[-1]
-        return {
-            **dict(zip(self.MEANS, totals, strict=True)),
-            **dict(zip(self.COUNTS, self._counts, strict=True)),
-            **dict(zip(self.HEAD_MEANS, heads, strict=True)),
-        }
+    Returns MEANS and a 1, the entropy of each head and a 1 where it was read, and whether the step was taken
+    and whether its gradient was not finite.  # [6], [2, H], [2], all float64
+    """
+    finite, one = grad_norm.isfinite(), torch.ones_like(terms.kl)
+    means = [terms.policy_loss, terms.value_loss, terms.kl, terms.clip_fraction]
+    heads = torch.stack((terms.head_entropy, torch.ones_like(terms.head_entropy)))
+    # Minibatches after the early stop are computed as no-ops and do not count.
+    return (
+        torch.where(live, torch.stack([*means, torch.where(finite, grad_norm, 0.0), one]).double(), 0.0),
+        torch.where(live & terms.head_used, heads.double(), 0.0),
+        torch.stack((~vetoed, live & ~finite)).double(),
+    )
 
 
 def read_back(tensors: Mapping[str, Tensor]) -> dict[str, list[float]]:
@@ -139,10 +117,8 @@ class PPOAgent:
         self._imitates = False
         self._may_read = self.device.type == "cpu"  # a value inside an update
         self._fault = torch.zeros((), dtype=torch.long, device=self.device)
-        self._tally = UpdateTally(len(policy.head_names), self.device)
         pool = GraphPool() if self.device.type == "cuda" else None
-        scale = partial(scale_rollout, head=policy.value_head, optimizer=self.optimizer)
-        self._scaled = Graphed(partial(scale, units=self.value_normalizer), pool)
+        self._scaled = Graphed(self._scale, pool)
         self._learned = Graphed(self._learn, pool)
 
     def initial_state(self, num_members: int) -> Tensor:
@@ -170,7 +146,6 @@ class PPOAgent:
             _as_sequence(resets),
             uniforms=None if uniforms is None else _as_sequence(uniforms),
         )
-        self._note_faults(output.fault, None)
         value = self.value_normalizer.denormalize(output.value[:, 0])
         nothing, never = torch.zeros_like(value), torch.zeros_like(resets)
         step = Transition(
@@ -206,20 +181,31 @@ class PPOAgent:
         rollout = buffer.get_batched_sequences()
         batch, summary = self._prepare(rollout)
         entropy = torch.full((), self.entropy_coefficient, device=self.device)
-        self._tally.begin()
         broken = buffer.fault() > 0
-        stopped = torch.zeros_like(broken)
+        stopped, sums = torch.zeros_like(broken), list[Tensor]()
         # `_imitates` is read inside the captured function, so imitation runs uncaptured.
         replayed = batch.valid.numel() <= REPLAYED_STEPS and not imitate  # captured as it learns otherwise
         learn = self._learned if replayed else self._learn
         for rows in self._minibatches(buffer.num_members):
-            stopped = learn(batch, rows, entropy, stopped, broken)
+            stopped, *counted = learn(batch, rows, entropy, stopped, broken)
+            sums = [total + number for total, number in zip(sums, counted, strict=True)] if sums else counted
             # On the CPU reading `stopped` is free and saves the no-ops; on a GPU it would stall the queue.
             if self._may_read and bool(stopped):
                 break
 
         faults = {"buffer_fault": buffer.fault(), "policy_fault": self._fault}
-        numbers = read_back({**faults, **summary, **self._tally.means(), "stopped": stopped})
+        means, heads, steps = sums
+        numbers = read_back(
+            {
+                **faults,
+                **summary,
+                **dict(zip(MEANS, means[:-1] / means[-1].clamp(min=1), strict=True)),
+                "head_entropy": heads[0] / heads[1],  # NaN for a head that no minibatch read
+                "steps_taken": steps[0],
+                "steps_vetoed": steps[1],
+                "stopped": stopped,
+            }
+        )
         buffer.check(int(numbers["buffer_fault"][0]))
         self._raise_fault(int(numbers["policy_fault"][0]))
         metrics = self._metrics(numbers, buffer.num_members)
@@ -232,14 +218,6 @@ class PPOAgent:
         config = self.config
         progress = min(self.updates / config.entropy_updates, 1.0)
         return config.entropy_start + (config.entropy_end - config.entropy_start) * progress
-
-    def clear_faults(self) -> None:
-        """Forget what `check` would raise for; an update finds it again in the rollout."""
-        self._fault.zero_()
-
-    def check(self) -> None:
-        """Raise ValueError if a head that was read had no legal choice. Reads the device once."""
-        self._raise_fault(int(read_back({"fault": self._fault})["fault"][0]))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that learning changed, as plain tensors."""
@@ -263,16 +241,33 @@ class PPOAgent:
     def _prepare(self, rollout: Sequences) -> tuple[Sequences, dict[str, Tensor]]:
         """Return the rollout in the network's units, and figures about it by name.  # each []"""
         steps = rollout.steps
-        scaled = self._scaled(rollout.valid, rollout.returns, rollout.advantages, steps.value, steps.forced)
-        batch = replace(
-            rollout,
-            steps=replace(steps, value=scaled.value),
-            valid=scaled.learned,
-            advantages=scaled.advantages,
-            returns=scaled.returns,
+        learned, returns, advantages, *figures = self._scaled(
+            rollout.valid, rollout.returns, rollout.advantages, steps.value, steps.forced
         )
-        reported = ("explained_variance", "steps_learned", "steps_dropped")
-        return batch, {name: getattr(scaled, name) for name in reported}
+        batch = replace(rollout, valid=learned, advantages=advantages, returns=returns)
+        return batch, dict(
+            zip(("explained_variance", "steps_learned", "steps_dropped"), figures, strict=True)
+        )
+
+    def _scale(
+        self, valid: Tensor, returns: Tensor, advantages: Tensor, value: Tensor, forced: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Update the units of V with these returns, and bring the rollout into the new ones.
+
+        valid, forced: which steps are real, and which left no choice. Everything [N, T]
+        Returns the steps to learn from, returns and advantages [N, T], and the figures of `_prepare` [].
+        """
+        finite = returns.isfinite() & advantages.isfinite()
+        learned = valid & finite
+        returns, advantages = (torch.where(learned, given, 0.0) for given in (returns, advantages))
+        variance = explained_variance(value, returns, learned)
+        # Forced steps have no actor loss, so they are left out of the scale too.
+        advantages = standardize(advantages, learned & ~forced)
+        units, head = self.value_normalizer, self.policy.value_head
+        # Adam's moments of the value head are in its old units, so they change with it.
+        self.optimizer.rescale(head, units.update_returns(returns, learned, head))
+        counts = learned.sum(), (valid & ~finite).sum()
+        return learned, units.normalize(returns), advantages, variance, *counts
 
     def _minibatches(self, num_members: int) -> Iterator[Tensor | None]:
         """Return row indices of each minibatch, freshly shuffled in every epoch; None is the whole batch."""
@@ -289,8 +284,8 @@ class PPOAgent:
 
     def _learn(
         self, batch: Sequences, rows: Tensor | None, entropy: Tensor, stopped: Tensor, broken: Tensor
-    ) -> Tensor:
-        """Learn from one minibatch; return whether the update has stopped.  # [] bool
+    ) -> tuple[Tensor, ...]:
+        """Learn from one minibatch; return whether the update has stopped [], and `count_minibatch`.
 
         entropy [] the coefficient; stopped, broken [] bool: as of the minibatches before it
         """
@@ -313,23 +308,18 @@ class PPOAgent:
         # A skipped step is still computed; that costs less than waiting for the device to know.
         vetoed = stopped | broken | (self._fault > 0) | ~grad_norm.isfinite()
         self.optimizer.step(vetoed)
-        self._tally.add(terms, grad_norm, live, vetoed)
-        return stopped
+        return stopped, *count_minibatch(terms, grad_norm, live, vetoed)
 
     def _metrics(self, numbers: Mapping[str, list[float]], num_members: int) -> UpdateMetrics:
-        def by_head(name: str) -> dict[str, float]:
-            return dict(zip(self.policy.head_names, numbers[name], strict=True))
-
         return UpdateMetrics(
-            **{name: numbers[name][0] for name in (*UpdateTally.MEANS, "explained_variance")},
+            **{name: numbers[name][0] for name in (*MEANS, "explained_variance")},
             epochs_done=numbers["steps_taken"][0] / min(self.config.minibatches, num_members),
             stopped_early=bool(numbers["stopped"][0]),
             steps_vetoed=int(numbers["steps_vetoed"][0]),
             entropy_coefficient=self.entropy_coefficient,
             steps_learned=int(numbers["steps_learned"][0]),
             steps_dropped=int(numbers["steps_dropped"][0]),
-            head_entropy=by_head("head_entropy"),
-            head_kl=by_head("head_kl"),
+            head_entropy=dict(zip(self.policy.head_names, numbers["head_entropy"], strict=True)),
         )
 
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
