@@ -25,10 +25,9 @@ import torch
 from esper.builders import check_host, make_environment
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
-from esper.lifecycle.slot_states import SlotStates
 from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
-from esper.simic.costs import Prices
+from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
@@ -116,12 +115,11 @@ def run_fixed(
     Every epoch is charged a validation where the best one counts; validations that only draw a curve are
     free.
     """
-    spec, prices = environment.spec, prices_of(environment)
+    spec, (batch, validation) = environment.spec, prices_of(environment)
     # price of a step = minibatches × price of one, and of a validation where it chooses the weights
-    batch = float(prices.batch.mean())
-    validation = spec.best_epoch * float(prices.validation.mean()) / batch
+    validation *= spec.best_epoch
     steps, batches = fit_schedule(
-        budget / batch, spec.episode.steps, spec.population.batches_per_epoch, validation
+        budget / batch, spec.episode.steps, spec.population.batches_per_epoch, validation / batch
     )
     # The budget is converted to steps already, so the clock counts those.
     episode = {"steps": steps, "clock": "steps", "flops": None}
@@ -134,18 +132,17 @@ def run_fixed(
         )
     )
     run = run_controller(fresh, name, Static(), _count_steps(on_progress, 0, steps))
-    step = batches * prices.batch + spec.best_epoch * prices.validation  # [N] FLOPs
+    step = np.full(environment.num_members, batches * batch + validation)  # [N] FLOPs
     spent = np.arange(steps + 1)[:, None] * step  # [T + 1, N]
     epochs = steps * batches / spec.population.batches_per_epoch
     return replace(run, record=replace(run.record, spent=spent), epochs=epochs)
 
 
-def prices_of(environment: GrowthEnvironment) -> Prices:
-    """Return what a minibatch and a validation of the bare hosts cost."""
-    task, config = environment.spec.task, environment.spec.population
-    empty = SlotStates.empty(environment.num_members, environment.num_slots).to(environment.device)
+def prices_of(environment: GrowthEnvironment) -> tuple[float, float]:
+    """Return the FLOPs of a minibatch and of a validation of a bare host."""
+    task, config, host = environment.spec.task, environment.spec.population, environment.bodies.host_flops
     samples = min(len(task.validation), config.validation_samples)
-    return environment.population.costs.prices(empty, config.batch_size, samples)
+    return TRAINING_PASSES * config.batch_size * host, samples * host
 
 
 def _count_steps(on_progress: OnProgress | None, done: int, steps: int) -> OnStep | None:
@@ -196,9 +193,9 @@ def compare(
         if not isinstance(arm, Fixed):
             on_step = _count_steps(on_progress, len(runs), environment.steps)
             finish(name, run_controller(environment, name, arm, on_step))
-    spec, price = environment.spec, prices_of(environment)
-    epoch = spec.population.batches_per_epoch * price.batch + spec.best_epoch * price.validation  # [N] FLOPs
-    usual = environment.steps * float(epoch.mean())
+    spec, (batch, validation) = environment.spec, prices_of(environment)
+    epoch = spec.population.batches_per_epoch * batch + spec.best_epoch * validation  # FLOPs
+    usual = environment.steps * epoch
     budget = max((float(run.record.flops.mean()) for run in runs.values()), default=usual)
     fixed = {name: arm for name, arm in arms.items() if isinstance(arm, Fixed)}
     for name, arm in fixed.items():

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from esper.simic import ending
 from esper.simic.bodies import BlockScores
-from esper.simic.ending import SeedDecision
 
 
 @pytest.fixture
 def everything_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every living seed is kept at the end, so that a tiny run on easy data has something to show."""
 
-    def keep(measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor) -> SeedDecision:
-        worth = measure(alive).worth.mean(dim=0)
-        return SeedDecision(alive, worth, worth)
+    def keep(
+        measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        return alive, measure(alive).worth.mean(dim=0)
 
     monkeypatch.setattr(ending, "decide_seeds", keep)
 

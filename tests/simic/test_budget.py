@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -153,8 +154,9 @@ def test_all_that_the_twins_earn_is_charged_to_the_steps_of_a_member() -> None:
     learner = Learner("agent", make_agent(), 8, reward=RewardConfig(control_variate=True))
     spec = replace(make_spec(members=(0, 1, 2)), episode=COMPUTE)
     trainer = Trainer([spec], [learner], rounds=1)
-    results: list[StepResult] = []
-    trainer.play_round(on_step=results.append)
+    with mock.patch.object(trainer, "record_steps", wraps=trainer.record_steps) as recorded:
+        trainer.play_round()
+    results: list[StepResult] = [call.args[0] for call in recorded.call_args_list]
     spans = trainer.blocks.spans(trainer.environment.num_members)
     paid, active = stacked(results, "reward").double(), stacked(results, "active")
     discount = GAMMA ** torch.arange(len(results), dtype=torch.float64)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +13,7 @@ from esper.lifecycle.slot_states import SlotEvidence, SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics
 from esper.simic.config import RewardConfig
-from esper.simic.learner import Learner
 from esper.simic.state import ValidationHistory, potential, update_evidence
-from esper.simic.trainer import Trainer
-from tests.simic.worlds import make_agent, make_spec
 
 NAN = math.nan
 numbers = st.one_of(st.floats(0, 1, width=32), st.just(NAN), st.just(math.inf))
@@ -126,8 +122,3 @@ def test_potential_is_accuracy_less_rent() -> None:
     config = RewardConfig(rent_weight=0.1)
     phi = potential(torch.tensor([0.5, 0.9]), torch.tensor([1.0, math.e**2]), config)
     torch.testing.assert_close(phi, torch.tensor([0.5, 0.7]))
-
-
-def test_a_run_with_two_discounts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"gamma is 0.9 and the agent's is 0.995"):
-        Trainer([replace(make_spec((0,)), gamma=0.9)], [Learner("agent", make_agent(), 6)], rounds=1)

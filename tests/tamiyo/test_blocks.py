@@ -81,10 +81,3 @@ def test_an_episode_resumed_with_any_controller_goes_on_to_the_same_bits(at: int
     wanted, found = whole.record().tensors(), resumed.record().tensors()
     for name, value in wanted.items():
         torch.testing.assert_close(found[name], value, rtol=0, atol=0, equal_nan=True, msg=name)
-
-
-def test_members_that_do_not_divide_and_no_controllers_are_refused() -> None:
-    with pytest.raises(ValueError, match="do not divide into 2 equal blocks"):
-        Blocks({"a": Static(), "b": Static()}).spans(5)
-    with pytest.raises(ValueError, match="name at least one"):
-        Blocks({})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,10 +145,3 @@ def test_a_given_action_that_the_mask_forbids_is_a_fault() -> None:
     assert judged.log_prob.isfinite().all()
     told = describe_fault(Fault.ILLEGAL_ACTION, 2, 5, tuple("abcdefgh"))
     assert told.startswith("member 2, head 'f' was given an action")
-
-
-def test_wrong_shapes_are_refused() -> None:
-    with pytest.raises(ValueError, match="logits have shape"):
-        MaskedHeads(torch.zeros(2, 3, 4), torch.ones(2, 3, 5, dtype=torch.bool))
-    with pytest.raises(ValueError, match="legal boolean"):
-        MaskedHeads(torch.zeros(2, 3, 4), torch.ones(2, 3, 4))

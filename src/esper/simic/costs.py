@@ -11,14 +11,11 @@ import copy
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.lifecycle.actions import NUM_BLUEPRINTS, has_gate
-from esper.lifecycle.legality import holds_seed, in_forward_pass
+from esper.lifecycle.legality import in_forward_pass
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import Stage
 from esper.population.forms import NO_FORM
@@ -35,14 +32,6 @@ class Work:
     validation: int
     ablate: bool = True  # each seed's worth is measured
     best_epoch: bool = False  # validation chooses the final weights: everyone pays for it
-
-
-@dataclass(frozen=True)
-class Prices:
-    """FLOPs of networks that never change, member by member."""
-
-    batch: NDArray[np.float64]  # [N] one minibatch of training
-    validation: NDArray[np.float64]  # [N] one validation
 
 
 class SlotForms(Protocol):
@@ -85,7 +74,6 @@ class ForwardCosts:
         trunk[-1] = _count(head.module, x)[1]
         grows = [s for s, slot in enumerate(network.slots) if slot.branch is not None]
         host = float(trunk.sum() + parts[grows, network.codes.block].sum())
-        parts[:, :NUM_BLUEPRINTS] = network.by_blueprint(parts)  # a clone, as `prices` asks for it
         return ForwardCosts(trunk.to(device), parts.to(device), gates.to(device), host)
 
     def relative(self, slots: SlotStates, population: SlotForms) -> Tensor:
@@ -107,7 +95,7 @@ class ForwardCosts:
         isolated = slots.stage == Stage.TRAINING
         grown = seed * active
         # One forward pass of the member as it is, [N].
-        own = self.trunk.sum() + (folded + grown).sum(1)  # [N] one forward pass as the member is
+        own = self.trunk.sum() + (folded + grown).sum(1)
         # What follows slot s: the trunk behind it, parts folded in behind it, and active seeds behind it.
         ahead = self.trunk[1:] + torch.cat([folded[:, 1:], torch.zeros_like(folded[:, :1])], dim=1)
         rest = _suffix_sums(ahead, here=True) + _suffix_sums(grown)  # [N, S]
@@ -123,14 +111,6 @@ class ForwardCosts:
             return trained + validated
         plain = work.validation * own if work.best_epoch else torch.zeros_like(own)
         return trained + torch.where(uses_metrics, validated, plain)
-
-    def prices(self, slots: SlotStates, batch_size: int, validation_samples: int) -> Prices:
-        """Price hosts that keep the seeds of these slots; nothing is measured of single seeds."""
-        where = torch.arange(slots.num_slots, device=slots.device)
-        seeds = self.parts[where, slots.blueprint.clamp(min=0)] + has_gate(slots.style) * self.gates
-        forward = self.host + (seeds * holds_seed(slots)).sum(1)  # [N]
-        trained, measured = TRAINING_PASSES * batch_size * forward, validation_samples * forward
-        return Prices(trained.cpu().numpy(), measured.cpu().numpy())
 
     def _by_slot(self, slots: SlotStates, population: SlotForms) -> tuple[Tensor, Tensor]:
         """Return the FLOPs of what was folded in at each slot, and of its seed, with their gates.  # [N, S]

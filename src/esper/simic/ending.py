@@ -13,7 +13,7 @@ be shown to help is taken out.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from scipy.special import stdtrit
@@ -34,23 +34,18 @@ BLOCKS = 20  # into which the validation data are dealt
 OnStep = Callable[[StepResult], None]
 
 
-@dataclass(frozen=True)
-class SeedDecision:
-    """Which seeds stay, and the evidence: points of score, NaN where no seed was."""
-
-    kept: Tensor  # [N, S] bool
-    gain: Tensor  # [N, S] mean over the blocks when it was last measured
-    lower_bound: Tensor  # [N, S] of the gain, alone or together; above 0 where a seed stays
-
-
-def decide_seeds(measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor) -> SeedDecision:
+def decide_seeds(
+    measure: Callable[[Tensor], BlockScores], alive: Tensor, planted: Tensor
+) -> tuple[Tensor, Tensor]:
     """Decide which living seeds stay.
 
     measure: the scores of networks with the seeds of a mask [N, S]; alive [N, S] bool; planted [N]: how many
     seeds each network has had.
+    Returns which stay [N, S] bool, and each seed's gain in points of score when it was last measured [N, S],
+    NaN where no seed was.
     """
     kept, level = alive.clone(), LEVEL / (planted + alive.sum(dim=1) - 1).clamp(min=1)
-    gain, bound = (torch.full(alive.shape, float("nan"), device=alive.device) for _ in range(2))
+    gain = torch.full(alive.shape, float("nan"), device=alive.device)
     all_alive: Tensor | None = None  # [blocks, N] the score with every seed
     while bool(kept.any()):
         scores = measure(kept)
@@ -59,14 +54,14 @@ def decide_seeds(measure: Callable[[Tensor], BlockScores], alive: Tensor, plante
         together = (all_alive - scores.whole).unsqueeze(2) + scores.worth  # [blocks, N, S]
         mean, low = lower_bounds(scores.worth, level)
         low = torch.maximum(low, lower_bounds(together, level)[1])
-        gain, bound = torch.where(kept, mean, gain), torch.where(kept, low, bound)
+        gain = torch.where(kept, mean, gain)
         # One seed of each network at a time: the others are measured again without it.
         worst = low.nan_to_num(-torch.inf).masked_fill(~kept, torch.inf).min(dim=1, keepdim=True)
         out = torch.zeros_like(kept).scatter(1, worst.indices, worst.values <= 0)
         if not bool(out.any()):
             break
         kept = kept & ~out
-    return SeedDecision(kept, gain, bound)
+    return kept, gain
 
 
 def lower_bounds(gains: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,13 +216,12 @@ class FinalSelection:
             measured_with = kept
             return environment.bodies.score_blocks(states, BLOCKS)
 
-        decision = decide_seeds(measure, alive, self.planted)
-        states, history = at_full_strength(slots, decision.kept), state.history
-        environment.bodies.prune(~decision.kept)
+        kept, gain = decide_seeds(measure, alive, self.planted)
+        states, history = at_full_strength(slots, kept), state.history
+        environment.bodies.prune(~kept)
         if bool(alive.any()):
             measured = environment.bodies.run_validation(states, ablate=False)
             environment.charge_validation(states, alive.any(dim=1), ablate=False)
             history = history.append(measured.loss, measured.accuracy)
-        contribution = torch.where(decision.kept, decision.gain, torch.nan)
-        evidence = state.evidence.forget(~decision.kept).replace(contribution=contribution)
+        evidence = state.evidence.forget(~kept).replace(contribution=torch.where(kept, gain, torch.nan))
         environment.set_state(replace(state, slots=states, evidence=evidence, history=history))

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, Head, Op
+from esper.lifecycle.actions import Actions
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.slot_states import SlotStates
 from esper.population.data import MemberData
@@ -156,15 +156,6 @@ class EpisodeRecord:
         """Return Σ γ^t r_t of each member, which the learner maximizes.  # [N]"""
         discount = np.power(self.gamma, np.arange(self.num_steps, dtype=np.float64))
         return np.asarray(discount @ self.reward, dtype=np.float64)
-
-    def refusal_rates(self) -> dict[str, float]:
-        """Return the share of each op's requests that failed, by op name.
-
-        WAIT cannot fail and is left out, like any op that nobody asked for.
-        """
-        asked = self.choices[:, :, Head.OP]
-        wanted = [op for op in Op if op is not Op.WAIT and (asked == op).any()]
-        return {op.name: float((~self.succeeded[asked == op]).mean()) for op in wanted}
 
     @property
     def flops(self) -> Doubles:

@@ -8,7 +8,6 @@ measured is left out. Slots that cool down after a prune do so by the clock alon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,17 +29,6 @@ _SEED = np.isin(np.arange(max(Stage) + 1), [int(s) for s in SEED_STAGES])
 _GATED = has_gate(torch.arange(len(Style))).numpy()
 
 
-@dataclass(frozen=True)
-class _Found:
-    """Where one kind of event happened, and what to say about each place."""
-
-    kind: EventKind
-    where: Bools  # [T, N, S]
-    stage_from: Ints  # [T, N, S]
-    stage_to: Ints  # [T, N, S]
-    seeds_before: bool = False  # speak of the seed that was there before the action, not after it
-
-
 def episode_events(record: EpisodeRecord, round: int) -> list[Event]:
     """Return every event of an episode, in the order of steps, then members."""
     seen, applied = record.seen_stage[:-1], record.stage
@@ -49,34 +37,46 @@ def episode_events(record: EpisodeRecord, round: int) -> list[Event]:
     cut = np.full_like(applied, Stage.PRUNED)
     # A seed that ends with its ramp does so in the tick: its stage is that after the action.
     last_stage = np.where(_SEED[applied], applied, seen)
-    found = [
-        _Found("germinated", record.germinated, seen, applied),
-        _Found("stage_changed", advanced, seen, applied),
-        _Found("fossilised", fossilised, seen, applied),
-        _Found("pruned", record.pruned, last_stage, cut, seeds_before=True),
-        _Found("pruned", record.rolled_back, record.ticked_stage, cut),
+    events = [
+        *_slot_events(record, round, "germinated", record.germinated, seen, applied),
+        *_slot_events(record, round, "stage_changed", advanced, seen, applied),
+        *_slot_events(record, round, "fossilised", fossilised, seen, applied),
+        *_slot_events(record, round, "pruned", record.pruned, last_stage, cut, before=True),
+        *_slot_events(record, round, "pruned", record.rolled_back, record.ticked_stage, cut),
+        *_refusals(record, round),
+        *_rollbacks(record, round),
     ]
-    events = [event for f in found for event in _slot_events(record, round, f)]
-    events += _refusals(record, round) + _rollbacks(record, round)
     return sorted(events, key=lambda event: (event.step, event.member))
 
 
-def _slot_events(record: EpisodeRecord, round: int, found: _Found) -> list[Event]:
-    blueprints = record.seen_blueprint[:-1] if found.seeds_before else record.blueprint
-    sizes = _seed_sizes(record, found.seeds_before)
+def _slot_events(
+    record: EpisodeRecord,
+    round: int,
+    kind: EventKind,
+    where: Bools,
+    stage_from: Ints,
+    stage_to: Ints,
+    before: bool = False,
+) -> list[Event]:
+    """Return one event for each place where True, each array [T, N, S].
+
+    before: speak of the seed that was there before the action, not after it.
+    """
+    blueprints = record.seen_blueprint[:-1] if before else record.blueprint
+    sizes = _seed_sizes(record, before)
     return [
         Event(
             round=round,
             step=t,
             member=int(record.members[n]),
-            kind=found.kind,
+            kind=kind,
             slot=record.slot_ids[s],
             blueprint=Blueprint(int(blueprints[t, n, s])).name,
-            stage_from=Stage(int(found.stage_from[t, n, s])).name,
-            stage_to=Stage(int(found.stage_to[t, n, s])).name,
+            stage_from=Stage(int(stage_from[t, n, s])).name,
+            stage_to=Stage(int(stage_to[t, n, s])).name,
             numbers=_numbers(record, t, n, s) | {"parameters": float(sizes[t, n, s])},
         )
-        for t, n, s in np.argwhere(found.where).tolist()
+        for t, n, s in np.argwhere(where).tolist()
     ]
 
 
@@ -195,7 +195,6 @@ def _extra(record: EpisodeRecord, update: UpdateMetrics) -> dict[str, float]:
     return {
         "potential": float(np.nanmean(record.potential[-1])),
         "succeeded": float(record.succeeded.mean()),
-        **{f"refused_{op.lower()}": rate for op, rate in record.refusal_rates().items()},
         "germinated": float(record.germinated.sum() / record.num_members),
         "pruned": float(record.pruned.sum() / record.num_members),
         "rollbacks": float(record.panicked.sum() / record.num_members),

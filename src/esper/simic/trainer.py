@@ -69,17 +69,9 @@ class Trainer:
         """Make the environments; worlds: their specs, played in turn, each with the members of one block.
 
         shards: how many parts the members are computed in, whoever computes them; gather: the processes that
-        share them, this one alone by default. Raises ValueError where a world and an agent discount
-        differently, and UserError where there are too few members or shards, or more steps than a learner
-        keeps.
+        share them, this one alone by default. Raises UserError where there are too few members or shards, or
+        more steps than a learner keeps.
         """
-        for world in worlds:
-            for learner in learners:
-                if world.gamma != learner.agent.config.gamma:
-                    raise ValueError(
-                        f"the environment's gamma is {world.gamma} and the agent's is "
-                        f"{learner.agent.config.gamma}; give the environment PPOConfig.gamma"
-                    )
         self.learners = {learner.name: learner for learner in learners}
         self.has_control = any(learner.reward.control_variate for learner in learners)
         control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
@@ -226,10 +218,7 @@ class Trainer:
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load what `state_dict` returned; raise ValueError where something is missing or does not fit."""
-        missing = sorted({_ROUNDS_DONE, _SECONDS} - set(state))
-        if missing:
-            raise ValueError(f"the state lacks {', '.join(missing)}; give what Trainer.state_dict returned")
+        """Load what `state_dict` returned; raise ValueError where a tensor of an agent does not fit."""
         for name, learner in self.learners.items():
             learner.agent.load_state_dict(strip_prefix(name, state))
         self.rounds_done = int(state[_ROUNDS_DONE])

@@ -77,8 +77,6 @@ class Blocks(Controller):
     """
 
     def __init__(self, controllers: Mapping[str, Controller]):
-        if not controllers:
-            raise ValueError("there are no controllers; name at least one")
         self.controllers = dict(controllers)
 
     def members(self, ids: Tensor) -> Tensor:
@@ -87,12 +85,7 @@ class Blocks(Controller):
 
     def spans(self, num_members: int) -> dict[str, slice]:
         """Return which members each controller decides for."""
-        size, rest = divmod(num_members, len(self.controllers))
-        if rest:
-            raise ValueError(
-                f"{num_members} members do not divide into {len(self.controllers)} equal blocks; "
-                "give the environment Blocks.members(ids)"
-            )
+        size = num_members // len(self.controllers)
         return {name: slice(k * size, (k + 1) * size) for k, name in enumerate(self.controllers)}
 
     @property
@@ -106,7 +99,7 @@ class Blocks(Controller):
         return each.repeat_interleave(num_members // len(self.controllers))
 
     def begin(self, info: EpisodeInfo) -> None:
-        """Begin the episode of every controller with its own members; ValueError if they do not divide."""
+        """Begin the episode of every controller with its own members."""
         self._spans = self.spans(info.num_members)
         for name, controller in self.controllers.items():
             controller.begin(replace(info, members=info.members[self._spans[name]]))
@@ -124,10 +117,6 @@ class Blocks(Controller):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> list[Actions]:
         """Return as many actions as the longest list of any block; the others wait after theirs."""
-        if len(self.controllers) == 1:  # it is shown all that there is
-            (controller,) = self.controllers.values()
-            one = controller.decide(observation, masks, step)
-            return [one] if isinstance(one, Actions) else list(one)
         decided = [
             controller.decide(observation[span], masks[span], step)
             for controller, span in zip(self.controllers.values(), self._spans.values(), strict=True)

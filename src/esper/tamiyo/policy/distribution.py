@@ -42,11 +42,6 @@ class MaskedHeads:
 
     def __init__(self, logits: Tensor, legal: Tensor) -> None:
         """Compute probabilities; logits, legal [..., H, C], legal boolean."""
-        if logits.shape != legal.shape or legal.dtype != torch.bool:
-            raise ValueError(
-                f"logits have shape {tuple(logits.shape)}, legal {tuple(legal.shape)} of {legal.dtype}; "
-                "both must be [..., heads, choices] and legal boolean"
-            )
         self.legal = legal.float()
         self.num_legal = self.legal.sum(-1)  # [..., H] float32
         logits, illegal = logits.float(), ~legal
