@@ -22,7 +22,7 @@ class _Meeting:
         self.rounds: list[list[bytes]] = []  # of finished exchanges
 
 
-class PlayedProcess:
+class PlayedProcess(Gather):
     """One of several processes in a thread."""
 
     def __init__(self, rank: int, meeting: _Meeting) -> None:

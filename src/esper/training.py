@@ -25,7 +25,7 @@ from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError, require
-from esper.utils.gather import Gather, SingleProcess, all_or_none, any_process, broadcast
+from esper.utils.gather import Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
 from esper.utils.settings import dump, parse_yaml
 
@@ -75,7 +75,7 @@ class TrainingRun:
         `gather`: the processes that share it, each of which calls this; settings are those of the first.
         Without a number of shards there is one for each process.
         """
-        gather = gather or SingleProcess()
+        gather = gather or Gather()
         config = _shared(config, gather)
         if config.shards is None and gather.size > 1:
             config = config.model_copy(update={"shards": gather.size})
@@ -106,7 +106,7 @@ class TrainingRun:
         are shards or fewer. Raises UserError for a folder of another kind, for any other setting that
         differs, and where rounds would be lost.
         """
-        gather = gather or SingleProcess()
+        gather = gather or Gather()
         with ExitStack() as undo:
 
             def open_folder() -> tuple[RunFolder | None, RunConfig]:

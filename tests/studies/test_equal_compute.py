@@ -9,7 +9,7 @@ import numpy as np
 
 from esper.population.config import PopulationConfig
 from esper.tasks import load_task
-from esper.utils.gather import Gather, SingleProcess
+from esper.utils.gather import Gather
 from studies import equal_compute_page
 from studies.equal_compute import Arm, Result, Setting, read, run_arm, run_arms, table, write
 from tests.shards import on_processes
@@ -49,7 +49,7 @@ def test_processes_take_an_arm_each_and_the_first_writes_what_one_process_finds(
     def without_clock(results: list[Result]) -> list[Result]:
         return [replace(result, seconds=0.0) for result in results]
 
-    alone = without_clock(work(SingleProcess(), "alone"))
+    alone = without_clock(work(Gather(), "alone"))
     assert [(result.arm, result.rate) for result in alone] == [
         ("fixed", 0.5),
         ("also fixed", 0.5),

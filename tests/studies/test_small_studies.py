@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.tasks import Task, load_task
-from esper.utils.gather import SingleProcess
+from esper.utils.gather import Gather
 from studies import resnet
 from studies.equal_compute import comparison
 from studies.growth.families import FAMILIES, Family, make_task
@@ -85,7 +85,7 @@ def test_a_variant_is_pure_keeps_its_shape_and_reads_no_test_data(name: str) -> 
 
 def test_growth_ends_as_deep_as_the_deepest_fixed_network(tmp_path: Path) -> None:
     size = replace(resnet.QUICK, budgets=(6e7,), members=1, images=(80, 40, 20), per_step=1)
-    resnet.study(size, [0], "cpu", tmp_path, SingleProcess())
+    resnet.study(size, [0], "cpu", tmp_path, Gather())
     found = resnet.results_in(tmp_path, size)
     (results,) = found.values()
     assert results[-1].parameters == results[-2].parameters

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from esper.utils.errors import UserError
 from esper.utils.gather import (
     Gather,
-    SingleProcess,
     any_process,
     broadcast,
     even_ranges,
@@ -32,7 +31,7 @@ def test_every_member_is_held_once_and_shards_do_not_depend_on_processes(
     held = [held_shards(members, shards, process) for process in processes]
     assert all(held), "no process is idle"
     ranges = [shard for each in held for shard in each]
-    assert ranges == held_shards(members, shards, SingleProcess())
+    assert ranges == held_shards(members, shards, Gather())
     assert [member for shard in ranges for member in shard] == list(range(members))
     assert max(map(len, ranges)) - min(map(len, ranges)) <= 1
 

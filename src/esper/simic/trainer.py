@@ -35,7 +35,7 @@ from esper.simic.telemetry import summarize_round
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
-from esper.utils.gather import Gather, Piece, SingleProcess, gather_pieces, held_shards
+from esper.utils.gather import Gather, Piece, gather_pieces, held_shards
 from esper.utils.rows import add_prefix, strip_prefix
 
 CONTROL = "control"
@@ -76,7 +76,7 @@ class Trainer:
         self.has_control = any(learner.reward.control_variate for learner in learners)
         control: dict[str, Controller] = {CONTROL: Static()} if self.has_control else {}
         self.blocks = Blocks(control | self.learners)
-        self.shards, self.gather = shards, gather or SingleProcess()
+        self.shards, self.gather = shards, gather or Gather()
         self.environments = [  # of each world, of each shard that this process holds
             [
                 GrowthEnvironment(replace(world, members=self.blocks.members(ids)))

@@ -5,9 +5,9 @@ itself, in the same tensors whoever computes it, and a process holds a range of 
 depend on the number of shards, which is a setting, and never on the number of processes: whatever is decided
 for all members is decided from all shards, in their order, by every process alike.
 
-How messages travel is an argument: `SingleProcess`, or `Processes` for those of torchrun. There messages
-travel between CPUs by gloo. All processes are waited for before each collective, so that one that ended or
-hangs is an error message and not a silence.
+How messages travel is an argument: `Gather` is a single process, `Processes` those of torchrun. There
+messages travel between CPUs by gloo. All processes are waited for before each collective, so that one that
+ended or hangs is an error message and not a silence.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import torch
@@ -39,30 +38,14 @@ Piece = Mapping[str, Tensor]  # the tensors of one shard by name
 Result = TypeVar("Result")
 
 
-class Gather(Protocol):
-    """The collectives of a run. All processes call them in the same order."""
+class Gather:
+    """The collectives of a run, here of a single process. All processes call them in the same order."""
 
-    @property
-    def rank(self) -> int:
-        """The number of this process, from 0; the first one reads, writes and prints."""
-
-    @property
-    def size(self) -> int:
-        """The number of processes."""
+    rank: int = 0  # of this process; the first one reads, writes and prints
+    size: int = 1  # the number of processes
 
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the messages of all processes in the order of their ranks."""
-
-
-@dataclass
-class SingleProcess:
-    """The collectives of a single process."""
-
-    rank: int = 0
-    size: int = 1
-
-    def exchange(self, message: bytes) -> list[bytes]:
-        """Return the message."""
         return [message]
 
 
@@ -150,7 +133,7 @@ PATIENCE = 1800.0  # seconds that the slowest process is waited for
 POLL_SECONDS = 0.02  # seconds between two reads of the store
 
 
-class Processes:
+class Processes(Gather):
     """The collectives of the processes that torchrun started."""
 
     def __init__(self, launch: Launch, patience: float = PATIENCE) -> None:
@@ -171,24 +154,17 @@ class Processes:
 
     def exchange(self, message: bytes) -> list[bytes]:
         """Return the messages of all processes; raise LostProcessError where one is gone."""
-        received = [b""] * self.size
-        with self._barrier():
-            dist.all_gather_object(received, message)
-        return received
-
-    @contextmanager
-    def _barrier(self) -> Iterator[None]:
-        """Wait for all processes, and turn whatever then fails between them into LostProcessError."""
-        begun = time.monotonic()
+        received, begun = [b""] * self.size, time.monotonic()
         try:
             dist.monitored_barrier(timeout=timedelta(seconds=self.patience))
-            yield
+            dist.all_gather_object(received, message)
         except RuntimeError as error:
             if time.monotonic() - begun < self.patience:
                 what = "another process ended: look for what it said itself"
             else:
                 what = f"another process did not come within {self.patience:g} s: look whether it hangs"
             raise LostProcessError(f"{what} ({_first_line(error)})") from error
+        return received
 
 
 def agree_on_prefix(store: Store, rank: int, size: int, patience: float) -> str:
@@ -240,7 +216,7 @@ def _first_line(error: Exception) -> str:
 def processes(launch: Launch) -> Iterator[Gather]:
     """Open the collectives of this launch, and close them at the end."""
     if launch.size == 1:
-        yield SingleProcess()
+        yield Gather()
         return
     with closing(Processes(launch)) as gather:
         yield gather
