@@ -42,8 +42,6 @@ def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
     after = force_prune(states, where)
     assert after.stage.tolist() == [[8, 8, 1, 9], [2, 7, 1, 9]]
     assert after.blueprint.tolist() == [[-1, -1, -1, -1], [1, 1, -1, -1]]
-    with pytest.raises(ValueError, match=r"where has shape \(2,\); expected \(2, 4\)"):
-        force_prune(states, where[:, 0])
 
 
 @settings(deadline=None, max_examples=25)

@@ -244,8 +244,6 @@ def force_prune(states: SlotStates, where: Tensor) -> SlotStates:
 
     It asks neither age nor rest, and takes fossilised seeds too: a rollback undoes what grew since.
     """
-    if where.shape != states.stage.shape:
-        raise ValueError(f"where has shape {tuple(where.shape)}; expected {tuple(states.stage.shape)}")
     ending = where & holds_seed(states)
     return _without_seed(states, ending).replace(
         stage=states.stage.masked_fill(ending, int(Stage.PRUNED)),

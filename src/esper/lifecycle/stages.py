@@ -65,8 +65,3 @@ def stage_table(stages: frozenset[Stage]) -> Tensor:
     table = torch.zeros(STAGE_TABLE_SIZE, dtype=torch.bool)
     table[[int(s) for s in stages]] = True
     return table
-
-
-def stage_names() -> str:
-    """Return every stage with its value, for error messages."""
-    return ", ".join(f"{s.name} {s.value}" for s in Stage)

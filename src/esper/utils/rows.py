@@ -30,9 +30,6 @@ class RowRecord:
     def __getitem__(self, members: Any) -> Self:
         """Select members by index, slice, index tensor or mask; the first axis stays."""
         if isinstance(members, int):
-            count = len(next(iter(self.tensors().values())))
-            if not -count <= members < count:
-                raise IndexError(f"member {members} is out of range; there are {count} members")
             members = [members]
         return map_tensors(lambda tensor: tensor[members], self)
 
