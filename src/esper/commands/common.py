@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.utils.errors import UserError
 from esper.utils.launch import StopRequest, interruptible
 
 if TYPE_CHECKING:
@@ -149,16 +148,6 @@ def begin_folder(settings: RunConfig, out: Path | None, kind: Kind, request: Map
 
     path = out or new_folder(kind, settings.task)
     return RunFolder.create(path, kind=kind, request=request, config=dump(settings), seed=settings.seed)
-
-
-def requested(folder: RunFolder, name: str) -> Any:
-    """Return an argument that a run was begun with; raise UserError where the folder does not say."""
-    if name not in folder.request:
-        raise UserError(
-            f"{folder.path} does not say which {name} it was begun with, and cannot go on; begin anew in "
-            f"another folder with: {folder.command_text()}"
-        )
-    return folder.request[name]
 
 
 @contextmanager

@@ -106,26 +106,20 @@ def resume(
         from esper.config import load_config
         from esper.training import TrainingRun
 
-        seen = max((line["round"] for line in folder.metrics_file), default=0) if folder else 0
         continued = TrainingRun.resume(
             run, device, checkpoint, lambda begun: load_config(overrides=overrides or [], base=begun), gather
         )
-        code = _go_on(continued, seen, quiet) if folder else common.run_training(continued)
+        code = _go_on(continued, quiet) if folder else common.run_training(continued)
     raise typer.Exit(code)
 
 
-def _go_on(continued: TrainingRun, seen: int, quiet: bool) -> int:
-    """Do the rest of a training run, complete a demo, and return the exit code.
-
-    seen: the last round that metrics.jsonl had before the run went back to its checkpoint.
-    """
+def _go_on(continued: TrainingRun, quiet: bool) -> int:
+    """Do the rest of a training run, complete a demo, and return the exit code."""
     from esper.commands.demo import USUAL_MEMBERS, complete
 
     folder = continued.folder
     folder.add_command()
     done, rounds = continued.trainer.rounds_done, continued.trainer.rounds
-    if seen > done:
-        typer.echo(f"note: what came after round {done}, up to round {seen}, is done again", err=True)
     unfinished_demo = folder.kind == "demo" and not (continued.finished and folder.results() is not None)
     if not quiet:
         left = "nothing is left to do" if continued.finished else f"{rounds - done} to go"
@@ -145,7 +139,7 @@ def _do_again(folder: RunFolder, quiet: bool) -> None:
 
     if folder.results() is None:
         run, name = (compare.run, "controllers") if folder.kind == "compare" else (grow.run, "controller")
-        settings, asked = read_config(folder), common.requested(folder, name)
+        settings, asked = read_config(folder), folder.request[name]
         run(settings, asked, bool(folder.request.get("force")), lambda: RunFolder.open(folder.path), quiet)
         return
     if not folder.report_path.exists():

@@ -146,7 +146,7 @@ class GrowFolder:
 
     def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
         curves = [Grown.curve_of(record, GROWN)]
-        return replace(self.growth, curves=curves, validation_samples=run.bodies.samples[1])
+        return replace(self.growth, curves=curves)
 
     def _checkpoint(self, name: str) -> Path:
         return self.folder.checkpoints_path / f"{name}.safetensors"

@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,12 @@ def write_atomically(path: Path, data: bytes | bytearray) -> None:
                 os.close(handle)
 
 
-def is_unfinished(path: Path) -> bool:
-    """Whether a file is named like one that `write_atomically` had not renamed yet."""
-    return _UNFINISHED.fullmatch(path.name) is not None
-
-
 def remove_unfinished(folder: Path) -> None:
     """Remove what killed writers left half-written in a folder. Nobody else may be writing in it."""
     with disk_errors("write in", folder):
-        for path in filter(is_unfinished, folder.glob(".*.tmp")):
-            path.unlink(missing_ok=True)
+        for path in folder.glob(".*.tmp"):
+            if _UNFINISHED.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def file_in(folder: Path, name: str) -> Path:
@@ -100,16 +96,10 @@ class JsonLines:
         if not text:
             return
         with disk_errors("write", self.path), open(self.path, "ab", buffering=0) as file:
-            whole = os.fstat(file.fileno()).st_size
             rest = memoryview(text.encode())
-            try:
-                while rest:
-                    rest = rest[file.write(rest) :]
-                os.fsync(file.fileno())
-            except OSError:  # a full disk: what came before stays readable
-                with suppress(OSError):
-                    os.truncate(self.path, whole)
-                raise
+            while rest:  # a full disk may leave half a line, which `mend` cuts off
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield every whole line; a half-written last one is passed over."""

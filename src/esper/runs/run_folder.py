@@ -34,7 +34,6 @@ from esper.runs.files import (
     JsonLines,
     disk_errors,
     file_in,
-    is_unfinished,
     read_json,
     remove_unfinished,
     write_atomically,
@@ -89,7 +88,7 @@ class RunFolder:
         self.events_file = JsonLines(path / "events.jsonl")
         self.lanes = LanesFolder(path / "lanes")
         self.checkpoints_path, self.report_path = path / "checkpoints", path / "report.html"
-        # What was asked for beside the configuration, as given to `create`; nothing in older folders.
+        # What was asked for beside the configuration, as given to `create`.
         self.request = dict(self.about.get("request", {}))
         # Whether `esper.grow` was called for it, with a model and data that no folder holds.
         self.from_python = self.request.get("call") == CALL
@@ -114,7 +113,8 @@ class RunFolder:
         """
         path = Path(path)
         with disk_errors("create", path):
-            if not _vacant(path):
+            found = {item.name for item in path.rglob("*") if item.suffix != ".tmp"}
+            if path.is_file() or not found <= _BEGINNING:
                 raise UserError(_occupied(path))
             (path / "checkpoints").mkdir(parents=True, exist_ok=True)
         about = {
@@ -180,10 +180,8 @@ class RunFolder:
 
     @property
     def kind(self) -> str:
-        """What made the run: one of KINDS. A folder that does not say is what its first command line says."""
-        if "kind" in self.about:  # folders of the first version do not say
-            return str(self.about["kind"])
-        return next((word for word in self.command_text().split() if word in KINDS), "train")
+        """What made the run: one of KINDS."""
+        return str(self.about.get("kind", "train"))
 
     @property
     def in_use(self) -> bool:
@@ -323,20 +321,6 @@ class RunFolder:
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
         for folder in (self.path, self.checkpoints_path, self.lanes.path):
             remove_unfinished(folder)
-
-
-def _vacant(path: Path) -> bool:
-    """Whether a new run may begin here: nothing is here, or a run that was killed before it began."""
-    if not path.exists():
-        return True
-    if not path.is_dir():
-        return False
-    names = {item.name for item in path.iterdir() if not is_unfinished(item)}
-    if not names <= _BEGINNING or any((path / "checkpoints").glob("*")):
-        return False
-    if names & {"versions.json", "command.txt"}:
-        return (path / "versions.json").is_file() and _is_marker(read_json(path / "versions.json"))
-    return True
 
 
 def _occupied(path: Path) -> str:

@@ -155,16 +155,11 @@ COMPARED = ("test_accuracy", "parameters", "potential", "flops")
 def paired_differences(controllers: Sequence[ControllerResult]) -> list[PairedDifference]:
     """Compare every controller with the first one, member by member, in every quantity that both have.
 
-    Raises UserError where the members are not the same.
+    All controllers have the same members.
     """
     found = []
     for other in controllers[1:]:
         baseline = controllers[0]
-        if list(other.members) != list(baseline.members):
-            raise UserError(
-                f"{other.name} and {baseline.name} ran different members, so no differences can be paired; "
-                "compare controllers on the same member ids"
-            )
         for quantity in COMPARED:
             values, base = getattr(other, quantity), getattr(baseline, quantity)
             if values and base:
@@ -227,7 +222,6 @@ class Growth:
     finished: bool
     curves: Sequence[Curve]  # the grown one first
     verdicts: Sequence[str] = ()  # what the other curves say about it, a sentence each
-    validation_samples: int = 0  # that the score was measured on; 0 where nobody knows
 
 
 def json_values(value: Any) -> Any:
