@@ -290,7 +290,7 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
     """Parse 'static,habit,fixed:hidden=16,runs/mine'; the first arm is the baseline.
 
-    Returns the arms by the names that they are shown under. Raises UserError where nothing is named,
+    Returns the arms by their names. Raises UserError where nothing is named,
     something is named twice, or a controller cannot be loaded.
     """
     named = [part.strip() for part in text.split(",")]
@@ -302,10 +302,6 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
     twice = sorted({part for part in named if named.count(part) > 1})
     if twice:
         raise UserError(f"--controllers names {', '.join(twice)} more than once; name each arm once")
-    shown = {name: _shown(name) for name in named}
-    # Two runs of one name in different folders keep their whole paths.
-    if len(set(shown.values())) < len(shown):
-        shown = {name: name for name in named}
     arms: dict[str, Arm] = {}
     for name in named:
         if name.startswith(FIXED):
@@ -314,16 +310,8 @@ def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
             loaded = load_controller(name, own_device(config.device))
             check_schedule(loaded, config)
             # Static is trained as a fixed arm, which gets the FLOPs that growth spent.
-            arms[shown[name]] = Fixed() if isinstance(loaded, Static) else loaded
+            arms[name] = Fixed() if isinstance(loaded, Static) else loaded
     return arms
-
-
-def _shown(name: str) -> str:
-    """Shorten a path to its last part, and a checkpoint inside a run to the name of the run."""
-    if name.startswith(FIXED) or name.partition(":")[0] in CONTROLLER_NAMES:
-        return name
-    parts = Path(name).parts
-    return parts[-3] if len(parts) > 2 and parts[-2] == "checkpoints" else Path(name).name
 
 
 def _parse_fixed(name: str) -> Fixed:

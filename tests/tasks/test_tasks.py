@@ -157,7 +157,6 @@ def labels(count: int) -> torch.Tensor:
     ("make", "message"),
     [
         (lambda: load_task("imagenet"), "task is 'imagenet'; allowed are digits, "),
-        (lambda: load_task("digits", seed=-1), "seed is -1 for task digits; it must be at least 0"),
         (lambda: small_task(5), "task own has 5 training samples for 3 classes; at least 6"),
         (
             lambda: random_splits(Split(torch.zeros(10, 2), labels(10)), 0, 5, 5),

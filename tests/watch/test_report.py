@@ -8,7 +8,6 @@ import re
 import time
 from base64 import b64decode
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -41,41 +40,16 @@ def answers(page: str) -> dict[str, Any]:
     return dict(found)
 
 
-class Elements(HTMLParser):
-    """Names of the elements of a page, and whether each is closed in its turn."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.found: list[str] = []
-        self.sources: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append(tag)
-        self.sources += [value or "" for name, value in attrs if name in ("src", "href")]
-        if tag not in ("meta", "link"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in ("meta", "link"):
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_stands_alone_whatever_the_run_says(tmp_path: Path) -> None:
     hostile = "</script><script>alert(1)</script><!--<script>"
     path = tmp_path / "a <b> & </title><script>alert(2)<"
     with RunFolder.create(path, config=f"note: {json.dumps(hostile)}\n", seed=1, command=[hostile]) as folder:
         folder.metrics_file.append(replace(_round(1), anomalies=[hostile]))
         page = render_report(folder.path)
-    elements = Elements(page)
-    assert elements.open == []
-    assert elements.found.count("script") == 4, "uPlot, the import map, the answers and the page's own"
-    assert all(source.startswith(("data:", "#")) for source in elements.sources)
+    scripts = re.findall(r"<script[^>]*>.*?</script>", page, re.S)
+    assert len(scripts) == page.count("<script") == 4, "uPlot, the import map, the answers, the page's own"
+    sources = re.findall(r' (?:src|href)="(.*?)"', re.sub(r"<(script|style)\b.*?</\1>", "", page, flags=re.S))
+    assert all(source.startswith(("data:", "#")) for source in sources)
     assert "alert(2)<" not in re.sub(r"<title>.*</title>", "", page)
     found = answers(page)
     assert found["api/facts"]["config"]["note"] == hostile

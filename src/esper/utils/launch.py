@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Self
 
-from esper.utils.errors import UserError
-
 
 @dataclass(frozen=True)
 class Launch:
@@ -27,7 +25,7 @@ class Launch:
 
     @staticmethod
     def of(environment: Mapping[str, str] = os.environ) -> Launch:
-        """Read the environment variables; raise UserError where one is not a number."""
+        """Read the environment variables."""
         names = {
             "rank": "RANK",
             "size": "WORLD_SIZE",
@@ -35,14 +33,9 @@ class Launch:
             "restarts": "TORCHELASTIC_RESTART_COUNT",
             "may_restart": "TORCHELASTIC_MAX_RESTARTS",
         }
-        values = {field: environment[name] for field, name in names.items() if name in environment}
-        strange = [names[field] for field, value in values.items() if not value.isdigit()]
-        if strange:
-            raise UserError(
-                f"{strange[0]} is {environment[strange[0]]!r} in the environment; torchrun sets it to a "
-                "number: start with torchrun, or unset it"
-            )
-        return Launch(**{field: int(value) for field, value in values.items()})
+        return Launch(
+            **{field: int(environment[name]) for field, name in names.items() if name in environment}
+        )
 
     def __str__(self) -> str:
         return f"process {self.rank} of {self.size} on {socket.gethostname()}"
