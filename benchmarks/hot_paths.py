@@ -45,7 +45,6 @@ from esper.tamiyo.policy.features import (
     COLUMNS,
     SLOT_FEATURE_SIZE,
     batch_obs_to_features,
-    column_slice,
 )
 from esper.tamiyo.policy.network import TamiyoNet, TamiyoNetConfig, pad_masks
 from esper.utils.rows import map_tensors, tensors_of
@@ -54,6 +53,7 @@ from tests.rollouts import Scene, play, step_of
 from tests.scenes import random_observation, random_states
 from tests.tamiyo.features_by_element import (
     MemberReport,
+    column_slice,
     features_one_by_one,
     slot_features,
     to_reports,

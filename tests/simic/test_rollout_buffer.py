@@ -148,12 +148,3 @@ def test_a_row_that_ends_in_neither_needs_a_bootstrap_value() -> None:
     other.add(transition(3, truncated=torch.tensor([True, True, False])), torch.tensor([True, True, False]))
     other.compute_advantages_and_returns(0.9, 0.9)
     other.check()  # the third row is empty, and owes nothing
-
-
-def test_a_step_that_does_not_fit_is_refused_by_name() -> None:
-    buffer = make_buffer(3, 4)
-    with pytest.raises(ValueError, match=r"reward is torch\.float64"):
-        buffer.add(transition(3, reward=torch.zeros(3, dtype=torch.float64)))
-    with pytest.raises(ValueError, match=r"observation.features is torch.float32 of shape \(1, 5\)"):
-        buffer.add(transition(1))
-    assert not buffer.step_counts.any()

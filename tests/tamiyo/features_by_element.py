@@ -16,11 +16,12 @@ from torch import Tensor
 from esper.lifecycle.slot_states import SlotConfig
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.tamiyo.policy.features import (
+    BASE_COLUMNS,
     BASE_FEATURE_SIZE,
     COLUMNS,
+    SLOT_COLUMNS,
     SLOT_FEATURE_SIZE,
     Observation,
-    column_slice,
 )
 
 STAGE_ORDER = [int(s) for s in Stage]
@@ -114,6 +115,14 @@ def slot_features(report: SlotReport, at: dict[str, int]) -> Iterator[tuple[int,
         yield at[name], share(evidence[name])
     yield at["gradient_norm"], share(math.log1p(evidence["gradient_norm"]) / 7)
     yield at["contribution_freshness"], share(0.995 ** evidence["contribution_age"])
+
+
+def column_slice(name: str) -> slice:
+    """Where a column lies inside its block."""
+    (block,) = (columns for columns in (BASE_COLUMNS, SLOT_COLUMNS) if name in {c.name for c in columns})
+    at = [c.name for c in block].index(name)
+    start = sum(c.width for c in block[:at])
+    return slice(start, start + block[at].width)
 
 
 def features_one_by_one(batch: list[MemberReport], slot_config: SlotConfig) -> Tensor:

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from esper.lifecycle.actions import NUM_BLUEPRINTS, Actions, Head, head_sizes
 from esper.population.config import PopulationConfig
-from esper.simic.config import EpisodeConfig, RewardConfig, lifecycle_for
+from esper.simic.config import EpisodeConfig, PPOConfig, lifecycle_for
 from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import BASE_COLUMNS, SLOT_COLUMNS, Observation, batch_obs_to_features
@@ -51,20 +51,15 @@ class GrowthVectorEnv(VectorEnv[Floats, Any, Any]):
         task: str | Task = "spirals",
         steps: int = 30,
         batches_per_epoch: int = 4,
-        reward: RewardConfig | None = None,
-        gamma: float = 0.995,
         device: str = "cpu",
     ):
-        if num_envs < 1:
-            raise ValueError(f"num_envs is {num_envs}; a population has at least 1 member")
         self.num_envs = num_envs
         self._spec = EnvironmentSpec(
             task=load_task(task) if isinstance(task, str) else task,
             members=torch.arange(num_envs),
-            gamma=gamma,
+            gamma=PPOConfig().gamma,
             device=device,
             episode=EpisodeConfig(steps=steps, clock="steps"),
-            reward=reward or RewardConfig(),
             lifecycle=lifecycle_for(steps),
             population=PopulationConfig(batches_per_epoch=batches_per_epoch),
         )

@@ -20,7 +20,6 @@ from esper.simic.agent.normalizers import ValueNormalizer
 from esper.simic.agent.optimizer import VetoAdam
 from esper.simic.agent.rollout_buffer import Sequences, TamiyoRolloutBuffer, Transition
 from esper.simic.config import PPOConfig as PPOConfig
-from esper.tamiyo.policy.distribution import describe_fault
 from esper.tamiyo.policy.network import TamiyoNet
 from esper.utils.graphs import Graphed, GraphPool
 from esper.utils.rows import add_prefix, check_like, map_tensors, strip_prefix
@@ -297,7 +296,7 @@ class PPOAgent:
                 steps.observation, steps.masks, memory, steps.reset, actions=steps.actions
             )
             terms = ppo_loss(output, batch, self.config, entropy, self._imitates)
-        self._note_faults(output.fault * batch.valid.unsqueeze(-1), rows)
+        self._note_faults(output.fault & batch.valid.unsqueeze(-1), rows)
         self.optimizer.zero_grad()
         terms.loss.backward()
         terms = map_tensors(torch.Tensor.detach, terms)
@@ -324,19 +323,21 @@ class PPOAgent:
 
     def _note_faults(self, fault: Tensor, rows: Tensor | None) -> None:
         """Record the last member and head at fault, on the device.  # fault [n, T, H], rows [n]"""
-        worst = fault.amax(1).long()  # [n, H]
-        members = torch.arange(len(worst), device=self.device) if rows is None else rows
-        heads = torch.arange(worst.shape[1], device=self.device)
-        # One integer names member, head and kind, so that one maximum keeps it.
-        code = 2 * (members.unsqueeze(1) * worst.shape[1] + heads) + worst
-        self._fault.copy_(torch.maximum(self._fault, torch.where(worst > 0, code, 0).amax()))
+        num_heads = fault.shape[2]
+        members = torch.arange(len(fault), device=self.device) if rows is None else rows
+        heads = torch.arange(num_heads, device=self.device)
+        # One integer above 0 names member and head, so that one maximum keeps it.
+        code = members.unsqueeze(1) * num_heads + heads + 1  # [n, H]
+        self._fault.copy_(torch.maximum(self._fault, (code * fault.any(1)).amax()))
 
     def _raise_fault(self, code: int) -> None:
         if code:
             self._fault.zero_()
-            place, kind = divmod(code - 1, 2)
-            member, head = divmod(place, len(self.policy.head_names))
-            raise ValueError(describe_fault(kind + 1, member, head, self.policy.head_names))
+            member, head = divmod(code - 1, len(self.policy.head_names))
+            raise ValueError(
+                f"member {member}, head {self.policy.head_names[head]!r} has no legal choice; an op is legal "
+                "only if each head that it reads has one, and actions need the masks they were sampled under"
+            )
 
 
 def _as_sequence(step: Tensor) -> Tensor:

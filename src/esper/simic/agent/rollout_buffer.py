@@ -76,8 +76,6 @@ class TamiyoRolloutBuffer:
 
         pool: where the writing of a step is captured, so that it is replayed
         """
-        if num_members < 1 or horizon < 1:
-            raise ValueError(f"{num_members} members with {horizon} steps; both must be at least 1")
         self.num_members = num_members
         self.horizon = horizon
         self.device = torch.device(device)
@@ -119,16 +117,14 @@ class TamiyoRolloutBuffer:
         Raises ValueError where all rows are full. A row that alone is full keeps what it has: it then lacks
         its end, which `check` reports.
         """
-        fields = tensors_of(transition)
-        self._check(fields)
         # All rows have the same length: one column is written in place, without an index.
         if active is None and self._even:
             if self._columns == self.horizon:
                 raise ValueError(
                     f"the buffer holds {self.horizon} steps and is full; call reset() or give more room"
                 )
-            for name, stored in self._storage.items():
-                stored[:-1, self._columns] = fields[name]
+            for name, value in tensors_of(transition).items():
+                self._storage[name][:-1, self._columns] = value
             self.step_counts += 1
         else:
             self._scattered(transition, self._everyone if active is None else active)
@@ -145,16 +141,6 @@ class TamiyoRolloutBuffer:
             places[place] = fields[name]
         self.step_counts += active & ~full
         return ()
-
-    def _check(self, fields: dict[str, Tensor]) -> None:
-        """Raise ValueError for wrong shapes and types; no value is read."""
-        for name, stored in self._storage.items():
-            given, shape = fields[name], (self.num_members, *stored.shape[2:])
-            if given.shape != shape or given.dtype != stored.dtype:
-                raise ValueError(
-                    f"{name} is {given.dtype} of shape {tuple(given.shape)}; "
-                    f"this buffer was made for {stored.dtype} of shape {shape}"
-                )
 
     @torch.no_grad()
     def add_to_last_reward(self, amount: Tensor) -> None:

@@ -5,9 +5,7 @@ Heads with different numbers of choices are padded to C; padding is never legal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -17,21 +15,13 @@ from esper.utils.devices import device_table
 LOWEST = torch.finfo(torch.float32).min
 
 
-class Fault(IntEnum):
-    """What can be wrong with a head that is read."""
-
-    NONE = 0
-    ILLEGAL_ACTION = 1  # a choice was given that the mask forbids
-    NOTHING_LEGAL = 2  # the mask forbids every choice
-
-
 @dataclass(frozen=True)
 class ActionEvaluation:
     """What the heads say about given actions; all [..., H]."""
 
     log_prob: Tensor  # float32, 0 where the head is not read
     entropy: Tensor  # divided by ln(legal choices): 0..1; 0 where the head is not read
-    fault: Tensor  # int8, values of Fault
+    fault: Tensor  # bool: the head is read, and its choice is not legal, as where nothing is
 
 
 class MaskedHeads:
@@ -77,7 +67,7 @@ class MaskedHeads:
         return ActionEvaluation(
             log_prob=log_prob.masked_fill(~(relevant & allowed), 0.0),
             entropy=self.entropy().masked_fill(~relevant, 0.0),
-            fault=(relevant & ~allowed).to(torch.int8) + (relevant & (self.num_legal == 0)),
+            fault=relevant & ~allowed,
         )
 
     def entropy(self) -> Tensor:
@@ -95,12 +85,3 @@ def _search_keys(choices: int) -> Tensor:
     """
     index = torch.arange(choices, dtype=torch.float32)
     return torch.stack((2 * choices - index, index + 1))
-
-
-def describe_fault(fault: int, member: int, head: int, head_names: Sequence[str]) -> str:
-    """Describe a fault in a sentence."""
-    what = {
-        Fault.ILLEGAL_ACTION: "was given an action that its mask forbids; pass the mask it was sampled under",
-        Fault.NOTHING_LEGAL: "has no legal choice; an op is only legal if each head that it reads has one",
-    }[Fault(fault)]
-    return f"member {member}, head {head_names[head]!r} {what}"

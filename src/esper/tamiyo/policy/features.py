@@ -275,17 +275,6 @@ SLOT_FEATURE_SIZE = sum(c.width for c in SLOT_COLUMNS)
 BELOW_ALL = min(c.range[0] for c in COLUMNS)
 
 
-def column_slice(name: str) -> slice:
-    """Return where a column lies inside its block."""
-    for block in BLOCKS.values():
-        start = 0
-        for column in block:
-            if column.name == name:
-                return slice(start, start + column.width)
-            start += column.width
-    raise ValueError(f"column {name!r} is unknown; there are {', '.join(c.name for c in COLUMNS)}")
-
-
 def schema_hash() -> str:
     """Return a fingerprint of the layout and meaning of the features: part of every checkpoint."""
     text = json.dumps([c.contract() for c in COLUMNS], sort_keys=True)

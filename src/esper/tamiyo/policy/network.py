@@ -149,7 +149,7 @@ class PolicyOutput:
     entropy: Tensor  # [N, T, H] in 0..1; 0 where the head is not read
     relevant: Tensor  # [N, T, H] bool: the sampled action reads this head
     forced: Tensor  # [N, T] bool: there was nothing to choose
-    fault: Tensor  # [N, T, H] int8: 0 fine, see distribution.Fault
+    fault: Tensor  # [N, T, H] bool: a head that is read has no legal choice
     value: Tensor  # [N, T] float32, in the units that the value head was trained in
     state: Tensor  # [N, state] the memory after the last step
 
