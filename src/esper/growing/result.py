@@ -15,7 +15,7 @@ from esper.growing.settings import STATIC
 from esper.lifecycle.actions import GROWTH_BLUEPRINTS, STYLE_BLEND, Blend, Blueprint, Head, Op, Style
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
-from esper.population.blueprints import blueprint_entry
+from esper.population.blueprints import blueprint_factory
 from esper.runs.files import write_atomically
 from esper.runs.schema import Curve, SavedNetwork, to_json
 from esper.simic.rollout import EpisodeRecord
@@ -124,10 +124,9 @@ class Grown:
         if k in self.widened:
             summary, size = self.widened[k]
         else:
-            summary, size = (
-                blueprint_entry(blueprint, self.topology).summary,
-                int(self.record.seed_parameters[k, blueprint]),
-            )
+            factory = blueprint_factory(blueprint, self.topology)
+            summary = (factory.__doc__ or factory.__name__).strip().splitlines()[0]
+            size = int(self.record.seed_parameters[k, blueprint])
             size += int(self.record.gate_parameters[k]) if blend is Blend.GATE else 0
         return Addition(
             slot=self.slot_names[k],

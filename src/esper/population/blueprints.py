@@ -18,7 +18,6 @@ decorated class or function gives a blueprint another module in a topology:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
@@ -37,17 +36,7 @@ Factory = Callable[[int, int], nn.Module]  # of width and spatial_dims
 Registered = TypeVar("Registered", bound=Factory)
 
 
-@dataclass(frozen=True)
-class BlueprintEntry:
-    """A blueprint in one topology."""
-
-    blueprint: Blueprint
-    topology: str
-    factory: Factory
-    summary: str
-
-
-_REGISTRY: dict[tuple[Blueprint, str], BlueprintEntry] = {}
+_REGISTRY: dict[tuple[Blueprint, str], Factory] = {}
 
 
 def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registered], Registered]:
@@ -61,15 +50,14 @@ def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registe
                     f"{factory.__name__} registers {name.name} for topology {topology!r}; "
                     f"{name.name} exists for {', '.join(fitting)}"
                 )
-            summary = (factory.__doc__ or factory.__name__).strip().splitlines()[0]
-            _REGISTRY[name, topology] = BlueprintEntry(name, topology, factory, summary)
+            _REGISTRY[name, topology] = factory
         return factory
 
     return register
 
 
-def blueprint_entry(name: int, topology: str) -> BlueprintEntry:
-    """Return the entry of a blueprint; raises ValueError where the topology does not have it."""
+def blueprint_factory(name: int, topology: str) -> Factory:
+    """Return what builds a blueprint; raises ValueError where the topology does not have it."""
     _check_topology(topology)
     known = {int(b) for b in TOPOLOGY_BLUEPRINTS[topology]}
     if name not in known:
@@ -84,8 +72,7 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
 
     Raises ValueError for a blueprint that does not fit and for a module that changes the shape of its input.
     """
-    entry = blueprint_entry(name, topology)
-    seed = entry.factory(width, spatial_dims)
+    seed = blueprint_factory(name, topology)(width, spatial_dims)
     side = 5  # of a small sample at the slot
     shapes = {"cnn": (width, *[side] * spatial_dims), "mlp": (width,), "transformer": (side, width)}
     sample = torch.ones(2, *shapes[topology])
@@ -93,7 +80,7 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
         result = seed(sample)
     if result.shape != sample.shape:
         raise ValueError(
-            f"blueprint {entry.blueprint.name} ({type(seed).__name__}) turns shape {list(sample.shape)} into "
+            f"blueprint {Blueprint(name).name} ({type(seed).__name__}) turns shape {list(sample.shape)} into "
             f"{list(result.shape)}; a seed keeps the shape of its input: check its padding, stride and width"
         )
     return seed
@@ -102,7 +89,7 @@ def build_blueprint(name: int, topology: str, width: int, spatial_dims: int = 0)
 def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0) -> int:
     """Return how many parameters a seed has."""
     with torch.device("meta"):  # no memory is taken and no random number drawn
-        seed = blueprint_entry(name, topology).factory(width, spatial_dims)
+        seed = blueprint_factory(name, topology)(width, spatial_dims)
     return sum(p.numel() for p in seed.parameters())
 
 
@@ -138,14 +125,6 @@ def attention_heads(width: int) -> int:
     return max(h for h in range(1, ATTENTION_HEADS + 1) if width % h == 0)
 
 
-def squeezed_width(width: int) -> int:
-    return max(1, width // SQUEEZE_REDUCTION)
-
-
-def bottleneck_width(width: int) -> int:
-    return max(8, width // 4)
-
-
 # For every topology.
 
 
@@ -169,7 +148,8 @@ class NormMix(nn.Module):
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self, h: Tensor) -> Tensor:
-        mixed: Tensor = torch.tanh(self.scale) * (self.norm(h) - h)
+        scale = torch.tanh(self.scale).view(-1, *[1] * (h.ndim - 1))  # one, or one for each row of networks
+        mixed: Tensor = scale * (self.norm(h) - h)
         return mixed
 
 
@@ -216,7 +196,7 @@ def depthwise(width: int, spatial_dims: int) -> nn.Module:
 @blueprint(Blueprint.BOTTLENECK, topologies={"cnn"})
 def bottleneck(width: int, spatial_dims: int) -> nn.Module:
     """1×1 down to max(8, C/4), 3×3, 1×1 up, norm."""
-    narrow = bottleneck_width(width)
+    narrow = max(8, width // 4)
     return nn.Sequential(
         _conv(spatial_dims, width, narrow, kernel=1),
         nn.SiLU(),
@@ -233,7 +213,7 @@ class SqueezeExcite(nn.Module):
 
     def __init__(self, width: int, spatial_dims: int) -> None:
         super().__init__()
-        narrow = squeezed_width(width)
+        narrow = max(1, width // SQUEEZE_REDUCTION)
         self.excite = nn.Sequential(
             GlobalMean(), nn.Linear(width, narrow), nn.SiLU(), _zero_linear(narrow, width)
         )

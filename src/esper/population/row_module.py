@@ -132,19 +132,8 @@ def _with_lent_weights(module: nn.Module) -> Run:
 # ---- modules with children, over rows ----
 
 
-class RowNormMix(nn.Module):
-    def __init__(self, mix: NormMix, norm: nn.Module) -> None:
-        super().__init__()
-        self.norm, self.scale = norm, mix.scale
-
-    def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.scale).view(-1, *[1] * (h.ndim - 1))  # [R, 1] → [R, 1, ...]
-        result: Tensor = scale * (self.norm(h) - h)
-        return result
-
-
 # Their own code takes rows once their children do.
-_ANY_RANK = (SqueezeExcite, BlendGate, TokenEmbedding, CausalSelfAttention, AlibiAttention)
+_ANY_RANK = (NormMix, SqueezeExcite, BlendGate, TokenEmbedding, CausalSelfAttention, AlibiAttention)
 
 
 def row_form(module: nn.Module, method: str) -> nn.Module | None:
@@ -159,8 +148,6 @@ def row_form(module: nn.Module, method: str) -> nn.Module | None:
     if not children or len(children) < len(found):
         return None
     forward = type(module).forward
-    if forward is NormMix.forward:
-        return RowNormMix(cast(NormMix, module), children["norm"])
     # The module's own forward over children that take rows.
     rows = copy.copy(module)
     if forward is nn.Sequential.forward:
