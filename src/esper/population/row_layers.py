@@ -9,6 +9,7 @@ those of the original layers.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -27,7 +28,6 @@ from esper.population.hosts import GlobalMean
 
 Conv = nn.Conv1d | nn.Conv2d
 ELEMENTWISE = (nn.ReLU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Identity, nn.LeakyReLU, nn.ELU)
-FUSED_ACTIVATIONS: dict[type[nn.Module], str] = {nn.ReLU: "relu", nn.SiLU: "silu"}
 
 
 class RowLayer(nn.Module):
@@ -197,11 +197,11 @@ class RowGroupNorm(RowLayer):
 
 
 class FusedGroupNorm(RowGroupNorm):
-    """A group norm with the activations around it as one GPU kernel; channels lie last in memory."""
+    """A group norm with a SiLU before or behind it as one GPU kernel; channels lie last in memory."""
 
     def __init__(self, norm: nn.GroupNorm) -> None:
         super().__init__(norm)
-        self.pre = self.post = "none"
+        self.pre = self.post = False  # whether a SiLU comes before it, and behind it
 
     def forward(self, x: Tensor) -> Tensor:
         from esper.population import kernels
@@ -222,20 +222,13 @@ def _row_group_norm(norm: nn.GroupNorm, method: str) -> nn.Module:
 
 
 def fold_activations(layers: dict[str, nn.Module]) -> dict[str, nn.Module]:
-    """Make activations part of the fused norms beside them."""
-    names = list(layers)
+    """Make SiLUs part of the fused norms beside them."""
     folded = dict(layers)
-    for k, name in enumerate(names):
-        norm = layers[name]
-        if not isinstance(norm, FusedGroupNorm):
-            continue
-        for side, step in (("pre", -1), ("post", 1)):
-            if not 0 <= k + step < len(names):
-                continue
-            neighbour = names[k + step]
-            if type(folded[neighbour]) in FUSED_ACTIVATIONS:
-                setattr(norm, side, FUSED_ACTIVATIONS[type(folded[neighbour])])
-                folded[neighbour] = nn.Identity()
+    for first, second in pairwise(layers):
+        for norm, activation, side in ((first, second, "post"), (second, first, "pre")):
+            if isinstance(folded[norm], FusedGroupNorm) and type(folded[activation]) is nn.SiLU:
+                setattr(folded[norm], side, True)
+                folded[activation] = nn.Identity()
     return folded
 
 
@@ -265,7 +258,7 @@ class FusedLayerNorm(RowLayerNorm):
         weight = blank + 1 if self.weight is None else self.weight
         bias = blank if self.bias is None else self.bias
         vectors = x.flatten(1, -2)  # [R, n, D]
-        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, self.eps, "none", "none")  # type: ignore[no-untyped-call]
+        out: Tensor = kernels.RowNorm.apply(vectors, weight, bias, self.eps, False, False)  # type: ignore[no-untyped-call]
         return out.view(x.shape)
 
 

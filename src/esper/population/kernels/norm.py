@@ -1,7 +1,7 @@
-"""Group norms of rows with the activations around them: one kernel each way.
+"""Group norms of rows with the SiLUs around them: one kernel each way.
 
-out = post(unit(pre(x)) · w + b), where unit brings each group of a sample's channels to mean 0 and deviation
-1. A group is all channels, or a power of two of them.
+out = post(unit(pre(x)) · w + b), where pre and post are SiLUs or nothing and unit brings each group of a
+sample's channels to mean 0 and deviation 1. A group is all channels, or a power of two of them.
 x [R, B, C, *spatial] with a sample's channels last in memory, as P pixels of C; w and b [R, C]
 """
 
@@ -18,27 +18,22 @@ from torch import Tensor
 
 from esper.population.kernels.rows import ceil_div, next_power
 
-ACTIVATIONS = {"none": 0, "relu": 1, "silu": 2}
 TILE = 4096  # elements that a program holds at a time
 WIDEST = 16384  # a sample up to this size is read once and kept
 
 
 @triton.jit
-def _act(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
-    if KIND == 1:
-        return tl.maximum(x, 0.0)
-    elif KIND == 2:
+def _act(x, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
+    if SILU:
         return x * tl.sigmoid(x)
     else:
         return x
 
 
 @triton.jit
-def _slope(x, KIND: tl.constexpr):  # type: ignore[no-untyped-def]
+def _slope(x, SILU: tl.constexpr):  # type: ignore[no-untyped-def]
     """The derivative of the activation at x."""
-    if KIND == 1:
-        return (x > 0).to(tl.float32)
-    elif KIND == 2:
+    if SILU:
         s = tl.sigmoid(x)
         return s * (1.0 + x * (1.0 - s))
     else:
@@ -173,7 +168,7 @@ def _norm_backward(  # type: ignore[no-untyped-def]
 
 
 class RowNorm(torch.autograd.Function):
-    """See the top of this file; `pre` and `post` are names of ACTIVATIONS.
+    """See the top of this file; `pre` and `post` say where there is a SiLU.
 
     With several groups each has a power of two of channels.
     """
@@ -185,8 +180,8 @@ class RowNorm(torch.autograd.Function):
         w: Tensor,
         b: Tensor,
         eps: float,
-        pre: str,
-        post: str,
+        pre: bool,
+        post: bool,
         groups: int = 1,
     ) -> Tensor:
         last, w, b = x.movedim(2, -1).contiguous(), _dense_rows(w), _dense_rows(b)
@@ -197,7 +192,7 @@ class RowNorm(torch.autograd.Function):
         mean = torch.empty(rows, images, channels if group else 1, device=x.device)
         rstd = torch.empty_like(mean)
         whole, tile = _tiling(images, pixels, channels)
-        kinds = {"PRE": ACTIVATIONS[pre], "POST": ACTIVATIONS[post], "G": group}
+        kinds = {"PRE": pre, "POST": post, "G": group}
         tiles = ceil_div(images, tile["BS"])
         _norm[(tiles * rows,)](
             last, w, b, out, mean, rstd, images, pixels, tiles, w.stride(0), b.stride(0), eps,
