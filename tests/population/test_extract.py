@@ -58,14 +58,6 @@ def reachable(root: object) -> list[object]:
     return list(seen.values())
 
 
-@pytest.mark.parametrize("member", [-1, 2])
-def test_a_member_out_of_range_is_named(member: int) -> None:
-    population = make_population("vectors", 2)
-    message = rf"member {member} is out of range; this population has members 0..1"
-    with pytest.raises(IndexError, match=message):
-        extract(population, SlotStates.empty(2, 2), member)
-
-
 def folded(population: Population, *rounds: tuple[Blueprint | None, Blueprint | None]) -> Population:
     """Seeds of these blueprints, folded in one round after the other."""
     for names in rounds:

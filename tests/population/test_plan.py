@@ -81,7 +81,7 @@ def view_of(crowd: list[list[SlotRecord]], folded: Chains | None = None) -> Slot
 
 
 def as_lists(rows: Rows) -> list[tuple[int, list[float], int]]:
-    return list(zip(rows.member.tolist(), rows.alpha.tolist(), rows.shadow_slot.tolist(), strict=True))
+    return list(zip(rows.member.tolist(), rows.alpha.tolist(), rows.fork.tolist(), strict=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,7 +125,7 @@ def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
                 else:
                     assert place == NO_ROW
     assert len(found.member) == len(subsets)  # each distinct subset once
-    assert (found.shadow_slot == NO_ROW).all()
+    assert not found.isolates
 
 
 @pytest.mark.parametrize(("members", "slots"), [(8, 61), (3, 130), (2048, 53)])
@@ -246,7 +246,7 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
                     row, alpha, blend = next(entries)
                     entry, part = next(met_parts)
                     assert Met(group.form, part, alpha, Blend(blend)) == met[row]
-                    isolated = int(rows.shadow_slot[row])
+                    isolated = int(rows.fork[row]) if rows.isolates else NO_ROW
                     first = min(r for r, found in met.items() if found.part == part)
                     learns_here = row == first if isolated == NO_ROW else isolated == s and place == 0
                     assert learns_here == (k < group.live)

@@ -134,14 +134,6 @@ def restore(names: Sequence[str] = (), members: int = 3) -> None:
     ("act", "message"),
     [
         (
-            lambda: train(SlotStates.empty(2, 2), make_data("vectors", 3)),
-            r"slot states are \(2, 2\); this population has \(3, 2\)",
-        ),
-        (
-            lambda: train(SlotStates.empty(3, 2), make_data("vectors", 2)),
-            "the data are for 2 members; this population has 3",
-        ),
-        (
             lambda: train(SlotStates.empty(3, 2), make_data("vectors", 3), batch_size=64),
             "training split has 24 samples, fewer than one minibatch of 64",
         ),

@@ -74,13 +74,8 @@ def extract(population: Population, states: SlotStates, member: int) -> nn.Seque
     """Return a member as an ordinary `nn.Sequential` of segments, blocks, grafts and head, on the CPU.
 
     Clones are blocks like their origins, widened blocks have wider layers; a clone or widening that is only
-    partly blended in has its outgoing weights scaled by its alpha. Raises IndexError for a member that is not
-    there.
+    partly blended in has its outgoing weights scaled by its alpha.
     """
-    if not 0 <= member < population.num_members:
-        raise IndexError(
-            f"member {member} is out of range; this population has members 0..{population.num_members - 1}"
-        )
     population.read_slots(states)  # writes the weights of seeds that wait to germinate or to be folded
     network, slots = population.network, states[member].to("cpu")
     weights = population.hosts.weights[member].cpu().split(network.trunk_sizes)

@@ -203,8 +203,7 @@ class RowNetwork:
         # Rows that fork here: detached, so that no gradient reaches the host through them.
         if station.after > station.before:
             x = torch.cat([x, x.detach().index_select(0, station.base[station.before :])])
-        kept, h = TakeWholeRows.apply(x, station.rows)  # type: ignore[no-untyped-call]
-        return kept, h
+        return x, x.index_select(0, station.rows)
 
     def _part_outputs(self, forms: SlotForms, station: Station, rows: Tensor, h: Tensor) -> Tensor:
         """Return what the parts of a station add to the activations h that they read, at full strength.
@@ -282,16 +281,3 @@ def _add_gathered(base: Tensor, source: Tensor, index: Tensor) -> Tensor:
         return gather_rows(source, index, base)
     rows = source.index_select(0, index.clamp(min=0))
     return base + torch.where((index >= 0).view(-1, *[1] * (base.ndim - 1)), rows, 0.0)
-
-
-class TakeWholeRows(torch.autograd.Function):
-    """x and x[rows], no row twice. The backward pass adds whole rows; that of an index adds elements."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(rows)
-        return x, x.index_select(0, rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, taken: Tensor) -> tuple[Tensor, None]:
-        return grad.index_add(0, ctx.saved_tensors[0], taken), None

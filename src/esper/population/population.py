@@ -196,7 +196,6 @@ class Population:
 
         Hosts and heard seeds train together, isolated seeds in their shadows.
         """
-        self._check(states, data)
         # What follows from the clock is launched first, while the device is busy with what came before.
         metrics = TrainMetrics.unmeasured(self.num_members, self.num_slots, self.device)
         rates = self._captured_rates(clock.done(self.config.batches_per_epoch, self.members))
@@ -234,7 +233,6 @@ class Population:
 
         unfinished: leave out the members that are finished; their metrics are NaN.
         """
-        self._check(states, data)
         view = self.read_slots(states)
         if not unfinished:
             view = replace(view, active=np.ones_like(view.active))
@@ -244,19 +242,6 @@ class Population:
             validation = self._graphs.validation(spec, data)
             _put(metrics, validation.plan, some, validation.run())
         return metrics
-
-    def _check(self, states: SlotStates, data: MemberData) -> None:
-        """Raise ValueError where slot states or data are not those of these members."""
-        expected = (self.num_members, self.num_slots)
-        if (states.num_members, states.num_slots) != expected:
-            raise ValueError(
-                f"the slot states are {(states.num_members, states.num_slots)}; this population has "
-                f"{expected}: members, slots"
-            )
-        if data.task_of.shape[0] != self.num_members:
-            raise ValueError(
-                f"the data are for {data.task_of.shape[0]} members; this population has {self.num_members}"
-            )
 
     def _chunks(self, view: SlotView) -> Iterator[SlotView]:
         """Yield the members that are not finished, some at a time.

@@ -318,11 +318,9 @@ class PlanSpec:
         row, station = np.divmod(np.flatnonzero(runs), runs.shape[1])  # faster than over two axes
         at = rows.member[row], station // positions, (station + 1) % positions
         form = view.form[at]
-        shadow = np.append(self.seeds, NO_ROW)[rows.shadow_slot]  # [R]
-        if (shadow[own:] == NO_ROW).any():  # rows that measure: a part learns in the first row that runs it
-            held = _seen_before(view.part[at])
-        else:  # in a shadow all but its own seed is held fixed
-            held = (row >= own) & (shadow[row] != station)
+        # In a shadow all but its own seed is held fixed; else a part learns in the first row that runs it.
+        in_shadow = (row >= own) & (self.fork[row] != station)
+        held = in_shadow if rows.isolates else _seen_before(view.part[at])
         # Groups are contiguous runs of entries: one call of a form serves all of them.
         order = np.argsort((station * (form.max(initial=0) + 1) + form) * 2 + held, kind="stable")
         self.row, self.station, self.form = row[order], station[order], form[order]

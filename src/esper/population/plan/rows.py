@@ -77,8 +77,7 @@ class SlotView:
 
     def select(self, members: Ints) -> SlotView:
         """Return the view of some members, without the seeds of those that are finished.  # members [n]"""
-        everyone = np.array_equal(members, np.arange(len(self.member)))
-        some = self if everyone else SlotView(**{name: value[members] for name, value in vars(self).items()})
+        some = SlotView(**{name: value[members] for name, value in vars(self).items()})
         active = some.active[:, None]
         return replace(some, alpha=np.where(active, some.alpha, 0.0), training=some.training & active)
 
@@ -94,8 +93,8 @@ class Rows:
 
     member: Ints  # [R]
     alpha: Floats  # [R, S]
-    shadow_slot: Ints  # [R] the slot whose seed this row trains in isolation, or NO_ROW
     fork: Ints  # [R] the first slot where a row differs from its member's own, NO_ROW for own rows
+    isolates: bool = False  # a row that forks trains the seed of that slot, and nothing else
     tables: tuple[Ints, ...] = ()  # each [N, S]: the rows whose results are wanted for each slot, or NO_ROW
 
 
@@ -105,7 +104,7 @@ def training_rows(view: SlotView) -> Rows:
     Its table: the row that trains the seed of each slot.
     """
     rows = _own_and(view, view.training, np.ones(view.shape))
-    return replace(rows, shadow_slot=rows.fork)
+    return replace(rows, isolates=True)
 
 
 def measurement_rows(view: SlotView, ablate: bool = True) -> Rows:
@@ -134,7 +133,6 @@ def _own_and(view: SlotView, asked: Bools, alpha: Floats) -> Rows:
     return Rows(
         member=np.concatenate([np.arange(num_members), member]),
         alpha=np.concatenate([view.alpha, others]),
-        shadow_slot=np.full(num_members + len(member), NO_ROW),
         fork=np.concatenate([np.full(num_members, NO_ROW), slot]),
         tables=(row,),
     )
