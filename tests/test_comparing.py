@@ -121,8 +121,8 @@ def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(control
 @pytest.mark.parametrize("budget", ["episode.flops=null", "episode.flops=4e5"])  # the second pays for 8 steps
 def test_arms_keep_the_order_that_was_asked_for_and_say_how_far_they_are(budget: str) -> None:
     config = load_config(overrides=[*TINY, "task=spirals", "members=2", budget])
-    names = ["habit", "static", "fixed:hidden=9", "random:0.5"]
-    arms = arms_of("habit, static,fixed:hidden=9 ,random:0.5", config)
+    names = ["heuristic", "static", "fixed:hidden=9", "random:0.5"]
+    arms = arms_of("heuristic, static,fixed:hidden=9 ,random:0.5", config)
     assert list(arms) == names
     assert (arms["static"], arms["fixed:hidden=9"]) == (Fixed(), Fixed(host={"hidden": 9}))
     environment, arms, _ = prepare(config, arms)

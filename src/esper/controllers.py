@@ -21,7 +21,7 @@ from esper.simic.learner import LearnedController
 from esper.tamiyo.config import STUDY, Conditions, differences
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.schedule import BY_BUDGET, Schedule
-from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
+from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from esper.utils.devices import own_device
 from esper.utils.errors import UserError
 from esper.utils.rows import strip_prefix
@@ -53,9 +53,6 @@ SCRIPTED: dict[str, Script] = {
         "a germination rate, as in random:0.1",
     ),
     "heuristic": Script(Heuristic, "germinates on a plateau, keeps what helps and prunes what hurts"),
-    "habit": Script(
-        Habit, "plants the strongest seed of the host's kind in every slot as soon as it may, without looking"
-    ),
     "schedule": Script(
         lambda: Schedule(BY_BUDGET, STUDY),
         "grows by the share of the budget that is spent and keeps all: nothing if that pays the first host "
@@ -288,7 +285,7 @@ def arms_that_may_grow(arms: Mapping[str, Arm], spec: EnvironmentSpec) -> tuple[
 
 
 def arms_of(text: str, config: RunConfig) -> dict[str, Arm]:
-    """Parse 'static,habit,fixed:hidden=16,runs/mine'; the first arm is the baseline.
+    """Parse 'static,heuristic,fixed:hidden=16,runs/mine'; the first arm is the baseline.
 
     Returns the arms by their names. Raises UserError where nothing is named,
     something is named twice, or a controller cannot be loaded.

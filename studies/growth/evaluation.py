@@ -30,7 +30,7 @@ from esper.simic.environment import EnvironmentSpec, GrowthEnvironment
 from esper.simic.rollout import EpisodeRecord, evaluate_test, play
 from esper.tamiyo.controller import Blocks, Controller
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule
-from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static
+from esper.tamiyo.scripted import Heuristic, RandomLegal, Static
 from esper.tasks import Task, load_task
 from esper.utils.errors import UserError
 from studies.growth import selection
@@ -64,7 +64,6 @@ SCRIPTED: dict[str, Callable[[], Controller]] = {
     "start": Static,
     **SCHEDULES,
     "teacher": lambda: PacedSchedule(BY_BUDGET),  # of the learned ones, at their pace
-    "habit": Habit,
     "heuristic": Heuristic,
 }
 

@@ -49,7 +49,6 @@ ARMS = (
     "static",
     "random",
     "heuristic",
-    "habit",
     "schedule",
     "schedule:clone@0.1+widen_full@0.3",
     "tamiyo",

@@ -114,7 +114,7 @@ def test_frozen_parts_stay_frozen_and_a_model_that_is_frozen_as_a_whole_grows(wh
     model.tokens.requires_grad_(False)
     warned = pytest.warns(UserWarning, match="all parameters of Recurrent are frozen")
     with warned if whole else nullcontext():
-        grown = grow(model, TEXT, TEXT, controller="habit", epochs=12)
+        grown = grow(model, TEXT, TEXT, controller="schedule:norm@0.1", epochs=12)
     assert grown.added
     after, before = grown.model.state_dict(), model.state_dict()
     same = {name for name, value in before.items() if torch.equal(after[name], value)}

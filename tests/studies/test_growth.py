@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_arm_is_played_at_every_budget_for_equal_compute(folder: Path) -> None:
     samples = [sample for path in folder.glob("*.jsonl.gz") for sample in read(path)]
     arms = {sample.arm for sample in samples}
-    assert {"fixed 0", "fixed 5", "main-0", "main-1", "habit", "random", "final"} <= arms
+    assert {"fixed 0", "fixed 5", "main-0", "main-1", "heuristic", "random", "final"} <= arms
     for arm in arms:
         assert {s.budget for s in samples if s.arm == arm} == set(BUDGETS)
     for sample in samples:

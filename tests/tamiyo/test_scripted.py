@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 
 from esper.lifecycle.actions import (
     Actions,
-    AlphaTarget,
-    Blueprint,
     Head,
     Op,
-    Tempo,
     relevance,
     selectable_blueprints,
 )
@@ -29,7 +26,7 @@ from esper.tamiyo import scripted
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks, compute_batch_masks
 from esper.tamiyo.policy.features import Observation
-from esper.tamiyo.scripted import Habit, Heuristic, RandomLegal, Static, any_legal, kth_legal
+from esper.tamiyo.scripted import Heuristic, RandomLegal, Static, any_legal, kth_legal
 from tests.controllers import Scheduled
 from tests.lifecycle.strategies import fits_of, random_evidence
 from tests.scenes import plain_observation as observe
@@ -41,7 +38,6 @@ MAKE = {
     "static": Static,
     "random": lambda: RandomLegal(0.5),
     "scheduled": lambda: Scheduled((0, 4, 9)),
-    "habit": Habit,
     "heuristic": Heuristic,
 }
 
@@ -198,19 +194,3 @@ def test_choosing_among_legal_ones(mask: list[bool], k: int, u: float) -> None:
     u32 = torch.tensor([u], dtype=torch.float32).clamp(max=1 - 2**-24)
     expected = legal[min(int(u32 * len(legal)), len(legal) - 1)]
     assert int(any_legal(row, u32)) == expected
-
-
-@pytest.mark.parametrize(
-    ("topology", "strongest"),
-    [("cnn", Blueprint.CONV_HEAVY), ("mlp", Blueprint.MLP), ("transformer", Blueprint.MLP)],
-)
-def test_a_habit_plants_the_strongest_seed_with_a_fast_ramp(topology: str, strongest: Blueprint) -> None:
-    slots = SlotStates.empty(2, 3)
-    masks = compute_batch_masks(slots, topology=topology)
-    habit = Habit()
-    habit.begin(EpisodeInfo(torch.arange(2), 3, seed=0, device=torch.device("cpu")))
-    actions = habit.decide(observe(slots, SlotEvidence.unmeasured(2, 3)), masks, 0)
-    assert (actions[Head.OP] == Op.GERMINATE).all()
-    assert (actions[Head.BLUEPRINT] == strongest).all()
-    assert (actions[Head.TEMPO] == Tempo.FAST).all()
-    assert (actions[Head.ALPHA_TARGET] == AlphaTarget.FULL).all()

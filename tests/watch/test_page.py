@@ -64,7 +64,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         grown.lanes.write(made_up_lanes(0, members=8))
         (grown.path / "network.md").write_text("# A network grown on digits\n")
     settings = {"epochs": 5, "progress": False}
-    mine = {"controller": "habit", "baseline": True, "out": folder / "mine"}
+    mine = {"controller": "schedule:norm@0.1", "baseline": True, "out": folder / "mine"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("esper.growing.folder.save_archive", lambda *given: None)  # torch.export is slow
         esper.grow(models.small_mlp(), models.table(), **mine, **settings)

@@ -25,7 +25,7 @@ INTERRUPTED = 130  # the exit code of a command that was ended with Ctrl-C
 FIRST_LINE, LINE_EVERY = 1.0, 5.0  # seconds to the first line of progress and between two lines
 
 CONTROLLER_HELP = (
-    "static, habit, heuristic, random, schedule, tamiyo (the trained one that ships with esper), a run "
+    "static, heuristic, random, schedule, tamiyo (the trained one that ships with esper), a run "
     "folder or a checkpoint; 'esper controllers' describes them"
 )
 

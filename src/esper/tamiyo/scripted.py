@@ -10,15 +10,13 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import Actions, AlphaTarget, Blueprint, Head, Op, Style, Tempo, relevance
+from esper.lifecycle.actions import Actions, AlphaTarget, Head, Op, Style, Tempo, relevance
 from esper.lifecycle.stages import Stage
 from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.utils.devices import device_table
 from esper.utils.streams import Stream
-
-STRONGEST = (Blueprint.CONV_HEAVY, Blueprint.MLP)  # of each kind of host: the largest body
 
 
 def first_legal(candidates: Mapping[Op, Tensor], masks: ActionMasks, details: Tensor) -> Actions:
@@ -120,7 +118,6 @@ class ScriptedController(Controller):
     """
 
     uses_metrics = True
-    tempo = Tempo.STANDARD
 
     def begin(self, info: EpisodeInfo) -> None:
         """Start an episode in which no member has planted anything yet."""
@@ -132,52 +129,22 @@ class ScriptedController(Controller):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._planted = state["planted"].to(self._planted.device)
 
-    def next_blueprint(self, masks: ActionMasks) -> Tensor:
-        """Return what is planted next: the legal blueprints in turn.  # [N]"""
-        return kth_legal(masks.blueprint, self._planted)
-
     def act(self, candidates: Mapping[Op, Tensor], masks: ActionMasks) -> Actions:
-        """Return the first legal candidate; a seed gets the next blueprint and this controller's tempo."""
-        details = _planting(masks.op.device, self.tempo).repeat(masks.op.shape[0], 1)
-        details[:, Head.BLUEPRINT] = self.next_blueprint(masks)
+        """Return the first legal candidate; a seed gets the next of the legal blueprints."""
+        details = _planting(masks.op.device).repeat(masks.op.shape[0], 1)
+        details[:, Head.BLUEPRINT] = kth_legal(masks.blueprint, self._planted)
         actions = first_legal(candidates, masks, details)
         self._planted = self._planted + (actions[Head.OP] == Op.GERMINATE)
         return actions
 
 
 @device_table
-def _planting(tempo: Tempo) -> Tensor:
+def _planting() -> Tensor:
     """Return how a scripted controller plants: a sigmoid ramp to full strength.  # [heads]"""
     row = torch.zeros(len(Head), dtype=torch.long)
-    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(tempo)
+    row[Head.STYLE], row[Head.TEMPO] = int(Style.SIGMOID_ADD), int(Tempo.STANDARD)
     row[Head.ALPHA_TARGET] = int(AlphaTarget.FULL)
     return row
-
-
-class Habit(ScriptedController):
-    """Plants the strongest seed of the host's kind in every slot as soon as that is legal, with fast ramps.
-
-    It never prunes and uses no metric but those that a gate asks for. A controller that does not beat it
-    at equal compute has shown nothing.
-    """
-
-    tempo = Tempo.FAST
-
-    def next_blueprint(self, masks: ActionMasks) -> Tensor:
-        """Return the strongest legal one.  # [N]"""
-        return (masks.blueprint * _strength(masks.blueprint.device)).argmax(dim=1)
-
-    def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
-        """Plant, else advance, else fossilise, else wait."""
-        anywhere = torch.ones_like(masks.slot)
-        return self.act(dict.fromkeys((Op.GERMINATE, Op.ADVANCE, Op.FOSSILIZE), anywhere), masks)
-
-
-@device_table
-def _strength() -> Tensor:
-    """Rank the blueprints for a habit, the preferred ones highest; all above 0.  # [blueprints]"""
-    strongest = torch.tensor([blueprint in STRONGEST for blueprint in Blueprint])
-    return 1 + len(Blueprint) * strongest
 
 
 # When the heuristic grows and when it gives up: chosen by hand on episodes of 30 steps.
