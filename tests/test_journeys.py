@@ -46,8 +46,8 @@ def test_a_run_folder_is_whole(trained: Path) -> None:
     assert names >= files | {"report.html", "checkpoints"}
     assert [path.name for path in (trained / "checkpoints").iterdir()] == ["last.safetensors"]
     folder = RunFolder.read(trained)
-    assert [summary.round for summary in folder.metrics()] == [1, 2]
-    assert all("above_twin" in summary.extra for summary in folder.metrics())
+    assert [line["round"] for line in folder.metrics_file] == [1, 2]
+    assert all("above_twin" in line["extra"] for line in folder.metrics_file)
     assert folder.lanes.rounds() == [1, 2]
     page = folder.report_path.read_text()
     assert page.count("api/lanes ") == 2
@@ -117,7 +117,7 @@ def test_every_preset_runs(name: str, tmp_path: Path) -> None:
     run = TrainingRun.start(settings, tmp_path / name)
     with run.folder:
         run.run()
-    assert len(run.folder.metrics()) == 1
+    assert len(list(run.folder.metrics_file)) == 1
 
 
 def test_a_task_brings_its_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +151,7 @@ def test_the_same_journey_on_a_gpu(tmp_path: Path) -> None:
     again = TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000001.safetensors")
     with again.folder:
         again.run()
-    assert [summary.round for summary in again.folder.metrics()] == [1, 2]
+    assert [line["round"] for line in again.folder.metrics_file] == [1, 2]
     assert cli.run(["grow", "-C", str(run), "-n", "2", "-o", str(out), "--quiet"]) == 0
     assert torch.export.load(str(out / "network.pt2")).module()(torch.randn(3, 1, 8, 8)).shape == (3, 10)
     assert cli.run(["compare", "-C", f"static,{run}", "-n", "2", "-o", str(tmp_path / "c"), "--quiet"]) == 0

@@ -121,7 +121,7 @@ def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_
     (path / "events.jsonl").write_text('{"round": 1, "step": 0, "member": 0, "kind": "germinated"}\n')
     again = TrainingRun.resume(path)
     assert again.trainer.rounds_done == 0
-    assert again.folder.events() == []
+    assert list(again.folder.events_file) == []
     play_out(again)
     assert_same_run(path, whole)
 

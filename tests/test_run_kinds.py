@@ -107,7 +107,7 @@ def test_a_run_is_extended_to_the_bits_of_one_that_was_longer_from_the_start(
     assert cli.run([*command, str(path), "--quiet", "--set", "rounds=3"]) == 0
     for name in ("events.jsonl", "config.yaml"):
         assert (path / name).read_bytes() == (longer / name).read_bytes(), name
-    assert [summary.round for summary in RunFolder.read(path).metrics()] == [1, 2, 3]
+    assert [line["round"] for line in RunFolder.read(path).metrics_file] == [1, 2, 3]
     if command == ["resume"]:
         assert len(RunFolder.read(path).command_text().splitlines()) == 2, "both command lines are kept"
 

@@ -157,7 +157,7 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path, capsys: pytest.Captu
     page = folder.report_path.read_text()
     assert "The grown model reached a validation accuracy of" in page
     assert (folder.settings()["task"], state(out)) == ("Sequential", "finished")
-    assert {event.slot for event in folder.events()} <= set(grown.slot_names)
+    assert {event["slot"] for event in folder.events_file} <= set(grown.slot_names)
     assert cli.run(["resume", str(out)]) == 2
     assert "call esper.grow there again" in capsys.readouterr().err
 

@@ -44,7 +44,7 @@ def test_indexing_keeps_two_dimensions() -> None:
 
 
 def test_a_seed_needs_a_blueprint_and_a_member_an_enabled_slot() -> None:
-    with pytest.raises(ValueError, match=r"member 0, slot 0 is in stage 3 with blueprint -1; a seed has one"):
+    with pytest.raises(ValueError, match=r"member 0, slot 0 is in stage 3 with blueprint -1"):
         SlotStates.from_records([[SlotRecord(stage=Stage.TRAINING)]])
     with pytest.raises(ValueError, match="member 1 has no enabled slot"):
         SlotStates.from_records([[None, None], [SlotRecord(enabled=False)] * 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import random
 from pathlib import Path
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from esper.runs import files
 from esper.runs.files import JsonLines
 from esper.runs.run_folder import RunFolder
-from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary
+from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary, from_json
 from esper.utils.errors import UserError
 
 
@@ -46,12 +45,11 @@ def test_a_folder_holds_what_made_the_run_and_its_records(tmp_path: Path) -> Non
     assert (again.config_text(), again.settings()) == ("seed: 3\n", {"seed": 3})
     assert again.command_text() == "esper train --out 'a b'"
     assert again.about["versions"]["python"].startswith("3.")
-    assert again.metrics()[0].seconds == 2.0
-    assert again.metrics()[0].kl != again.metrics()[0].kl, "unmeasured is NaN, not 0"
-    assert again.events() == [event(1), event(1)]
+    (line,) = again.metrics_file
+    assert (line["seconds"], line["kl"]) == (2.0, None), "unmeasured is not 0"
+    assert [from_json(Event, line, "") for line in again.events_file] == [event(1), event(1)]
     assert again.results() == results()
     assert again.growth() is None
-    assert json.loads((tmp_path / "run/metrics.jsonl").read_text())["kl"] is None
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -194,8 +192,8 @@ def test_damaged_folders_are_told_in_one_sentence(tmp_path: Path, monkeypatch: p
         try:
             with RunFolder.open(tmp_path / "run") as opened:
                 opened.truncate_after(1)
-                assert all(m.round <= 1 for m in opened.metrics())
-                opened.events()
+                assert all(line["round"] <= 1 for line in opened.metrics_file)
+                list(opened.events_file)
                 opened.results()
                 opened.config_text()
         except UserError as error:

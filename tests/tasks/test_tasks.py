@@ -159,10 +159,6 @@ def labels(count: int) -> torch.Tensor:
         (lambda: load_task("imagenet"), "task is 'imagenet'; allowed are digits, "),
         (lambda: small_task(5), "task own has 5 training samples for 3 classes; at least 6"),
         (
-            lambda: random_splits(Split(torch.zeros(10, 2), labels(10)), 0, 5, 5),
-            "10 samples cannot give 5 for validation and 5 for testing",
-        ),
-        (
             lambda: small_task(6, held_out=TestSplit(Split(torch.zeros(0, 2), labels(0)))),
             "task own has no test samples",
         ),

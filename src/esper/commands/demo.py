@@ -12,8 +12,7 @@ if TYPE_CHECKING:
     from esper.training import TrainingRun
 
 USUAL_MEMBERS = 24
-SMALL, MIDDLE, LARGE = "static", "fixed:hidden=32", "fixed:hidden=64+depth=4"
-SIZES = (SMALL, MIDDLE, LARGE)
+SIZES = ("static", "fixed:hidden=32", "fixed:hidden=64+depth=4")
 SCHEDULE, LEARNED = "schedule:widen_full@0.05+clone@0.2", "trained here"
 
 
@@ -44,6 +43,7 @@ def complete(run: TrainingRun, members: int) -> None:
     from esper.commands.compare import print_comparison, run_arms
     from esper.comparing import as_comparison, prepare
     from esper.controllers import arms_of
+    from esper.runs.run_folder import RunFolder
     from esper.simic.learner import LearnedController
     from esper.watch.facts import comparison_verdicts
     from esper.watch.report import write_report
@@ -51,7 +51,7 @@ def complete(run: TrainingRun, members: int) -> None:
     arms = arms_of(",".join((*SIZES, SCHEDULE)), run.config)
     arms[LEARNED] = LearnedController(run.trainer.learners[LEARNER].agent)
     environment, arms, remarks = prepare(run.config.model_copy(update={"members": members}), arms)
-    with run.folder.reopened() as folder:
+    with RunFolder.open(run.folder.path) as folder:
         runs = run_arms(environment, arms, run.config, folder, "comparing")
         comparison = as_comparison(environment, runs, remarks)
         folder.write(comparison)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib import metadata
 
 from esper.commands import common
 
@@ -62,6 +61,8 @@ def doctor() -> None:
     """Show the versions of Python and torch, CPU threads, devices, and extras that are missing."""
     import torch
 
+    from esper.runs.run_folder import version_of
+
     rows = [
         ("python", f"{platform.python_version()} on {platform.platform()}"),
         ("torch", f"{torch.__version__}, {torch.get_num_threads()} CPU threads"),
@@ -72,14 +73,7 @@ def doctor() -> None:
     if not torch.cuda.is_available():
         rows.append(("device", "cpu; no CUDA device is visible to this torch"))
     for extra, packages in EXTRAS.items():
-        missing = [package for package in packages if _version(package) is None]
+        missing = [package for package in packages if version_of(package) is None]
         hint = f"without {', '.join(missing)}: pip install 'esper-lite[{extra}]'"
         rows.append((f"extra {extra}", hint if missing else ", ".join(packages)))
     common.print_table(("", ""), rows)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

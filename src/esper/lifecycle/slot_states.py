@@ -9,7 +9,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from esper.lifecycle.actions import AlphaCurve, Blueprint, Style, Tempo
+from esper.lifecycle.actions import AlphaCurve, Style, Tempo
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.utils.rows import RowRecord, map_tensors
 
@@ -141,11 +141,8 @@ class SlotStates(RowRecord):
         odd = (seeds != (self.blueprint != NO_BLUEPRINT)).nonzero().tolist()
         if odd:
             member, slot = odd[0]
-            raise ValueError(
-                f"member {member}, slot {slot} is in stage {int(self.stage[member, slot])} with "
-                f"blueprint {int(self.blueprint[member, slot])}; a seed has one of 0..{max(Blueprint)}, "
-                f"a slot with no seed has {NO_BLUEPRINT}"
-            )
+            stage, blueprint = int(self.stage[member, slot]), int(self.blueprint[member, slot])
+            raise ValueError(f"member {member}, slot {slot} is in stage {stage} with blueprint {blueprint}")
         shut = (~self.enabled.any(dim=1)).nonzero().flatten().tolist()
         if shut:
             raise ValueError(f"member {shut[0]} has no enabled slot; every member needs at least one")

@@ -44,7 +44,6 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     record: dict[str, Any]
-    schema: str
 
 
 def save_checkpoint(path: Path | str, tensors: Tensors, record: Mapping[str, Any], schema: str) -> None:
@@ -93,7 +92,7 @@ def load_checkpoint(
     except (safetensors.SafetensorError, ValueError, KeyError) as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from None
     placed = {_new_spelling(name): tensor.to(device) for name, tensor in tensors.items()}
-    return Checkpoint(placed, json.loads(header["record"]), header["schema"])
+    return Checkpoint(placed, json.loads(header["record"]))
 
 
 def _new_spelling(name: str) -> str:
@@ -105,12 +104,10 @@ def _check_bytes(path: Path, data: bytearray) -> None:
     """Raise CheckpointError for bytes that are foreign, cut short or changed; blank the digest in `data`."""
     header_size = int.from_bytes(data[:8], "little")
     header = bytes(data[8 : 8 + min(header_size, _MAX_HEADER)])
-    if f'"format":"{FORMAT}"'.encode() not in header:
+    if f'"format":"{FORMAT}"'.encode() not in header or _DIGEST.search(header) is None:
         raise CheckpointError(
             f"{path} is not a checkpoint of esper, or its head is damaged; give a file that a run wrote"
         )
-    if _DIGEST.search(header) is None:
-        raise CheckpointError(f"{path} is damaged: it has no digest; use an older checkpoint of the run")
     start, end = _digest_span(data)
     expected = data[start:end].decode()
     data[start:end] = _BLANK.encode()

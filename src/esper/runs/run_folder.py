@@ -44,7 +44,6 @@ from esper.runs.schema import (
     Event,
     Growth,
     Record,
-    RoundSummary,
     SavedNetwork,
     from_json,
     to_json,
@@ -67,15 +66,12 @@ _FILES: dict[type, str] = {
 _PACKAGES = ("esper-lite", "torch", "numpy", "pydantic", "safetensors", "scikit-learn")
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the versions that a result may depend on, without importing anything heavy."""
-    versions = {"python": platform.python_version(), "platform": platform.platform()}
-    for package in _PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, None without one; nothing is imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 class RunFolder:
@@ -123,7 +119,11 @@ class RunFolder:
             "kind": kind,
             "request": dict(request or {}),
             "seed": seed,
-            "versions": installed_versions(),
+            "versions": {
+                "python": platform.python_version(),
+                "platform": platform.platform(),
+                **{package: version_of(package) or "not installed" for package in _PACKAGES},
+            },
         }
         folder = cls(path, about)
         folder._acquire()
@@ -166,11 +166,6 @@ class RunFolder:
     def close(self) -> None:
         """Let another process write here; the end of the process does the same."""
         self._lock.release()
-
-    def reopened(self) -> RunFolder:
-        """Lock this folder again after `close`, and return it."""
-        self._acquire()
-        return self
 
     def __enter__(self) -> RunFolder:
         return self
@@ -225,16 +220,6 @@ class RunFolder:
         """Replace all of events.jsonl."""
         lines = "".join(to_json(event) + "\n" for event in events)
         write_atomically(self.events_file.path, lines.encode())
-
-    def metrics(self) -> list[RoundSummary]:
-        """Return every round of metrics.jsonl. Raises UserError where a line is damaged."""
-        where = str(self.metrics_file.path)
-        return [from_json(RoundSummary, line, where) for line in self.metrics_file]
-
-    def events(self) -> list[Event]:
-        """Return every event of events.jsonl. Raises UserError where a line is damaged."""
-        where = str(self.events_file.path)
-        return [from_json(Event, line, where) for line in self.events_file]
 
     def truncate_after(self, last_round: int) -> None:
         """Remove what was written after `last_round`, the round of the checkpoint that is resumed."""

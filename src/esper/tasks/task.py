@@ -233,11 +233,6 @@ def _standardize(inputs: Tensor, scaling: Scaling) -> Standardize | None:
 
 def random_splits(split: Split, seed: int, validation: int, test: int) -> Splits:
     """Shuffle by the seed and cut off `validation` and `test` samples; the rest is for training."""
-    if validation + test >= len(split):
-        raise ValueError(
-            f"{len(split)} samples cannot give {validation} for validation and {test} for testing; "
-            "the rest would be nothing to train on: give more data"
-        )
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(split)))
     test_part, validation_part, train_part = order.tensor_split([test, test + validation])
     return Splits(split.subset(train_part), split.subset(validation_part), split.subset(test_part))
