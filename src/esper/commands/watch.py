@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from esper.commands import common
-from esper.utils.errors import UserError
+from esper.utils.errors import require
 
 
 def watch(
@@ -25,12 +25,9 @@ def watch(
     The page follows the folders while they are written and changes nothing in them. It is served on
     127.0.0.1 alone and loads nothing from elsewhere.
     """
-    try:
-        from esper.watch.server import Library, open_socket, serve
-    except ImportError as error:
-        raise UserError(
-            f"the page needs the package {error.name}; install its extra: pip install 'esper-lite[watch]'"
-        ) from None
+    for package in ("starlette", "uvicorn"):
+        require(package, "watch", "the page")
+    from esper.watch.server import Library, open_socket, serve
 
     library = Library(runs or [Path("runs")])
 
