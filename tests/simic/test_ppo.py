@@ -39,22 +39,6 @@ def test_the_ratio_at_unchanged_weights_is_1_across_a_reset_in_the_middle(recurr
     torch.testing.assert_close(agent.value_normalizer.denormalize(output.value), values, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_padded_steps_influence_no_loss_after_a_buffer_reset_too(minibatches: int) -> None:
-    """The same rows in a tight buffer and in a long, used one teach exactly the same."""
-    tight = make_agent(minibatches=minibatches, target_kl=None)
-    loose = make_agent(minibatches=minibatches, target_kl=None)
-    small = collect(tight, members=4, steps=5).buffer
-    dirty = collect(loose, members=4, steps=12, seed=9).buffer
-    dirty.reset()
-    for made in collect(loose, members=4, steps=5).transitions:
-        dirty.add(made, torch.ones(4, dtype=torch.bool))
-    left, right = tight.update(small), loose.update(dirty)
-    torch.testing.assert_close(parameters(tight), parameters(loose), atol=1e-6, rtol=1e-5)
-    assert left.policy_loss == pytest.approx(right.policy_loss, abs=1e-6)
-    assert left.steps_learned == right.steps_learned == 20
-
-
 def test_garbage_behind_the_end_of_a_row_changes_nothing() -> None:
     clean, spoiled = make_agent(), make_agent()
     buffers = []
@@ -112,15 +96,6 @@ def test_a_non_finite_row_changes_no_other_row() -> None:
     torch.testing.assert_close(parameters(with_it), parameters(without), atol=1e-6, rtol=1e-5)
 
 
-def test_with_several_epochs_kl_is_not_zero_and_the_clip_acts() -> None:
-    agent = make_agent(learning_rate=0.03, target_kl=None, epochs=6, minibatches=2)
-    metrics = agent.update(collect(agent, members=8, steps=8).buffer)
-    assert metrics.epochs_done == 6
-    assert metrics.kl > 1e-3
-    assert metrics.clip_fraction > 0.01
-    assert not metrics.stopped_early
-
-
 def test_the_early_stop_acts_before_the_step_that_it_would_veto() -> None:
     agent = make_agent(learning_rate=0.03, target_kl=1e-4, epochs=5, minibatches=1)
     buffer = collect(agent, members=8, steps=8).buffer
@@ -167,17 +142,6 @@ def test_an_all_masked_row_raises_in_the_update() -> None:
     with pytest.raises(ValueError, match="member 3, head 'head 2' has no legal choice"):
         agent.update(rollout.buffer)
     assert all(map(torch.equal, agent.policy.heads.parameters(), before))
-
-
-def test_an_unfinished_row_raises_in_the_update() -> None:
-    agent = make_agent()
-    rollout = collect(agent, members=3, steps=4)
-    rollout.buffer.get_batched_sequences().steps.terminated[1] = False
-    with pytest.raises(ValueError, match="row of member 1 ends in neither"):
-        agent.update(rollout.buffer)
-    again = collect(agent, members=3, steps=4)
-    again.buffer.get_batched_sequences().steps.terminated[1] = False
-    agent.update(again.buffer, bootstrap_values=torch.zeros(3))
 
 
 def test_the_entropy_coefficient_anneals() -> None:

@@ -73,14 +73,6 @@ def test_an_update_reads_nothing_back_before_its_end(monkeypatch: pytest.MonkeyP
     assert metrics.stopped_early
 
 
-def test_the_counter_of_waits_sees_them() -> None:
-    with Waits() as waits:
-        torch.ones(3).sum().item()
-        torch.ones(3)[torch.tensor([True, False, True])]
-        torch.ones(3).nonzero()
-    assert len(waits.found) >= 3
-
-
 def play_ragged(agent: PPOAgent, scene: Scene, buffer: TamiyoRolloutBuffer) -> None:
     """Store a rollout in which every other member sits out the second step."""
     state = agent.initial_state(scene.members)

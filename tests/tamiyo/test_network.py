@@ -73,20 +73,6 @@ def test_the_same_weights_run_with_any_number_of_slots_and_sample_only_legal_act
                     assert masks.head(head)[member, t, action[head]]
 
 
-def test_a_head_that_the_op_does_not_read_is_silent() -> None:
-    net = make_net()
-    output = draw(net, *scene(4, members=64))
-    for op in Op:
-        where = output.actions[..., Head.OP] == op
-        assert where.any(), f"the scene samples no {op.name}"
-        for head in Head:
-            read = head in HEADS_READ[op] or head is Head.OP
-            assert (output.relevant[..., head][where] == read).all()
-            if not read:
-                for field in (output.actions, output.log_prob, output.entropy):
-                    assert (field[..., head][where] == 0).all()
-
-
 def test_log_probs_are_those_of_op_then_slot_then_details() -> None:
     """One member and one step at a time, with torch's Categorical."""
     net = make_net(3)

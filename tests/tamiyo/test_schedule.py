@@ -15,7 +15,6 @@ from esper.tamiyo.controller import EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.tamiyo.schedule import BY_BUDGET, PacedSchedule, Schedule, ScheduleLine
-from esper.tamiyo.scripted import Static
 from esper.utils.errors import UserError
 from tests.simic.worlds import make_environment, make_residual
 
@@ -105,12 +104,6 @@ def test_a_schedule_follows_the_share_that_is_spent(clock: str) -> None:
 
     alone, second = births(0.6), births(0.1, 0.6)
     assert (second[1] < alone[0]) is (clock == "compute")
-
-
-def test_a_schedule_without_lines_never_grows() -> None:
-    records = [play(make_environment(members=(0, 1), steps=3), c, 0) for c in (Schedule([]), Static())]
-    np.testing.assert_array_equal(*(record.accuracy for record in records))
-    assert not records[0].germinated.any()
 
 
 @pytest.mark.parametrize(

@@ -129,19 +129,6 @@ class DerivedState:
 
 
 @dataclass(frozen=True)
-class FinishedStep:
-    """What an epoch and its validation led to."""
-
-    state: MemberState
-    flops: Tensor  # [N] spent so far
-    panicked: Tensor  # [N] bool: rolled back
-    rolled_back: Tensor  # [N, S] bool: seeds that this ended
-    terminated: Tensor  # [N] bool: this step was the last
-    reward: Tensor  # [N] the governor's penalty included
-    derived: DerivedState  # before the next decision
-
-
-@dataclass(frozen=True)
 class StepResult:
     """What one decision step led to."""
 
@@ -305,20 +292,19 @@ class Environment:
         self.clock += 1
         clock = torch.full((), self.clock, device=self.device)
         totals = EpisodeTotals(self.flops, clock, self.uses_metrics, self.potential)
-        finished = self._finish(
+        self.state, self.flops, self.derived, reward, terminated, panicked, rolled_back = self._finish(
             self.state, applied.active, applied.slots, applied.evidence, training, validation, totals
         )
-        self.state, self.flops, self.derived = finished.state, finished.flops, finished.derived
         self.last_op, self.last_succeeded = applied.outcome.asked_op, applied.outcome.succeeded
         return StepResult(
             observation=self.observe(),
-            reward=finished.reward,
-            terminated=finished.terminated,
+            reward=reward,
+            terminated=terminated,
             active=applied.active,
             outcome=applied.outcome,
             ticked=applied.ticked,
-            panicked=finished.panicked,
-            rolled_back=finished.rolled_back,
+            panicked=panicked,
+            rolled_back=rolled_back,
             training=training,
             validation=validation,
         )
@@ -362,11 +348,13 @@ class Environment:
         training: TrainMetrics,
         validation: ValidationMetrics,
         totals: EpisodeTotals,
-    ) -> FinishedStep:
+    ) -> tuple[MemberState, Tensor, DerivedState, Tensor, Tensor, Tensor, Tensor]:
         """Choose the states to go on with, and add up what was spent and earned.
 
         before: at the decision; the state of a finished member stays that. active [N] bool: who trained;
         slots, evidence: as they were trained under.
+        Returns the state, the FLOPs so far [N], what derives from these, and reward, terminated, panicked [N]
+        and rolled_back [N, S] of `StepResult`.
         """
         spec = self.spec
         after = MemberState(
@@ -388,7 +376,7 @@ class Environment:
         # r = γΦ(s') − Φ(s)
         reward = spec.gamma * derived.potential - totals.potential
         reward = (reward - spec.governor.penalty * panicked) * active
-        return FinishedStep(state, flops, panicked, rolled_back, terminated, reward, derived)
+        return state, flops, derived, reward, terminated, panicked, rolled_back
 
     # ---- what follows from a state ---------------------------------------------------------------------
 
