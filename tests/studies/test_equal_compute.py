@@ -17,7 +17,7 @@ from tests.shards import on_processes
 TASK = load_task("digits")
 HOST = {"width": 4, "depth": 1, "stages": 1, "hidden": 4}
 FIXED = Arm("fixed", HOST)
-GROWN = Arm("grown", HOST, ((0.3, "clone", "all"),), folds=1)
+GROWN = Arm("grown", HOST, "clone@0.3", folds=1)
 
 
 def setting() -> Setting:
@@ -43,7 +43,7 @@ def test_processes_take_an_arm_each_and_the_first_writes_what_one_process_finds(
     def work(gather: Gather, folder: str = "shared") -> list[Result]:
         path = tmp_path / folder / f"{gather.rank}.jsonl"
         return run_arms(
-            arms, replace(setting(), flops=8e6), 1, lambda arm: 0.5 + len(arm.schedule), path, gather
+            arms, replace(setting(), flops=8e6), 1, lambda arm: 0.5 + bool(arm.schedule), path, gather
         )
 
     def without_clock(results: list[Result]) -> list[Result]:
