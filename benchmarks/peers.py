@@ -13,7 +13,7 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -227,7 +227,7 @@ def our_update(sizes: tuple[int, ...], minibatches: int) -> Callable[[], object]
         observation = FlatObservation(torch.randn(ENVS, FEATURES))
         reset = torch.full((ENVS,), t == 0)
         decided, state = agent.act(observation, masks, state, reset, torch.rand(ENVS, len(sizes)))
-        step = decided.with_outcome(torch.randn(ENVS), no)
+        step = replace(decided, reward=torch.randn(ENVS), terminated=no)
         buffer = buffer or TamiyoRolloutBuffer(ENVS, STEPS, step)
         buffer.add(step)
     assert buffer is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -69,4 +69,4 @@ def step_of(agent: PPOAgent, scene: Scene, t: int, state: Tensor, no: Tensor) ->
     decided, state = agent.act(inputs, masks, state, no, scene.uniforms[t])
     reward = inputs.features[:, 0] - decided.value
     ends = ~no if t == scene.steps - 1 else no
-    return decided.with_outcome(reward, ends), state
+    return replace(decided, reward=reward, terminated=ends), state

@@ -70,7 +70,8 @@ def collect(
         reset = torch.full((members,), t in reset_at)
         uniforms = torch.rand(members, len(HEAD_SIZES), generator=generator)
         decided, state = agent.act(observation, masks, state, reset, uniforms)
-        made = decided.with_outcome(
+        made = replace(
+            decided,
             reward=torch.randn(members, generator=generator),
             terminated=torch.full((members,), t == steps - 1),
         )

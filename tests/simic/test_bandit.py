@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ def test_a_bandit_with_eight_heads_is_learned_in_every_head_that_counts(every_he
             decision, _ = agent.act(observation, bandit.masks, memory, fresh, uniforms)
             good = decision.actions == bandit.best
             reward = good.float().mean(1) if every_head_counts else bandit.pull(decision.actions)
-            step = decision.with_outcome(reward, ends)
+            step = replace(decision, reward=reward, terminated=ends)
             buffer = buffer or TamiyoRolloutBuffer(MEMBERS, 4, step)
             buffer.add(step)
         assert buffer is not None
@@ -91,7 +91,7 @@ def test_a_fixed_horizon_end_that_pays_a_final_reward_is_terminal_and_values_sta
             decision, _ = agent.act(observation, masks, agent.initial_state(members), fresh, uniforms)
             last = torch.full((members,), t == steps - 1)
             reward = (last & (decision.actions[:, 0] == 1)).float()
-            step = decision.with_outcome(reward, terminated=last, bootstrap_value=decision.value)
+            step = replace(decision, reward=reward, terminated=last, bootstrap_value=decision.value)
             buffer = buffer or TamiyoRolloutBuffer(members, steps, step)
             buffer.add(step)
             values.append(decision.value.max())

@@ -173,7 +173,7 @@ class Learner(LearnedController):
             discount = torch.pow(self.agent.config.gamma, self._finished_for.float())
             self._owed = self._owed + torch.where(active, 0.0, discount * control)
             reward = reward - control
-        step = self._decided.with_outcome(reward, terminated)
+        step = replace(self._decided, reward=reward, terminated=terminated)
         if self._buffer is None:
             members, pool = self._info.num_members, self._decision.pool
             self._buffer = TamiyoRolloutBuffer(members, self.steps, step, self.agent.device, pool)

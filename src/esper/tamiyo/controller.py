@@ -13,7 +13,6 @@ from esper.lifecycle.actions import Actions
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.utils.rows import strip_prefix
-from esper.utils.streams import Stream, random_uniform
 
 EPISODE_SHIFT = 20  # an episode's draws begin at episode << 20: room for a million steps
 
@@ -33,10 +32,6 @@ class EpisodeInfo:
     def num_members(self) -> int:
         """Return N."""
         return self.members.shape[0]
-
-    def draw(self, stream: Stream, step: int, count: int) -> Tensor:
-        """Draw numbers in [0, 1) that belong to each member, this episode and this step.  # [N, count]"""
-        return random_uniform(self.seed, self.members, stream, self.counter(step), count)
 
     def counter(self, step: int) -> int:
         """Return which draw of a member's streams this step takes."""

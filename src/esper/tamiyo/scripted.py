@@ -16,7 +16,7 @@ from esper.tamiyo.controller import Controller, EpisodeInfo
 from esper.tamiyo.policy.action_masks import ActionMasks
 from esper.tamiyo.policy.features import Observation
 from esper.utils.devices import device_table
-from esper.utils.streams import Stream
+from esper.utils.streams import Stream, random_uniform
 
 
 def first_legal(candidates: Mapping[Op, Tensor], masks: ActionMasks, details: Tensor) -> Actions:
@@ -96,7 +96,10 @@ class RandomLegal(Controller):
 
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions:
         """Draw an op, then a slot under it, then the other heads, all among what is legal."""
-        draws = self._info.draw(Stream.CONTROL, step, len(Head) + 1)  # [N, heads + 1]
+        info, count = self._info, len(Head) + 1
+        draws = random_uniform(
+            info.seed, info.members, Stream.CONTROL, info.counter(step), count
+        )  # [N, count]
         columns = _head_columns(draws.device)[: len(Op)]
         others = masks.op & (columns != Op.GERMINATE)
         germinates = masks.op[:, Op.GERMINATE] & (draws[:, -1] < self.germination_rate)

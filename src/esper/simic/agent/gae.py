@@ -58,29 +58,18 @@ def fastest_kernel(device_type: str) -> Kernel:
 
 def loop_kernel(rows: GaeInputs, gamma: float, lam: float) -> Advantages:
     """Compute GAE backwards in time, with one in-place operation per step."""
-    delta, decay = _delta_and_decay(rows, gamma, lam)
-    advantages, decay = delta.T.contiguous(), decay.T.contiguous()  # [T, N]: a step is one block of memory
-    # unbind once: indexing [t] in the loop would create a view per step.
-    steps, decays = advantages.unbind(0), decay.unbind(0)
-    for t in range(len(steps) - 2, -1, -1):
-        steps[t].addcmul_(decays[t], steps[t + 1])
-    advantages = advantages.T.contiguous()
-    return advantages, _returns(advantages, rows)
-
-
-def _delta_and_decay(rows: GaeInputs, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
-    """Compute δ_t and the weight of A_{t+1} in A_t, both 0 beyond a row's end.  # [N, T] each"""
     valid = valid_steps(rows.step_counts, rows.rewards.shape[1])
     # δ_t = r_t + γ·v'_t·(1 − terminated_t) − v_t
     delta = rows.rewards - rows.values + gamma * rows.next_values.masked_fill(rows.terminated, 0.0)
-    # A_t = δ_t + γλ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1}
-    goes_on = valid & ~(rows.terminated | rows.truncated)
-    return torch.where(valid, delta, 0.0), goes_on * (gamma * lam)
-
-
-def _returns(advantages: Tensor, rows: GaeInputs) -> Tensor:
-    valid = valid_steps(rows.step_counts, rows.values.shape[1])
-    return torch.where(valid, advantages + rows.values, 0.0)
+    # A_t = δ_t + γλ·(1 − terminated_t)·(1 − truncated_t)·A_{t+1}, 0 beyond a row's end
+    decay = (valid & ~(rows.terminated | rows.truncated)) * (gamma * lam)
+    # [T, N]: a step is one block of memory. unbind once: indexing [t] would create a view per step.
+    advantages = torch.where(valid, delta, 0.0).T.contiguous()
+    steps, decays = advantages.unbind(0), decay.T.contiguous().unbind(0)
+    for t in range(len(steps) - 2, -1, -1):
+        steps[t].addcmul_(decays[t], steps[t + 1])
+    advantages = advantages.T.contiguous()
+    return advantages, torch.where(valid, advantages + rows.values, 0.0)
 
 
 def valid_steps(step_counts: Tensor, horizon: int) -> Tensor:

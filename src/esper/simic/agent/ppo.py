@@ -136,7 +136,7 @@ class PPOAgent:
         """Act once: sample by uniforms [N, H] in [0, 1), or take the likeliest choices without them.
 
         observation, masks: records of [N, ...]; state [N, state]; resets [N] clears a member's memory first.
-        Returns the step, which `with_outcome` completes, and the memory after it.  # [N, state]
+        Returns the step, without its reward and its end, and the memory after it.  # [N, state]
         """
         output = self.policy.sequence(
             map_tensors(_as_sequence, observation),

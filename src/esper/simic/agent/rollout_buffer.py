@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,22 +29,6 @@ class Transition:
     terminated: Tensor  # [N] bool: the episode ended here
     truncated: Tensor  # [N] bool: it was cut here
     bootstrap_value: Tensor  # [N] float32: V of the state after a cut; read at truncations alone
-
-    def with_outcome(
-        self,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor | None = None,
-        bootstrap_value: Tensor | None = None,
-    ) -> Transition:
-        """Return the same step with its outcome; by default nothing was truncated."""
-        return replace(
-            self,
-            reward=reward,
-            terminated=terminated,
-            truncated=torch.zeros_like(terminated) if truncated is None else truncated,
-            bootstrap_value=torch.zeros_like(reward) if bootstrap_value is None else bootstrap_value,
-        )
 
 
 @dataclass(frozen=True)
