@@ -331,8 +331,9 @@ def test_an_episode_begins_with_its_own_weights_whether_they_were_kept_or_drawn_
 def test_slots_of_one_kind_share_first_weights_within_the_bytes_of_their_bank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    row = make_population("residual vectors", 2).network.part_width
+    monkeypatch.setattr(surgery, "SEED_BYTES", 3 * 4 * row)
     population = make_population("residual vectors", 2, seed_weights=10**6)
-    monkeypatch.setattr(surgery, "SEED_BYTES", 3 * 4 * population.network.part_width)
     states = SlotStates.from_records([[record(Stage.HOLDING, Blueprint.MLP)] * 2] * 2)
     plant(population, states, awake=False)
     assert len({tuple(row.tolist()) for row in population.seeds.weights}) <= 3

@@ -58,7 +58,8 @@ def blueprint(name: Blueprint, topologies: Collection[str]) -> Callable[[Registe
 
 def blueprint_factory(name: int, topology: str) -> Factory:
     """Return what builds a blueprint; raises ValueError where the topology does not have it."""
-    _check_topology(topology)
+    if topology not in TOPOLOGY_BLUEPRINTS:
+        raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
     known = {int(b) for b in TOPOLOGY_BLUEPRINTS[topology]}
     if name not in known:
         given = Blueprint(name).name if name in set(Blueprint) else name
@@ -91,11 +92,6 @@ def parameter_count(name: int, topology: str, width: int, spatial_dims: int = 0)
     with torch.device("meta"):  # no memory is taken and no random number drawn
         seed = blueprint_factory(name, topology)(width, spatial_dims)
     return sum(p.numel() for p in seed.parameters())
-
-
-def _check_topology(topology: str) -> None:
-    if topology not in TOPOLOGY_BLUEPRINTS:
-        raise ValueError(f"topology is {topology!r}; allowed are {', '.join(TOPOLOGY_BLUEPRINTS)}")
 
 
 # ---- modules ----
@@ -321,7 +317,6 @@ class BlendGate(nn.Module):
 
     def __init__(self, width: int, topology: str) -> None:
         super().__init__()
-        _check_topology(topology)
         self.pool = GlobalMean() if topology == "cnn" else nn.Identity()
         self.linear = _zero_linear(width, 1)
 

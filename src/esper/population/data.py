@@ -26,12 +26,7 @@ class MemberData:
 
     @staticmethod
     def of(inputs: Tensor, targets: Tensor, task_of: Tensor) -> MemberData:
-        """Give each member one of several tasks; raises ValueError where inputs and targets differ."""
-        if inputs.shape[:2] != targets.shape[:2]:
-            raise ValueError(
-                f"inputs are {tuple(inputs.shape)} and targets {tuple(targets.shape)}; "
-                "both must begin with the same [tasks, samples]"
-            )
+        """Give each member one of several tasks."""
         return MemberData(inputs, targets, task_of.to(inputs.device))
 
     @property
@@ -97,12 +92,7 @@ class DataOrder:
     def __init__(
         self, seed: int, members: Tensor, num_samples: int, batch_size: int, pool: GraphPool | None = None
     ):
-        """pool: where the drawing of an order is captured, so that it is replayed."""
-        if num_samples < batch_size:
-            raise ValueError(
-                f"the training split has {num_samples} samples, fewer than one minibatch of {batch_size}; "
-                "lower population.batch_size or bring more data"
-            )
+        """num_samples: at least one minibatch; pool: where drawing an order is captured, to be replayed"""
         self.seed, self.members, self.num_samples, self.batch_size = seed, members, num_samples, batch_size
         self._drawn = Graphed(self._draw, pool)
         self._pass: tuple[int, int] | None = None

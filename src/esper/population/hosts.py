@@ -195,10 +195,7 @@ class TokenEmbedding(nn.Module):
 
 
 class EntrySegment(nn.Sequential):
-    """A segment that begins with a module of its own (a stem, a downsampling), then its block."""
-
-    def __init__(self, entry: nn.Module, block: Block) -> None:
-        super().__init__(entry, block)
+    """A segment of a module of its own (a stem, a downsampling) and its block."""
 
 
 def block_of(segment: nn.Module) -> Block | None:

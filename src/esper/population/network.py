@@ -60,10 +60,8 @@ class RowNetwork:
     def in_row_form(self) -> bool:
         """Whether every module takes rows itself, with nothing left to vmap."""
         bodies = [slot.body(form) for slot in set(self.slots) for form in slot.forms]
-        trunk = [
-            module for module in (*self.trunk, *(slot.gate for slot in self.slots)) if module is not None
-        ]
-        return all(body.in_row_form for body in bodies) and all(module.in_row_form for module in trunk)
+        gates = [slot.gate for slot in self.slots]
+        return all(module is None or module.in_row_form for module in (*self.trunk, *gates, *bodies))
 
     # ---- sizes ----
 
@@ -77,18 +75,15 @@ class RowNetwork:
         return table
 
     def seed_parameters(self) -> Tensor:
-        """Return the parameters of a seed by slot and blueprint, see `by_blueprint`.  # [S, blueprints]"""
-        return self.by_blueprint(self.parameter_table)
+        """Return the parameters of a seed by slot and blueprint.  # [S, blueprints]
 
-    def by_blueprint(self, table: Tensor) -> Tensor:
-        """Turn a table of forms into one of blueprints; CLONE is what it repeats in a host without growth.
-
-        [S, forms] → [S, blueprints]
+        CLONE is what it repeats in a host without growth.
         """
-        found = table[:, :NUM_BLUEPRINTS].clone()
+        table = self.parameter_table[:, :NUM_BLUEPRINTS].clone()
         for s, slot in enumerate(self.slots):
-            found[s, Blueprint.CLONE] = table[s, self.codes.block if slot.repeats == 1 else self.codes.pair]
-        return found
+            repeated = self.codes.block if slot.repeats == 1 else self.codes.pair
+            table[s, Blueprint.CLONE] = self.parameter_table[s, repeated]
+        return table
 
     def gate_parameters(self) -> Tensor:
         """Return the parameters of a gate by slot.  # [S]"""

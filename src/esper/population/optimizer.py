@@ -105,7 +105,8 @@ def step_rows(
     rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig
 ) -> None:
     """Update the active rows; the others keep every bit.  # gradient [M, P], lr and active [M]"""
-    _STEPS[config.optimizer](rows, gradient, lr, active, config)
+    update = _adamw if config.optimizer == "adamw" else _sgd
+    update(rows, gradient, lr, active, config)
 
 
 def _adamw(rows: RowWeights, gradient: Tensor, lr: Tensor, active: Tensor, config: PopulationConfig) -> None:
@@ -152,10 +153,6 @@ def moment_scale(decay: float, old: Steps, new: Steps) -> Steps:
     """
     scale: Steps = (1.0 - decay**old) / (1.0 - decay**new)
     return scale
-
-
-Step = Callable[[RowWeights, Tensor, Tensor, Tensor, PopulationConfig], None]
-_STEPS: dict[str, Step] = {"adamw": _adamw, "sgd": _sgd}
 
 
 # ---- schedules: a share of the peak rate, by how far a member has come ----

@@ -23,7 +23,7 @@ from esper.population.plan.packing import Plan, PlanSpec
 from esper.population.plan.rows import NO_BLEND, SlotView, copy_to, measurement_rows, training_rows
 from esper.population.surgery import InitialHosts, InitialSeeds, PartEditor, SlotIndex
 from esper.utils.graphs import Graphed, GraphPool, copy_all
-from esper.utils.rows import flags_of_rows, map_tensors, put_rows, tensors_of
+from esper.utils.rows import check_like, flags_of_rows, map_tensors, put_rows, tensors_of
 from esper.utils.streams import Stream, random_bits
 
 LARGEST_ORDER = 1 << 22  # samples of all members: a larger order is not captured, which would keep its memory
@@ -312,14 +312,8 @@ class Population:
         Raises ValueError for a snapshot of other members, host or slots.
         """
         current = self.tensors()
-        if set(saved) != set(current):
-            raise ValueError(f"the snapshot holds {sorted(saved)}; this population holds {sorted(current)}")
+        check_like(current, saved, "the snapshot")
         for name, value in current.items():
-            if saved[name].shape != value.shape:
-                raise ValueError(
-                    f"{name} is {tuple(saved[name].shape)} in the snapshot and {tuple(value.shape)} here; "
-                    "restore into a population of the same members, host and slots"
-                )
             if where is None:
                 value.copy_(saved[name])
             else:

@@ -78,13 +78,6 @@ class RowGlobalMean(nn.Module):
         return x.mean(dim=tuple(range(3, x.ndim)))
 
 
-class RowFlatten(nn.Module):
-    """[R, B, ...] → [R, B, n]"""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(2)
-
-
 # ---- convolutions: x [R, B, C, *spatial] ----
 
 
@@ -341,7 +334,7 @@ _ROW_LAYERS: dict[type[nn.Module], Callable[[Any, str], nn.Module | None]] = {
         FusedCausalAttention if method == "fused" else RowCausalAttention
     )(layer.heads),
     GlobalMean: lambda layer, method: RowGlobalMean(),
-    nn.Flatten: lambda layer, method: RowFlatten() if (layer.start_dim, layer.end_dim) == (1, -1) else None,
+    nn.Flatten: lambda layer, method: nn.Flatten(2) if (layer.start_dim, layer.end_dim) == (1, -1) else None,
 }
 
 

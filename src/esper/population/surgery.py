@@ -8,7 +8,6 @@ are drawn only for seeds that germinate.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -50,15 +49,12 @@ class InitialSeeds:
     """Initial weights of seeds: a few draws for each blueprint and kind of slot, made when first needed."""
 
     def __init__(self, network: RowNetwork, seed: int, draws: int) -> None:
-        self.network, self.seed, self._most = network, seed, draws
+        """draws: at most this many of each blueprint at each kind of slot"""
+        self.network, self.seed = network, seed
+        self.draws = max(1, min(draws, SEED_BYTES // (4 * network.part_width)))
         self._rows = torch.zeros(0, network.part_width, device=network.device)
         self._kinds = np.array([network.slots.index(forms) for forms in network.slots])  # by first slot
         self._first = np.full((len(network.slots), len(Blueprint)), -1)  # the first draw of each kind
-
-    @cached_property
-    def draws(self) -> int:
-        """How many there are of each blueprint at each kind of slot."""
-        return max(1, min(self._most, SEED_BYTES // (4 * self.network.part_width)))
 
     def first(self, slot: Ints, blueprint: Ints) -> Ints:
         """Return where the draws of these seeds begin; missing ones are made.  # [k] each → [k]"""

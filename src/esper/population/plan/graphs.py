@@ -239,10 +239,6 @@ class _Captured(Generic[Run]):
     alphas: Tensor
     run: Run
 
-    def load(self, plan: PackedPlan) -> None:
-        copy_to(self.ints, plan.ints)
-        copy_to(self.alphas, plan.alphas)
-
 
 class GraphCache:
     """Makes what trains and validates plans, and keeps it for later plans where CUDA graphs are possible."""
@@ -291,7 +287,9 @@ class GraphCache:
         graph: _Captured[Run]
         if fitting:
             graph = min(fitting, key=lambda g: g.bucket.cost)
-            graph.load(spec.pack(graph.bucket))
+            packed = spec.pack(graph.bucket)
+            copy_to(graph.ints, packed.ints)
+            copy_to(graph.alphas, packed.alphas)
             self._graphs.remove(graph)
         else:
             bucket = self._new_bucket(padded, same, self._seen[task].with_margin())
