@@ -144,9 +144,9 @@ class NormMix(nn.Module):
         self.scale = nn.Parameter(torch.zeros(1))
 
     def forward(self, h: Tensor) -> Tensor:
-        scale = torch.tanh(self.scale).view(-1, *[1] * (h.ndim - 1))  # one, or one for each row of networks
-        mixed: Tensor = scale * (self.norm(h) - h)
-        return mixed
+        # One scale for all, or one for each row of networks; no sizes are asked for, so it can be traced.
+        mixed: Tensor = torch.tanh(self.scale).flatten() * (self.norm(h) - h).movedim(0, -1)
+        return mixed.movedim(-1, 0)
 
 
 @blueprint(Blueprint.NORM, topologies={"cnn"})
