@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from esper.growing.api import grow as grow
+    from esper.growing.progressive import Progressive as Progressive
+    from esper.growing.progressive_lightning import LightningProgressive as LightningProgressive
+    from esper.growing.progressive_transformers import TransformersProgressive as TransformersProgressive
     from esper.growing.result import Grown as Grown
 
 __version__ = "0.1.0"
@@ -20,6 +23,9 @@ __version__ = "0.1.0"
 _LAZY = {
     "grow": "esper.growing.api",
     "Grown": "esper.growing.result",
+    "Progressive": "esper.growing.progressive",
+    "LightningProgressive": "esper.growing.progressive_lightning",
+    "TransformersProgressive": "esper.growing.progressive_transformers",
 }
 
 

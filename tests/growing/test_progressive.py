@@ -1,0 +1,477 @@
+"""Growing into a model: skipped blocks are as if they were not there, and begin as copies of trained ones."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from esper.growing.progressive import Progressive, _outermost, choose_active, copy_block, find_blocks
+from esper.utils.errors import UserError
+from tests.growing.test_zoo import timm_model
+
+TOKENS = torch.randint(0, 20, (2, 6), generator=torch.Generator().manual_seed(0))
+PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+TABLE = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+
+
+class Residual(nn.Module):
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.norm, self.layer = nn.BatchNorm1d(width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + torch.tanh(self.layer(self.norm(x)))
+        return out
+
+
+def make(blocks: int = 4, seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(4, 4), nn.Sequential(*(Residual() for _ in range(blocks))), nn.Linear(4, 2)
+    )
+
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "amsgrad": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.01, weight_decay=0.1),
+}
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor = TABLE) -> float:
+    loss: Tensor = model(inputs).square().mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return float(loss.detach())
+
+
+# ---- which blocks ----------------------------------------------------------------------------------------
+
+
+def test_blocks_are_like_neighbours_and_the_outermost() -> None:
+    inner = nn.Sequential(Residual(), Residual())
+    model = nn.ModuleDict(
+        {
+            "twice": nn.ModuleList([nn.Sequential(Residual(), Residual()), inner]),
+            "mixed": nn.Sequential(Residual(3), Residual(), Residual(), nn.ReLU(), Residual()),
+            "leaves": nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)),
+        }
+    )
+    names = [each.names for each in _outermost(find_blocks(model))]
+    assert names == [("twice.0", "twice.1"), ("mixed.1", "mixed.2")]
+
+
+@given(st.integers(1, 12), st.data(), st.sampled_from(["interleaved", "stacked"]))
+def test_every_set_of_active_blocks_holds_the_one_before(count: int, data: st.DataObject, order: str) -> None:
+    sizes = sorted(data.draw(st.lists(st.integers(1, count), min_size=1, max_size=3)))
+    sets = choose_active(count, [*sizes, count], order)
+    assert [len(chosen) for chosen in sets] == [*sizes, count]
+    assert all(chosen == sorted(set(chosen)) and chosen[0] == 0 for chosen in sets)
+    assert all(set(a) <= set(b) for a, b in pairwise(sets))
+
+
+# ---- skipping and copying --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("order", "kept"), [("interleaved", (0, 2)), ("stacked", (0, 1))])
+def test_skipped_blocks_train_as_if_they_were_not_there(name: str, order: Any, kept: tuple[int, ...]) -> None:
+    model, reference = make(), make()
+    reference[1] = nn.Sequential(*(reference[1][k] for k in kept))  # type: ignore[index]
+    optimizer, plain = OPTIMIZERS[name](model.parameters()), OPTIMIZERS[name](reference.parameters())
+    before = copy.deepcopy(model.state_dict())
+    grower = Progressive(model, optimizer, 10, grow_at=0.6, order=order)
+    for _ in range(5):
+        assert train_step(model, optimizer) == train_step(reference, plain)
+        assert not grower.step()
+    for k in {0, 1, 2, 3} - set(kept):
+        assert all(torch.equal(v, before[f"1.{k}.{n}"]) for n, v in model[1][k].state_dict().items())  # type: ignore[index]
+    assert grower.active == 2
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize(("order", "sources"), [("interleaved", (0, 0, 2, 2)), ("stacked", (0, 1, 0, 1))])
+def test_new_blocks_are_copies_with_the_state_of_the_optimizer(
+    name: str, order: Any, sources: tuple[int, ...]
+) -> None:
+    model = make()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    grower = Progressive(model, optimizer, 6, grow_at=0.5, order=order)
+    grown = [train_step(model, optimizer) is None or grower.step() for _ in range(3)]
+    assert grown == [False, False, True]
+    for target, source in enumerate(sources):
+        new, old = model[1][target], model[1][source]  # type: ignore[index]
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(new.state_dict().values(), old.state_dict().values(), strict=True)
+        )
+        for p, q in zip(new.parameters(), old.parameters(), strict=True):
+            mine, theirs = optimizer.state.get(p, {}), optimizer.state.get(q, {})
+            assert mine.keys() == theirs.keys()
+            for key, value in theirs.items():
+                assert torch.equal(mine[key], value) if isinstance(value, Tensor) else mine[key] == value
+                assert target == source or not isinstance(value, Tensor) or mine[key] is not value
+    weights = [block.layer.weight.clone() for block in model[1]]  # type: ignore[union-attr, operator]
+    train_step(model, optimizer)
+    assert not any(torch.equal(a, b.layer.weight) for a, b in zip(weights, model[1], strict=True))  # type: ignore[arg-type]
+
+
+def test_two_hops_double_twice() -> None:
+    model = make(8)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    grower = Progressive(model, optimizer, 10, start=0.25, grow_at=(0.2, 0.5), example=(TABLE,))
+    active = []
+    for _ in range(10):
+        active.append(grower.active)
+        train_step(model, optimizer)
+        grower.step()
+    assert active == [2, 2, 4, 4, 4, 8, 8, 8, 8, 8]
+    spent = sum(2 * 8 * (4 * 4 * (1 + blocks) + 4 * 2) for blocks in active)
+    assert grower.saved == pytest.approx(1 - spent / (10 * 2 * 8 * (4 * 4 * 9 + 4 * 2)))
+
+
+def test_the_result_is_the_model_that_was_given() -> None:
+    model, names = make(), list(make().state_dict())
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    grower = Progressive(model, optimizer, 4, grow_at=0.5)
+    assert list(model.state_dict()) == names
+    train_step(model, optimizer)
+    for same in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert torch.equal(same.eval()(TABLE), model.eval()(TABLE))
+    model.train()
+    for _ in range(4):
+        train_step(model, optimizer)
+        grower.step()
+    fresh = make(seed=1)
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(fresh.eval()(TABLE), model.eval()(TABLE))
+    assert not any("forward" in vars(module) for module in model.modules())
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 9), st.sampled_from(sorted(OPTIMIZERS)))
+def test_a_run_goes_on_from_any_step_to_the_same_bits(stop: int, name: str) -> None:
+    def run(model: nn.Module, optimizer: torch.optim.Optimizer, grower: Progressive, steps: int) -> None:
+        for _ in range(steps):
+            train_step(model, optimizer)
+            grower.step()
+
+    def begin(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Progressive]:
+        model = make(8, seed)
+        optimizer = OPTIMIZERS[name](model.parameters())
+        return model, optimizer, Progressive(model, optimizer, 10, start=0.25, grow_at=(0.2, 0.5))
+
+    whole, parts = begin(0), begin(0)
+    run(*whole, steps=10)
+    run(*parts, steps=stop)
+    file = io.BytesIO()
+    torch.save([part.state_dict() for part in parts], file)
+    file.seek(0)
+    resumed = begin(1)
+    for part, state in zip(resumed, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(state)
+    run(*resumed, steps=10 - stop)
+    expected = whole[0].state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in resumed[0].state_dict().items())
+
+
+def test_an_average_of_the_weights_follows() -> None:
+    model = make()
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    grower = Progressive(model, optimizer, 2, grow_at=0.5, also=[average])
+    assert torch.equal(average.eval()(TABLE), model.eval()(TABLE))
+    train_step(model.train(), optimizer)
+    average.update_parameters(model)
+    grower.step()
+    assert torch.equal(average.module[1][1].layer.weight, average.module[1][0].layer.weight)
+    copy_block(model[1][0], model[1][1])  # type: ignore[index]
+    assert torch.equal(average.eval()(TABLE), model.eval()(TABLE))  # one update: the average is the model
+
+
+def test_two_optimizers_share_the_parameters() -> None:
+    model = make()
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    others = [p for p in model.parameters() if p.ndim != 2]
+    optimizers = (torch.optim.Muon(matrices, lr=0.01), torch.optim.AdamW(others, lr=0.01))
+    grower = Progressive(model, optimizers, 4, grow_at=0.5)
+    for _ in range(2):
+        model(TABLE).square().mean().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        grower.step()
+    for optimizer, name in zip(optimizers, ("weight", "bias"), strict=True):
+        states = [optimizer.state[getattr(model[1][k].layer, name)] for k in (0, 1)]  # type: ignore[index]
+        assert states[0].keys() == states[1].keys()
+        assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_blocks_may_be_checkpointed() -> None:
+    model = ZOO["gpt2"][0]()
+    model.gradient_checkpointing_enable()  # type: ignore[operator]
+    optimizer = torch.optim.AdamW(model.parameters())
+    grower = Progressive(model, optimizer, 4, grow_at=0.5)
+    for _ in range(4):
+        model(input_ids=TOKENS, labels=TOKENS).loss.backward()
+        optimizer.step()
+        grower.step()
+    assert grower.active == 4
+
+
+def test_compiled_it_makes_one_more_graph_at_a_growth() -> None:
+    model = make()
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    grower = Progressive(model, optimizer, 6, grow_at=0.5, example=(TABLE,))
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager")
+    for _ in range(6):
+        train_step(compiled, optimizer)
+        grower.step()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+
+
+# ---- models of other people ------------------------------------------------------------------------------
+
+
+def transformer(config: str, model: str, **options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        made: nn.Module = getattr(transformers, model)(getattr(transformers, config)(**options))
+        return made
+
+    return build
+
+
+SHAPE = {"hidden_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "intermediate_size": 8}
+WORDS = {"vocab_size": 20, "bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
+ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any] | tuple[Any, ...], int]] = {
+    "gpt2": (
+        transformer("GPT2Config", "GPT2LMHeadModel", n_layer=4, n_head=2, n_embd=8, **WORDS),
+        {"input_ids": TOKENS},
+        4,
+    ),
+    "bert": (transformer("BertConfig", "BertForMaskedLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
+    "llama": (transformer("LlamaConfig", "LlamaForCausalLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
+    "vit": (
+        transformer("ViTConfig", "ViTForImageClassification", **SHAPE, image_size=32, patch_size=16),
+        {"pixel_values": PICTURES},
+        4,
+    ),
+    "timm resnet34": (timm_model("resnet34", channels=(8, 8, 8, 8)), (PICTURES,), 12),
+    "timm vit": (
+        timm_model("vit_tiny_patch16_224", img_size=32, depth=4, embed_dim=12, num_heads=2),
+        (PICTURES,),
+        4,
+    ),
+    "timm convnext": (timm_model("convnext_atto", depths=(2, 2, 2, 2), dims=(8, 8, 8, 8)), (PICTURES,), 8),
+}
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_a_model_of_other_people_is_grown_into(name: str) -> None:
+    build, example, blocks = ZOO[name]
+    torch.manual_seed(0)
+    model = build()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    grower = Progressive(model, optimizer, 4, grow_at=0.5, example=example)
+    assert grower.blocks == blocks
+    assert blocks // 2 <= grower.active <= blocks // 2 + 2
+    assert 0 < grower.saved < 0.3
+
+    def forward(m: nn.Module) -> Tensor:
+        out = m(**example) if isinstance(example, dict) else m(*example)
+        return out if isinstance(out, Tensor) else out.logits
+
+    for _ in range(4):
+        forward(model).float().square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        grower.step()
+    assert grower.active == blocks
+    fresh = build()
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(forward(fresh.eval()), forward(model.eval()))
+
+
+# ---- what cannot be grown into ---------------------------------------------------------------------------
+
+
+def shared() -> nn.Module:
+    block = Residual()
+    others = [copy.deepcopy(block) for _ in range(3)]
+    others[2].layer = others[1].layer
+    return nn.Sequential(block, *others)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (nn.LSTM(4, 4, num_layers=6), {}, "LSTM has 0 blocks"),
+        (make(3), {}, "3 blocks"),
+        (shared(), {}, "2 and 3 share layer.weight"),
+        (make(), {"start": 0.0}, "start is 0.0"),
+        (make(), {"grow_at": (0.5, 0.2)}, "grow_at"),
+        (make(), {"grow_at": 1.0}, "grow_at"),
+        (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
+        (make(), {"total_steps": 0}, "total_steps is 0"),
+        (make(), {"also": [nn.Linear(2, 2)]}, "has no module 1.0"),
+    ],
+)
+def test_what_cannot_be_is_said_in_one_sentence(
+    model: nn.Module, options: dict[str, Any], words: str
+) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(UserError, match=words):
+        Progressive(model, optimizer, **{"total_steps": 10, **options})
+
+
+def test_an_optimizer_needs_the_parameters_of_skipped_blocks() -> None:
+    model = make()
+    with pytest.raises(UserError, match=r"does not have 1\.3"):
+        Progressive(model, torch.optim.SGD(model[1][:3].parameters(), lr=0.1), 10)  # type: ignore[index]
+
+
+def test_blocks_that_do_not_keep_a_shape_are_left_alone_or_refused() -> None:
+    class Doubling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Sequential(nn.LayerNorm([], elementwise_affine=False), nn.PReLU())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x, x * self.scale[1].weight], dim=-1)
+
+    model = nn.Sequential(*(Doubling() for _ in range(4)), nn.Sequential(*(Residual(64) for _ in range(4))))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert Progressive(model, optimizer, 10, example=(TABLE,)).blocks == 4
+    for module in model.modules():
+        vars(module).pop("forward", None)
+    Progressive(model, optimizer, 10)
+    with pytest.raises(UserError, match="does not return a tensor of the shape"):
+        model(TABLE)
+
+
+# ---- several processes -----------------------------------------------------------------------------------
+
+
+def _train_in_processes(rank: int, folder: str, halves: int) -> None:
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store{halves}", rank=rank, world_size=halves
+    )
+    model = make()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()  # statistics of half a batch would differ
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+    optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
+    grower = Progressive(wrapped, optimizer, 6, grow_at=0.5)
+    for _ in range(6):
+        train_step(wrapped, optimizer, TABLE.chunk(halves)[rank])
+        grower.step()
+    torch.save(model.state_dict(), f"{folder}/{halves}-{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
+    for halves in (1, 2):
+        mp.start_processes(_train_in_processes, (str(tmp_path), halves), nprocs=halves, start_method="spawn")
+    one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
+    assert all(torch.equal(value, second[key]) for key, value in first.items())
+    for key, value in first.items():
+        torch.testing.assert_close(value, one[key], rtol=1e-4, atol=1e-5)
+
+
+def test_ddp_without_unused_parameters_is_refused(tmp_path: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/s", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(make())
+        with pytest.raises(UserError, match="find_unused_parameters=True"):
+            Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# ---- the trainers of other libraries ---------------------------------------------------------------------
+
+
+def same_weights(left: nn.Module, right: nn.Module) -> bool:
+    expected = right.state_dict()
+    return all(torch.equal(value, expected[key]) for key, value in left.state_dict().items())
+
+
+def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path: Any) -> None:
+    lightning = pytest.importorskip("lightning.pytorch")
+    from esper.growing.progressive_lightning import LightningProgressive
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make()
+
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            loss: Tensor = self.net(batch[0]).square().mean()
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+    def fit(checkpoint: Any = None) -> tuple[nn.Module, LightningProgressive]:
+        module, grower = Module(), LightningProgressive(grow_at=0.5)
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE), batch_size=2)
+        saver = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1)
+        trainer = lightning.Trainer(
+            max_epochs=4, accumulate_grad_batches=2, callbacks=[grower, saver], accelerator="cpu",
+            logger=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        return module, grower
+
+    whole, grower = fit()
+    assert grower.grower is not None
+    assert (grower.grower.steps_done, grower.grower.active) == (8, 4)
+    for step in (2, 4, 6):  # the ends of epochs, ahead of, at and after the growth
+        resumed, _ = fit(next(tmp_path.glob(f"*step={step}.ckpt")))
+        assert same_weights(resumed, whole), step
+
+
+def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    from esper.growing.progressive_transformers import TransformersProgressive
+
+    data = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
+
+    def fit(checkpoint: Any = None) -> tuple[nn.Module, TransformersProgressive]:
+        torch.manual_seed(0)
+        model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5)
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=6, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
+            report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[grower])
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return model, grower
+
+    whole, grower = fit()
+    assert grower.grower is not None
+    assert (grower.grower.steps_done, grower.grower.active) == (6, 4)
+    for step in (1, 3, 5):  # ahead of, at and after the growth
+        resumed, _ = fit(str(tmp_path / f"checkpoint-{step}"))
+        assert same_weights(resumed, whole), step
+    again = type(whole).from_pretrained(tmp_path / "checkpoint-6")  # type: ignore[attr-defined]
+    assert same_weights(again, whole)
