@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import esper
 from esper.growing.progressive import Progressive, _outermost, choose_active, copy_block, find_blocks
 from esper.utils.errors import UserError
 from tests.growing.test_zoo import timm_model
@@ -475,3 +476,71 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
         assert same_weights(resumed, whole), step
     again = type(whole).from_pretrained(tmp_path / "checkpoint-6")  # type: ignore[attr-defined]
     assert same_weights(again, whole)
+
+
+# ---- esper.grow ------------------------------------------------------------------------------------------
+
+DATA = (torch.randn(320, 4, generator=torch.Generator().manual_seed(1)), torch.arange(320) % 2)
+STEPS = {"epochs": 6, "batch_size": 8, "progress": False}  # 32 steps an epoch, growth in the third
+
+
+def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
+    grown = esper.grow(make(8), DATA, baseline=True, **STEPS)  # type: ignore[arg-type]
+    assert grown.baseline is not None
+    assert grown.baseline.record.num_steps == 5  # at the FLOPs of six epochs of growth
+    fresh = make(8, seed=1)
+    fresh.load_state_dict(grown.model.state_dict(), strict=True)
+    assert torch.equal(fresh.eval()(TABLE), grown.model(TABLE))
+    assert "4 of 8 blocks train for the first 86 of 192 steps" in grown.report()
+    spent = torch.tensor(grown.curves()[0].flops).diff()
+    block, rest = 2 * 4 * 4, 2 * 4 * 4 + 2 * 4 * 2  # of a sample
+    # Of the 32 steps of the third epoch 22 are done ahead of the growth.
+    active = [4, 4, (22 * 4 + 10 * 8) / 32, 8, 8, 8]
+    expected = [
+        3 * 256 * (rest + trained * block) + 64 * (rest + measured * block)
+        for trained, measured in zip(active, [4, 4, 8, 8, 8, 8], strict=True)
+    ]
+    torch.testing.assert_close(spent, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
+    whole = esper.grow(make(8), DATA, **STEPS)  # type: ignore[arg-type]
+    for epochs in range(1, 6):
+
+        def stop(numbers: dict[str, Any], last: int = epochs) -> None:
+            if numbers["epoch"] == last:
+                raise ZeroDivisionError
+
+        out = tmp_path / str(epochs)
+        with pytest.raises(ZeroDivisionError):
+            esper.grow(make(8), DATA, out=out, on_epoch=stop, **STEPS)  # type: ignore[arg-type]
+        resumed = esper.grow(make(8), DATA, out=out, resume=True, **STEPS)  # type: ignore[arg-type]
+        assert same_weights(resumed.model, whole.model), epochs
+
+
+def test_a_growth_that_ends_early_returns_all_blocks() -> None:
+    grown = esper.grow(make(8), DATA, time_limit=1e-9, **STEPS)  # type: ignore[arg-type]
+    assert grown.record.num_steps == 1
+    assert torch.equal(grown.model[1][0].layer.weight, grown.model[1][1].layer.weight)  # type: ignore[index]
+    assert not any("forward" in vars(module) for module in grown.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        (make(3), {}, "has 3 blocks"),
+        (make(8), {"pretrained": True}, "loaded from a checkpoint"),
+        (make(8), {"epochs": 1}, "100 optimizer steps; there are 32"),
+        (make(8), {"controller": "static"}, ""),
+    ],
+)
+def test_grow_trains_plainly_and_says_why(model: nn.Module, options: dict[str, Any], words: str) -> None:
+    grown = esper.grow(model, DATA, **{**STEPS, **options})
+    plain = esper.grow(model, DATA, **{**STEPS, **options, "controller": "static"})
+    assert same_weights(grown.model, plain.model)
+    assert any(words in remark for remark in grown.remarks) or not words
+
+
+def test_beyond_grows_beyond() -> None:
+    grown = esper.grow(make(8), DATA, beyond=True, **STEPS)  # type: ignore[arg-type]
+    assert int(grown.record.germinated.sum()) > 0

@@ -30,6 +30,8 @@ from esper.growing.folder import GrowFolder
 from esper.growing.live import LiveEnvironment, LivePopulation
 from esper.growing.result import GROWN, Grown
 from esper.growing.settings import (
+    BEYOND,
+    INTO,
     STATIC,
     GrowSettings,
     LimitedController,
@@ -72,9 +74,15 @@ def grow(
     resume: bool = False,
     baseline: bool = False,
     force: bool = False,
+    beyond: bool = False,
+    pretrained: bool = False,
     **settings: Any,
 ) -> Grown:
-    """Train a model, and let it grow as a controller decides.
+    """Train a model for less compute: a part of its blocks at first, the others later as copies of them.
+
+    The result is the model that was given, with all of its blocks. Where that cannot be expected to pay (few
+    blocks, few steps, a model that was loaded from a checkpoint) it is trained plainly, and `report()` says
+    why. With a controller, or `beyond`, the model grows beyond what was given instead.
 
     model: any nn.Module, or a function that makes one. It is copied, never changed; frozen parameters stay
         frozen.
@@ -82,8 +90,7 @@ def grow(
         fifth of the samples is held back. Nothing else is ever looked at: keep a test set.
     slots: names of the submodules after which something may grow; found if left out.
     controller: who decides what grows: schedule:widen_full@0.1 (twice the hidden units at a tenth of the
-        epochs), heuristic, static (never grows) ..., or an object. Without one the model is trained plainly
-        and nothing grows, because at equal compute that did better than every controller that was tried.
+        epochs), heuristic, static (train plainly) ..., or an object.
     epochs: passes over the training data; before each the controller decides once.
     step: (model, batch) → loss, score, for batches and models of any kind.
     out: a folder for the run, written after every epoch: settings, metrics, events, checkpoints, the grown
@@ -94,12 +101,17 @@ def grow(
         training FLOPs, and put beside the grown one in `report()` and the folder.
     force: let a learned controller act, which was trained on hosts of esper and not on models like this one;
         without it the model is trained plainly, and `report()` says so.
+    beyond: let the model grow beyond what was given without naming a controller; its widths double at a
+        tenth of the epochs.
+    pretrained: the model was trained before, so that no block of it is skipped; models of transformers that
+        were loaded from a checkpoint are known.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
-    for name, flag in (("resume", resume), ("baseline", baseline)):
+    flags = {"resume": resume, "baseline": baseline, "beyond": beyond, "pretrained": pretrained}
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise UserError(f"{name} is {flag!r}; give True or False")
     if resume and out is None:
@@ -112,12 +124,16 @@ def grow(
         start = generators.state_dict()
         make = partial(_build_model, model, device)
         prepare = partial(Growth, train=train, val=val, device=device, slots=slots, step=step, force=force)
+        controller = BEYOND if beyond and controller is None else controller
         growth = prepare(make(), settings=chosen, controller=controller, epochs=epochs)
+        if controller is None:
+            growth.grow_into_model(epochs, pretrained)
         folder = None
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
             asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
-            asked |= ({"force": True} if force else {}) | settings
+            asked |= {key: True for key, flag in (("force", force), ("pretrained", pretrained)) if flag}
+            asked |= settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         with nullcontext() if folder is None else folder.folder:
             run = GrowRun(growth, stop)
@@ -177,6 +193,18 @@ class Growth:
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
 
+    def grow_into_model(self, epochs: int, pretrained: bool) -> None:
+        """Skip a part of the blocks at first, where that can be expected to pay; else say why not."""
+        model = self.bodies.model
+        if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
+            self.remarks = (f"nothing was grown: {type(model).__name__} was loaded from a checkpoint",)
+            return
+        try:
+            self.remarks = (self.bodies.grow_into(epochs),)
+            self.controller_name = INTO
+        except UserError as error:
+            self.remarks = (f"nothing was grown: {error}",)
+
 
 class GrowRun:
     """A growth from its first epoch to its last; between two epochs it can be saved.
@@ -228,8 +256,9 @@ class GrowRun:
 
     def run_epoch(self) -> StepResult:
         """Decide once and train for an epoch; then call the user's `on_epoch`."""
-        result = self.episode.step()
-        self.ending.update(result)
+        self._latest = result = self.episode.step()
+        if self.bodies.whole:  # else these are not the weights of the user's model
+            self.ending.update(result)
         history = self.environment.state.history
         if self.settings.on_epoch is not None:
             self.settings.on_epoch(
@@ -250,6 +279,8 @@ class GrowRun:
                 f"training broke in each of its {self.epochs_done} epochs: the loss was not finite, or "
                 "exploded; look for such values in the batches of train and in the loss, or lower lr"
             )
+        if not self.bodies.whole:
+            self._complete()
         self.ending.finish()
         self.episode.refresh_last()
         live = self.bodies.live
@@ -267,6 +298,17 @@ class GrowRun:
             remarks=self.remarks,
         )
 
+    def _complete(self) -> None:
+        """Activate all blocks of a model whose training ends before its growth, and measure it again."""
+        assert self.bodies.progressive is not None
+        self.bodies.progressive.complete()
+        self.bodies.forget_measurements()
+        state = self.environment.state
+        measured = self.bodies.run_validation(state.slots, ablate=False)
+        history = state.history.append(measured.loss, measured.accuracy)
+        self.environment.set_state(replace(state, history=history))
+        self.ending.update(self._latest)
+
     def epochs_of_equal_cost(self, grown: Grown) -> int:
         """Return the epochs of the model without growth that cost the FLOPs of this run."""
         # Both runs end with the weights of their best epoch, so both pay for a validation in every epoch.
@@ -283,7 +325,7 @@ class GrowRun:
             **add_prefix("environment", self.environment.state_dict()),
             **add_prefix("live", self.bodies.progress_tensors()),
             **add_prefix("episode", self.episode.state_dict()),
-            **add_prefix("ending", self.ending.state_dict()),
+            **(add_prefix("ending", self.ending.state_dict()) if self.bodies.whole else {}),
             **add_prefix("generators", self.growth.generators.state_dict()),
         }
 
@@ -292,7 +334,8 @@ class GrowRun:
         self.environment.load_state_dict(strip_prefix("environment", tensors))
         self.bodies.load_progress(strip_prefix("live", tensors))
         self.episode.load_state_dict(strip_prefix("episode", tensors))
-        self.ending.load_state_dict(strip_prefix("ending", tensors))
+        if ending := strip_prefix("ending", tensors):
+            self.ending.load_state_dict(ending)
         self.growth.generators.load_state_dict(strip_prefix("generators", tensors))
 
 

@@ -20,6 +20,7 @@ from esper.growing.criterion import BatchResult, Criterion, Evaluation, MetricSu
 from esper.growing.data import first_batch, no_more_batches, to_device
 from esper.growing.live_model import LiveModel, LiveSlot
 from esper.growing.live_optimizer import LiveOptimizer
+from esper.growing.progressive import Progressive
 from esper.growing.settings import GrowSettings
 from esper.growing.slots import SlotNames, SlotSpec, find_slots, in_eval_mode
 from esper.growing.surgery.probe import GrowthProbe, first_samples
@@ -41,7 +42,7 @@ from esper.population.data import Clock
 from esper.population.metrics import SeedGradients, TrainMetrics, ValidationMetrics, gradient_health
 from esper.simic.bodies import BlockScores
 from esper.simic.config import EpisodeConfig, lifecycle_for
-from esper.simic.costs import ForwardCosts, Work
+from esper.simic.costs import TRAINING_PASSES, ForwardCosts, Work
 from esper.simic.environment import Environment, RuleSpec
 from esper.utils.errors import UserError
 from esper.utils.rows import check_like
@@ -55,6 +56,8 @@ CAUSAL_SEEDS = (Blueprint.ATTENTION, Blueprint.FLEX_ATTENTION)
 _GATE = -1  # stands for a gate where a blueprint is asked for
 _GAMMA = 0.995  # of the potential: nothing learns from the reward here
 _SEED_BITS = 0x7FFFFFFF
+# In fewer steps the blocks that begin have hardly learned anything that is worth a copy.
+FEWEST_STEPS = 100
 
 
 class LiveEnvironment(Environment):
@@ -122,6 +125,8 @@ class LivePopulation:
         self.idle = False  # one member is never finished before its last step
         self.folding = torch.zeros(1, self.num_slots, dtype=torch.bool)
         self.optimizer = LiveOptimizer(model, settings, self.config)
+        self.progressive: Progressive | None = None  # of a model that is grown into
+        self._trained_share = 1.0  # of the whole model's FLOPs, in the latest epoch of training
         self.host_flops = self.live.flops
         self.batches = length_hint(self.train_loader)  # 0 where it is not known before the first epoch
         self.samples = (0, 0)  # of the latest epoch of training, of the latest validation
@@ -144,6 +149,35 @@ class LivePopulation:
         with in_eval_mode(model), torch.no_grad():
             criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
         return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
+
+    def grow_into(self, epochs: int) -> str:
+        """Train the model with a part of its blocks at first; return what will be done, in one sentence.
+
+        Raises a UserError for a model, or data, for which that cannot be.
+        """
+        most = self.settings.training.get("batches_per_epoch") or self.batches
+        steps = epochs * math.ceil(min(self.batches, most) / self.settings.accumulate)
+        if steps < FEWEST_STEPS:
+            count = f"{steps} optimizer steps" if steps else "an unknown number of steps"
+            raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps; there are {count}")
+        batch = first_samples(to_device(first_batch("val", self.val_loader), self.model_device))
+
+        def run(model: nn.Module) -> None:
+            with self._autocast():
+                self.criterion(model, batch)
+
+        grower = Progressive(self.model, self.optimizer.inner, steps, example=run)
+        self.progressive = grower
+        return (
+            f"{grower.active} of {grower.blocks} blocks train for the first {grower.grow_steps[0]:,} of "
+            f"{steps:,} steps, then all of them, the new ones as copies: {100 * grower.saved:.0f} % fewer "
+            "training FLOPs than without growth"
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether the model is one that a user can take: no block of it is skipped."""
+        return self.progressive is None or self.progressive.whole
 
     @property
     def slots(self) -> list[LiveSlot]:
@@ -214,7 +248,7 @@ class LivePopulation:
         slot.requires_grad_(True)
         self.optimizer.add_seed(k, slot.parameters())
         self.optimizer.fold(k, self.live.fold(k))
-        self._forget_measurements()
+        self.forget_measurements()
 
     # ---- training --------------------------------------------------------------------------------------
 
@@ -224,12 +258,13 @@ class LivePopulation:
         Where `stop` is true, the epoch ends at the next batch, and `interrupted` is set.
         """
         self.sync_slots(states)
-        self._forget_measurements()
+        self.forget_measurements()
         isolated = self._isolated(states)
         total = torch.zeros((), device=self.model_device)
         shadow = torch.zeros(self.num_slots, device=self.model_device)
         host_norm = torch.zeros((), device=self.model_device)
         count = samples = 0
+        shares = 0.0
         for batch in self._read_train():
             if self.stop():
                 self.interrupted = True
@@ -237,17 +272,19 @@ class LivePopulation:
             progress = (clock.epoch + min(1.0, count / max(self.batches, 1))) / clock.epochs
             self.optimizer.set_rates(progress)
             result = self._backward(batch, count)
+            shares += result.samples * (1.0 if self.progressive is None else self.progressive.share)
             total += result.loss.detach()
             for k in isolated:
                 shadow[k] += self._backward_isolated(k, batch)
             count, samples = count + 1, samples + result.samples
             if count % self.settings.accumulate == 0:
-                host_norm = self.optimizer.step()
+                host_norm = self._step_optimizer()
         if not count and not self.interrupted:
             raise no_more_batches("train")
         if count % self.settings.accumulate:
-            host_norm = self.optimizer.step()  # with the gradients of the last, incomplete step
+            host_norm = self._step_optimizer()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
+        self._trained_share = shares / max(samples, 1)
         others = torch.tensor([k not in isolated for k in range(self.num_slots)])
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
@@ -299,6 +336,13 @@ class LivePopulation:
                 gradient = gradient / self.settings.accumulate
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         return loss.detach()
+
+    def _step_optimizer(self) -> Tensor:
+        """Step the optimizer, and grow into the model; return the norm of the gradient.  # → []"""
+        norm = self.optimizer.step()
+        if self.progressive is not None and self.progressive.step():
+            self._snapshot = None
+        return norm
 
     def _seed_gradients(self, host_norm: Tensor) -> SeedGradients:
         """Describe the gradients that the latest backward pass left in each seed.  # each [1, S]"""
@@ -396,6 +440,10 @@ class LivePopulation:
         return self.live.gate_parameters()
 
     def epoch_flops(self, states: SlotStates, work: Work, uses_metrics: Tensor | None = None) -> Tensor:
+        if self.progressive is not None:  # no seeds, and everyone pays for the validation
+            passes = TRAINING_PASSES * work.training * self._trained_share
+            flops = self.host_flops * (passes + work.validation * self.progressive.share)
+            return torch.tensor([flops], dtype=torch.float64)
         return self._forward_costs().epoch(states, self, work, uses_metrics)
 
     def relative_cost(self, states: SlotStates) -> Tensor:
@@ -456,6 +504,8 @@ class LivePopulation:
         """Return the tensors of model, seeds and optimizer, by name. Views, not copies."""
         folds = torch.tensor([fold.code for fold in self.live.folds], dtype=torch.long).view(-1, 4)
         named = {"births": self.births, "folds": folds}
+        if self.progressive is not None:
+            named["stage"] = torch.tensor(self.progressive.stage)
         named |= {f"model.{name}": value for name, value in _named_tensors(self.model)}
         for k, slot in enumerate(self.slots):
             if slot.seed is not None:
@@ -486,8 +536,10 @@ class LivePopulation:
         """Go back to a snapshot of this process or another."""
         if where is not None and not bool(where):
             return
-        self._forget_measurements()
+        self.forget_measurements()
         self.births = saved["births"].clone()
+        if self.progressive is not None:  # the steps that were done are not undone: it grows again at once
+            self.progressive.set_stage(int(saved["stage"]))
         seeds = {k: saved[f"slot.{k}.seed"] for k in range(self.num_slots) if f"slot.{k}.seed" in saved}
         self._rebuild(saved["folds"].tolist(), {k: tuple(code.tolist()) for k, code in seeds.items()})
         for name, value in _named_tensors(self.model):
@@ -525,7 +577,7 @@ class LivePopulation:
             self._remove_seed(k)
         while len(self.live.folds) > first:
             self.optimizer.unfold(self.live.unfold())
-            self._forget_measurements()
+            self.forget_measurements()
         for n in range(first, now + 1):
             for k, blueprint, born in [*planted[n:], *alive]:
                 if born == n:
@@ -533,7 +585,7 @@ class LivePopulation:
             if n < now:
                 self._fold_seed(folds[n][0], Blend(folds[n][2]))
 
-    def _forget_measurements(self) -> None:
+    def forget_measurements(self) -> None:
         self._evaluations, self._snapshot = {}, None
 
     def _parameter_names(self) -> dict[nn.Parameter, str]:
@@ -548,12 +600,18 @@ class LivePopulation:
         Raises a UserError where the optimizer cannot be saved.
         """
         self.optimizer.check_savable()
-        return {"data": torch.tensor([self.batches, *self.samples])}
+        steps_done = 0 if self.progressive is None else self.progressive.steps_done
+        return {
+            "data": torch.tensor([self.batches, *self.samples]),
+            "steps_done": torch.tensor(steps_done),
+        }
 
     def load_progress(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `progress_tensors` returned."""
         self.batches, trained, validated = (int(n) for n in saved["data"])
         self.samples = (trained, validated)
+        if self.progressive is not None:
+            self.progressive.steps_done = int(saved["steps_done"])
 
     def plain_model(self, states: SlotStates) -> nn.Module:
         """Return a plain copy of the model with the seeds of these states."""

@@ -173,8 +173,9 @@ class Grown:
         lines = [
             f"validation {self.score_name} {first:.3f} → {last:.3f} in {record.num_steps} epochs, with the "
             f"weights of epoch {self.epoch}",
-            f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again",
         ]
+        if planted:
+            lines.append(f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again")
         if record.num_steps < self.asked:
             lines.append(f"it ended before its {self.asked} epochs were over")
         if rollbacks:

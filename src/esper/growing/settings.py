@@ -29,6 +29,8 @@ BATCH_SIZE = 64  # where neither a setting nor a loader gives another
 STATIC = "static"  # the controller that never grows anything
 # By `benchmarks.when_to_grow`, at equal compute, doubling hidden units loses 3.0 ± 2.8 points to plain
 # training, and every other controller loses more.
+INTO = "into the model"  # what decides where blocks of the model are skipped at first
+BEYOND = "schedule:widen_full@0.1"  # what `beyond` stands for
 NO_CONTROLLER = (
     "nothing was grown, because no controller was named and growth often loses to plain training at equal "
     "compute; ask for it with controller='schedule:widen_full@0.1'"
