@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import signal
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -519,7 +520,10 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
 
 
 def test_a_growth_that_ends_early_returns_all_blocks() -> None:
-    grown = esper.grow(make(8), DATA, time_limit=1e-9, **STEPS)  # type: ignore[arg-type]
+    def interrupt(numbers: dict[str, Any]) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    grown = esper.grow(make(8), DATA, on_epoch=interrupt, **STEPS)  # type: ignore[arg-type]
     assert grown.record.num_steps == 1
     assert torch.equal(grown.model[1][0].layer.weight, grown.model[1][1].layer.weight)  # type: ignore[index]
     assert not any("forward" in vars(module) for module in grown.model.modules())
