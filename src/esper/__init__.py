@@ -30,6 +30,9 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("Grower", "LightningGrower", "TransformersGrower"):
+        into = name.replace("Grower", "Progressive")
+        raise AttributeError(f"esper.{name} is gone: esper.{into} grows into a model, esper.grow beyond one")
     if name not in _LAZY:
         raise AttributeError(f"module 'esper' has no attribute {name!r}; it has {', '.join(sorted(_LAZY))}")
     return getattr(import_module(_LAZY[name]), name)

@@ -493,6 +493,9 @@ def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
     fresh.load_state_dict(grown.model.state_dict(), strict=True)
     assert torch.equal(fresh.eval()(TABLE), grown.model(TABLE))
     assert "4 of 8 blocks train for the first 86 of 192 steps" in grown.report()
+    assert "the whole model in every epoch would have taken" in grown.report()
+    lines = [line for axes in grown.plot().axes for line in axes.lines]
+    assert [len(line.get_xdata()) for line in lines] == [7, 6, 7, 6]  # type: ignore[arg-type]
     spent = torch.tensor(grown.curves()[0].flops).diff()
     block, rest = 2 * 4 * 4, 2 * 4 * 4 + 2 * 4 * 2  # of a sample
     # Of the 32 steps of the third epoch 22 are done ahead of the growth.
@@ -502,6 +505,15 @@ def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
         for trained, measured in zip(active, [4, 4, 8, 8, 8, 8], strict=True)
     ]
     torch.testing.assert_close(spent, torch.tensor(expected), rtol=1e-6, atol=0)
+
+
+def test_grow_spends_what_it_saves_on_more_epochs() -> None:
+    grown = esper.grow(make(8), DATA, baseline=True, equal_compute=True, **STEPS)  # type: ignore[arg-type]
+    plain = grown.baseline
+    assert plain is not None
+    assert plain.record.num_steps == STEPS["epochs"]
+    assert grown.record.num_steps > plain.record.num_steps
+    assert float(grown.record.flops[0]) == pytest.approx(float(plain.record.flops[0]), rel=0.1)
 
 
 def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
@@ -517,6 +529,7 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
             esper.grow(make(8), DATA, out=out, on_epoch=stop, **STEPS)  # type: ignore[arg-type]
         resumed = esper.grow(make(8), DATA, out=out, resume=True, **STEPS)  # type: ignore[arg-type]
         assert same_weights(resumed.model, whole.model), epochs
+        assert len(resumed.seconds) == len(whole.seconds) == 6
 
 
 def test_a_growth_that_ends_early_returns_all_blocks() -> None:
@@ -546,5 +559,6 @@ def test_grow_trains_plainly_and_says_why(model: nn.Module, options: dict[str, A
 
 
 def test_beyond_grows_beyond() -> None:
-    grown = esper.grow(make(8), DATA, beyond=True, **STEPS)  # type: ignore[arg-type]
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    grown = esper.grow(model, DATA, beyond=True, **STEPS)  # type: ignore[arg-type]
     assert int(grown.record.germinated.sum()) > 0

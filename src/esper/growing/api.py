@@ -11,6 +11,7 @@ import copy
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -76,6 +77,7 @@ def grow(
     force: bool = False,
     beyond: bool = False,
     pretrained: bool = False,
+    equal_compute: bool = False,
     **settings: Any,
 ) -> Grown:
     """Train a model for less compute: a part of its blocks at first, the others later as copies of them.
@@ -105,12 +107,15 @@ def grow(
         tenth of the epochs.
     pretrained: the model was trained before, so that no block of it is skipped; models of transformers that
         were loaded from a checkpoint are known.
+    equal_compute: spend what growing into the model saves on more epochs, until it has cost as many training
+        FLOPs as `epochs` of the whole model.
     settings: those of `GrowSettings` and `PopulationConfig` (lr, batch_size, loss, metric, seed, device ...).
 
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
     flags = {"resume": resume, "baseline": baseline, "beyond": beyond, "pretrained": pretrained}
+    flags["equal_compute"] = equal_compute
     for name, flag in flags.items():
         if not isinstance(flag, bool):
             raise UserError(f"{name} is {flag!r}; give True or False")
@@ -127,13 +132,13 @@ def grow(
         controller = BEYOND if beyond and controller is None else controller
         growth = prepare(make(), settings=chosen, controller=controller, epochs=epochs)
         if controller is None:
-            growth.grow_into_model(epochs, pretrained)
+            growth.grow_into_model(epochs, pretrained, equal_compute)
         folder = None
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
             asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
-            asked |= {key: True for key, flag in (("force", force), ("pretrained", pretrained)) if flag}
-            asked |= settings
+            flags["force"] = force
+            asked |= {key: True for key in ("force", "pretrained", "equal_compute") if flags[key]} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         with nullcontext() if folder is None else folder.folder:
             run = GrowRun(growth, stop)
@@ -193,15 +198,17 @@ class Growth:
         self.slot_names = tuple(live.names)
         self.module_names = tuple(graft_name(model, spec) for spec in live.specs)
 
-    def grow_into_model(self, epochs: int, pretrained: bool) -> None:
+    def grow_into_model(self, epochs: int, pretrained: bool, equal_compute: bool) -> None:
         """Skip a part of the blocks at first, where that can be expected to pay; else say why not."""
         model = self.bodies.model
         if pretrained or bool(getattr(model, "name_or_path", None)):  # transformers marks such models
             self.remarks = (f"nothing was grown: {type(model).__name__} was loaded from a checkpoint",)
             return
         try:
-            self.remarks = (self.bodies.grow_into(epochs),)
-            self.controller_name = INTO
+            total, remark = self.bodies.grow_into(epochs, equal_compute)
+            self.remarks, self.controller_name = (remark,), INTO
+            if total != epochs:
+                self.environment = LiveEnvironment(self.bodies, total)
         except UserError as error:
             self.remarks = (f"nothing was grown: {error}",)
 
@@ -221,6 +228,7 @@ class GrowRun:
         self.host_parts = _describe_host(self.bodies)
         self.bodies.stop = lambda: stop.requested
         self.episode = Episode(self.environment, growth.controller)
+        self.seconds: list[float] = []  # of each epoch with its validation
         self.ending = FinalSelection(self.environment)
 
     @property
@@ -256,7 +264,9 @@ class GrowRun:
 
     def run_epoch(self) -> StepResult:
         """Decide once and train for an epoch; then call the user's `on_epoch`."""
+        began = time.monotonic()
         self._latest = result = self.episode.step()
+        self.seconds.append(time.monotonic() - began)
         if self.bodies.whole:  # else these are not the weights of the user's model
             self.ending.update(result)
         history = self.environment.state.history
@@ -296,6 +306,7 @@ class GrowRun:
             folded=live.describe_folds(),
             widened=live.describe_growth(),
             remarks=self.remarks,
+            seconds=tuple(self.seconds),
         )
 
     def _complete(self) -> None:

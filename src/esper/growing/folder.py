@@ -100,6 +100,7 @@ class GrowFolder:
                 f"{path} does not fit this model ({error}); give the model and data that {self.folder.path} "
                 "was begun with"
             ) from None
+        run.seconds = list(saved.record.get("epochs", ()))
         if name == GROWN:
             self._seconds = float(saved.record["seconds"])
             self.folder.metrics_file.truncate_after(run.epochs_done)
@@ -116,7 +117,8 @@ class GrowFolder:
         # A tensor of a snapshot that equals the one of now is written once.
         repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]
         kept = {key.replace("/", _SLASH): tensors[key] for key in tensors.keys() - set(repeated)}
-        save_checkpoint(self._checkpoint(name), kept, {"seconds": seconds, "repeated": repeated}, SCHEMA)
+        known = {"seconds": seconds, "epochs": run.seconds, "repeated": repeated}
+        save_checkpoint(self._checkpoint(name), kept, known, SCHEMA)
 
     def finish(self, grown: Grown, run: GrowRun, finished: bool) -> None:
         """Write the grown model, the curves and the report; a run that is not finished may still go on."""

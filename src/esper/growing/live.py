@@ -150,13 +150,15 @@ class LivePopulation:
             criterion.check(model, "train", first_samples(to_device(train, self.model_device)))
         return LiveModel(model, specs, GrowthProbe(model, criterion, val, grows))
 
-    def grow_into(self, epochs: int) -> str:
-        """Train the model with a part of its blocks at first; return what will be done, in one sentence.
+    def grow_into(self, epochs: int, equal_compute: bool) -> tuple[int, str]:
+        """Train the model with a part of its blocks at first; return for how many epochs, and a sentence.
 
-        Raises a UserError for a model, or data, for which that cannot be.
+        equal_compute: for as many epochs as cost what `epochs` of the whole model cost. Raises a UserError
+        for a model, or data, for which that cannot be.
         """
         most = self.settings.training.get("batches_per_epoch") or self.batches
-        steps = epochs * math.ceil(min(self.batches, most) / self.settings.accumulate)
+        each = math.ceil(min(self.batches, most) / self.settings.accumulate)
+        steps = epochs * each
         if steps < FEWEST_STEPS:
             count = f"{steps} optimizer steps" if steps else "an unknown number of steps"
             raise UserError(f"growing into a model needs {FEWEST_STEPS} optimizer steps; there are {count}")
@@ -167,11 +169,16 @@ class LivePopulation:
                 self.criterion(model, batch)
 
         grower = Progressive(self.model, self.optimizer.inner, steps, example=run)
+        saving = f"{100 * grower.saved:.0f} % fewer training FLOPs than without growth"
+        if equal_compute:
+            saving = f"{epochs} epochs of the whole model cost as much"
+            epochs = round(epochs / (1.0 - grower.saved))
+            grower.set_stage(len(grower.grow_steps))  # nothing is skipped, and nothing was copied
+            grower = Progressive(self.model, self.optimizer.inner, epochs * each, example=run)
         self.progressive = grower
-        return (
+        return epochs, (
             f"{grower.active} of {grower.blocks} blocks train for the first {grower.grow_steps[0]:,} of "
-            f"{steps:,} steps, then all of them, the new ones as copies: {100 * grower.saved:.0f} % fewer "
-            "training FLOPs than without growth"
+            f"{grower.total_steps:,} steps, then all of them, the new ones as copies: {saving}"
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,7 +20,10 @@ from esper.population.blueprints import blueprint_factory
 from esper.runs.files import write_atomically
 from esper.runs.schema import Curve, SavedNetwork, to_json
 from esper.simic.rollout import EpisodeRecord
-from esper.utils.errors import UserError
+from esper.utils.errors import UserError, require
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _BLENDS = {Blend.ADD: "added", Blend.MULTIPLY: "multiplied", Blend.GATE: "added through a gate"}
 GROWN = "grown"  # the name of a run; that of its baseline is STATIC
@@ -67,6 +71,7 @@ class Grown:
     widened: Mapping[int, tuple[str, int]] = field(default_factory=dict)
     baseline: Grown | None = field(default=None, repr=False)  # the same model without growth, if asked for
     remarks: tuple[str, ...] = ()  # on what was asked for and is not there
+    seconds: tuple[float, ...] = ()  # of each epoch with its validation
 
     @property
     def history(self) -> tuple[Epoch, ...]:
@@ -176,6 +181,7 @@ class Grown:
         ]
         if planted:
             lines.append(f"seeds: {planted} planted, {kept} kept, {planted - kept} taken out again")
+        lines += self._time_saved()
         if record.num_steps < self.asked:
             lines.append(f"it ended before its {self.asked} epochs were over")
         if rollbacks:
@@ -187,6 +193,18 @@ class Grown:
             for t, k in np.argwhere(record.rolled_back[:, 0])
         ]
         return "\n".join([*lines, "", self.diff(), "", *decisions, *self._removed_at_end()]).rstrip()
+
+    def _time_saved(self) -> list[str]:
+        """Say how long it took beside the whole model, where a part of its blocks was skipped at first."""
+        flops = np.diff(self.record.spent[:, 0])  # [T] of each epoch
+        whole = flops > 0.999 * flops.max()
+        if self.record.germinated.any() or whole.all() or len(self.seconds) != len(flops):
+            return []
+        plain = len(flops) * float(np.median(np.array(self.seconds)[whole]))
+        return [
+            f"it took {sum(self.seconds):.1f} s; the whole model in every epoch would have taken "
+            f"{plain:.1f} s, by the time of the epochs in which it trained"
+        ]
 
     def _removed_at_end(self) -> list[str]:
         """Name the seeds of the last epoch, or of that of the weights, that were removed at the end."""
@@ -208,6 +226,24 @@ class Grown:
                     f"at the end: left out the {last} after {name}, which epoch {self.epoch} did not have"
                 )
         return lines
+
+    def plot(self) -> Figure:
+        """Draw the validation score against training FLOPs and against seconds, with that of a baseline."""
+        require("matplotlib", "plot", "Grown.plot")
+        from matplotlib.figure import Figure  # not pyplot, which would open windows
+
+        figure = Figure(figsize=(10, 4), dpi=150, layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        runs = {GROWN: self} if self.baseline is None else {GROWN: self, "without growth": self.baseline}
+        for (name, run), line in zip(runs.items(), ("-", "--"), strict=False):
+            score = run.record.accuracy[:, 0]
+            left.plot(run.record.spent[:, 0], score, line, label=name)
+            # Epochs of a run that was resumed from an older version were not timed.
+            right.plot(np.cumsum([0.0, *run.seconds]), score[: len(run.seconds) + 1], line, label=name)
+        left.set(xlabel="training FLOPs", ylabel=f"validation {self.score_name}")
+        right.set(xlabel="seconds")
+        left.legend()
+        return figure
 
     def curves(self) -> list[Curve]:
         """Return score and cost of the run, and of the baseline where there is one, epoch by epoch."""
