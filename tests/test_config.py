@@ -43,7 +43,7 @@ def test_a_wrong_value_and_an_unknown_key_are_named(path: str) -> None:
 def test_later_sources_win(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("members: 5\nlifecycle:\n  max_seeds: 3\n")
-    config = load_config(file, "demo", ["lifecycle.gates.min_health=3e-1", "telemetry.tensorboard=true"])
+    config = load_config(file, "demo", ["lifecycle.gates.min_health=3e-1", "telemetry.sinks=[wandb]"])
     assert config.seed == 7, "from the preset"
     assert config.members == 5, "from the file"
     assert config.lifecycle.max_seeds == 3
@@ -51,7 +51,7 @@ def test_later_sources_win(tmp_path: Path) -> None:
     assert alone.lifecycle.gates.training_epochs != GateConfig().training_epochs
     assert config.lifecycle.gates.training_epochs == alone.lifecycle.gates.training_epochs, "key by key"
     assert config.lifecycle.gates.min_health == 0.3, "3e-1 is a number"
-    assert config.telemetry.tensorboard
+    assert config.telemetry.sinks == ("wandb",)
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -102,7 +102,7 @@ def test_a_run_that_was_saved_with_settings_that_are_gone_still_opens() -> None:
     saved["governor"] |= {"window": 20, "snapshot_every": 1}
     saved["reward"]["mode"] = "shaped"
     saved["patience"] = 60.0
-    saved["telemetry"] |= {"events": False, "checkpoints_kept": 9, "sinks": ["wandb"]}
+    saved["telemetry"] |= {"events": False, "checkpoints_kept": 9}
     saved["learner"] |= {"credit": "read", "memory": True, "shadow_gain": True}
     saved["population"] |= {"measure_pairs": False, "rewarm": 0, "copy_noise": 0.0, "widen_copies": 0.0}
     saved["episode"] |= {"plateau_points": 0.5, "stable_share": 0.03, "stable_epochs": 3}

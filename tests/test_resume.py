@@ -101,20 +101,6 @@ def test_after_a_term_signal_and_lines_that_no_checkpoint_knows_a_run_goes_on(
     assert (run / "report.html").read_text().count("api/lanes ") > 0
 
 
-def test_tensorboard_shows_every_round_once_after_a_run_went_back(tmp_path: Path) -> None:
-    reader = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator", reason="reads what tensorboard would show"
-    )
-    run = tmp_path / "run"
-    settings = (*SETTINGS, "telemetry.tensorboard=true", "episode.steps=2")
-    play_out(TrainingRun.start(load_config(overrides=[*TINY, *settings]), run))
-    play_out(TrainingRun.resume(run, checkpoint=run / "checkpoints" / "round-000002.safetensors"))
-    curves = reader.EventAccumulator(str(run / "tensorboard")).Reload()
-    points = {point.step: point.value for point in curves.Scalars("return_mean")}
-    assert len(curves.Scalars("return_mean")) == ROUNDS
-    assert points == {line["round"]: pytest.approx(line["return_mean"]) for line in metrics(run)}
-
-
 def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "young"
     TrainingRun.start(load_config(overrides=[*TINY, *SETTINGS]), path).folder.close()

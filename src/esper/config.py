@@ -62,8 +62,8 @@ class HostConfig(Config):
 class TelemetryConfig(Config):
     """What a run writes to its folder and elsewhere."""
 
-    tensorboard: bool = Field(
-        default=False, description="write metrics for TensorBoard into the run folder, too"
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        default=(), description="where metrics go beside the run folder"
     )
     lanes: int = Field(
         default=12,
@@ -187,7 +187,7 @@ RETIRED: dict[str, Any] = {
     },
     "policy": {"floor": 0.0, "bf16": False},
     "reward": {"accuracy_weight": 1.0, "mode": "shaped"},
-    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY, "sinks": _ANY},
+    "telemetry": {"film_members": _ANY, "events": _ANY, "checkpoints_kept": _ANY},
 }
 
 

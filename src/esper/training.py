@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,11 @@ from esper.controllers import checkpoint_config, conditions_of
 from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkpoint
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.schema import RoundSummary
+from esper.runs.sinks import Sink, make_sinks
 from esper.simic.telemetry import build_lanes, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
-from esper.utils.errors import UserError, require
+from esper.utils.errors import UserError
 from esper.utils.gather import Gather, all_or_none, any_process, broadcast
 from esper.utils.launch import StopRequest
 from esper.utils.settings import dump, parse_yaml
@@ -42,7 +42,7 @@ class TrainingRun:
         self.config = config
         self.trainer = trainer
         self._folder = folder
-        self._writer: Any = None  # of TensorBoard, where it is asked for
+        self._sinks: list[Sink] = []
 
     @property
     def folder(self) -> RunFolder:
@@ -175,17 +175,13 @@ class TrainingRun:
 
         with ExitStack() as after, cpu_threads(self.config.threads):
 
-            def open_writer() -> Any:
-                if not self.writes or not self.config.telemetry.tensorboard:
-                    return None
-                require("tensorboard", "sinks", "telemetry.tensorboard")
-                make_writer = import_module("torch.utils.tensorboard").SummaryWriter
-                # purge_step: rounds that are done again are drawn anew.
-                folder = str(self.folder.path / "tensorboard")
-                return after.enter_context(make_writer(folder, purge_step=begun + 1))
+            def open_sinks() -> list[Sink]:
+                names = self.config.telemetry.sinks if self.writes else ()
+                sinks = make_sinks(names, self.folder, self.config.model_dump(mode="json"), begun)
+                return [after.enter_context(sink) for sink in sinks]
 
-            # A writer that cannot be opened must stop every process, not the first one alone.
-            self._writer = all_or_none(gather, open_writer)
+            # A sink that cannot be opened must stop every process, not the first one alone.
+            self._sinks = all_or_none(gather, open_sinks)
             while not self.finished and not any_process(gather, stop is not None and stop.requested):
                 played = self.trainer.play_round()[LEARNER]
                 if self.writes:
@@ -199,9 +195,8 @@ class TrainingRun:
         # The checkpoint comes last: after a crash, what was written beyond it is cut off and done again.
         self.folder.events_file.append(*episode_events(round.record, number))
         self.folder.metrics_file.append(round.summary)
-        if self._writer is not None:
-            for name, value in round.summary.scalars().items():
-                self._writer.add_scalar(name, value, global_step=number)
+        for sink in self._sinks:
+            sink(round.summary)
         if telemetry.lanes:
             parts = describe_host(self.trainer.environment.population)
             self.folder.lanes.write(build_lanes(round.record, parts, number), telemetry.lanes)

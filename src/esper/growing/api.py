@@ -123,6 +123,8 @@ def grow(
         raise UserError("resume is True, and no folder is given; say where the growth is: out='runs/mine'")
     _check_arguments(epochs, step)
     chosen = check_settings(settings)
+    if chosen.sinks and out is None:
+        raise UserError(f"sinks are {list(chosen.sinks)}, and no folder is given; say where: out='runs/mine'")
     device = choose_device(chosen.device, kinds=ANY)
     with StopRequest(_announce_end, (signal.SIGINT,)) as stop, seeded_generators(chosen.seed, device):
         generators = GeneratorStates(device, (train, val))
@@ -140,7 +142,7 @@ def grow(
             flags["force"] = force
             asked |= {key: True for key in ("force", "pretrained", "equal_compute") if flags[key]} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
-        with nullcontext() if folder is None else folder.folder:
+        with nullcontext() if folder is None else folder.opened(chosen.sinks):
             run = GrowRun(growth, stop)
             grown = run.run(GROWN, folder)
             if baseline and not stop.requested:

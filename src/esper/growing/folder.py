@@ -7,7 +7,8 @@ checkpoint. The checkpoint is the truth: what was written after it is dropped wh
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ from esper.runs.checkpoints import CheckpointError, load_checkpoint, save_checkp
 from esper.runs.run_folder import CALL, RunFolder
 from esper.runs.schema import Growth as GrowthFile
 from esper.runs.schema import RoundSummary, SavedNetwork, SavedSlot
+from esper.runs.sinks import Sink, make_sinks
 from esper.simic.rollout import EpisodeRecord
 from esper.simic.telemetry import build_lanes, episode_events
 from esper.utils.errors import UserError, one_line
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from esper.growing.api import GrowRun, Growth
 
 SCHEMA = "growth-2"  # of the checkpoints
-MAY_CHANGE = ("device", "progress", "on_epoch")  # settings that decide no bit
+MAY_CHANGE = ("device", "progress", "on_epoch", "sinks")  # settings that decide no bit
 _BODIES = "environment.population."  # where a state has the weights of now, and where older ones
 _SNAPSHOTS = ("environment.governor.bodies.", "ending.best.bodies.")
 _SLASH = "\u2215"  # stands for "/" in the names of a checkpoint, where that has a meaning
@@ -43,6 +45,7 @@ class GrowFolder:
 
     def __init__(self, folder: RunFolder, growth: GrowthFile):
         self.folder, self.growth = folder, growth
+        self._sinks: list[Sink] = []
         self._seconds, self._since = 0.0, time.monotonic()
 
     @classmethod
@@ -85,6 +88,15 @@ class GrowFolder:
             RunFolder.create(out, kind="grow", request=request, config=text, seed=asked["seed"]), begun
         )
 
+    @contextmanager
+    def opened(self, sinks: Sequence[str]) -> Iterator[None]:
+        """Hold the folder and its sinks open."""
+        done = max((line["round"] for line in self.folder.metrics_file), default=0)
+        with self.folder, ExitStack() as after:
+            made = make_sinks(sinks, self.folder, self.folder.settings(), done)
+            self._sinks = [after.enter_context(sink) for sink in made]
+            yield
+
     def restore(self, name: str, run: GrowRun) -> None:
         """Restore a run from its checkpoint, if there is one."""
         path = self._checkpoint(name)
@@ -112,7 +124,10 @@ class GrowFolder:
             record = replace(run.episode.record(), slot_ids=run.growth.slot_names)
             self._write_history(record, run)
             self.folder.write(self._growth_file(record, run))
-            self.folder.metrics_file.append(_epoch_summary(record, run.environment.steps, seconds))
+            summary = _epoch_summary(record, run.environment.steps, seconds)
+            self.folder.metrics_file.append(summary)
+            for sink in self._sinks:
+                sink(summary)
         tensors = run.state_dict()
         # A tensor of a snapshot that equals the one of now is written once.
         repeated = [key for key, value in tensors.items() if _is_repeated(key, value, tensors)]

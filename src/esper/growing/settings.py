@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from pydantic import ConfigDict, Field, ValidationError
@@ -68,6 +68,9 @@ class GrowSettings(Config):
     )
     on_epoch: Callable[..., Any] | None = Field(
         default=None, description="called after every epoch with the numbers of it, a dictionary"
+    )
+    sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
+        default=(), description="where metrics go beside the folder `out`"
     )
     training: Mapping[str, Any] = Field(default_factory=dict, description="settings of PopulationConfig")
 
