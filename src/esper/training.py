@@ -176,8 +176,10 @@ class TrainingRun:
         with ExitStack() as after, cpu_threads(self.config.threads):
 
             def open_sinks() -> list[Sink]:
-                names = self.config.telemetry.sinks if self.writes else ()
-                sinks = make_sinks(names, self.folder, self.config.model_dump(mode="json"), begun)
+                if not self.writes:
+                    return []
+                settings = self.config.model_dump(mode="json")
+                sinks = make_sinks(self.config.telemetry.sinks, self.folder, settings, begun)
                 return [after.enter_context(sink) for sink in sinks]
 
             # A sink that cannot be opened must stop every process, not the first one alone.

@@ -571,3 +571,50 @@ def test_beyond_grows_beyond() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
     grown = esper.grow(model, DATA, beyond=True, **STEPS)  # type: ignore[arg-type]
     assert int(grown.record.germinated.sum()) > 0
+
+
+class UNet(nn.Module):
+    """Three resolutions with skip connections, and a row of equal blocks at each."""
+
+    def __init__(self, blocks: int = 2) -> None:
+        super().__init__()
+
+        def row() -> nn.Sequential:
+            return nn.Sequential(*(ConvBlock() for _ in range(blocks)))
+
+        self.stem, self.head = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 2, 1)
+        self.down, self.up, self.middle = row(), row(), row()
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.down(self.stem(x))
+        low = self.middle(nn.functional.avg_pool2d(high, 2))
+        out: Tensor = self.head(self.up(nn.functional.interpolate(low, scale_factor=2) + high))
+        return out.mean((2, 3))
+
+
+class ConvBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(torch.relu(x))
+
+
+def test_grow_grows_into_a_unet_and_trains_an_lstm_plainly() -> None:
+    images = torch.randn(320, 1, 4, 4, generator=torch.Generator().manual_seed(2))
+    grown = esper.grow(UNet(), (images, DATA[1]), **STEPS)  # type: ignore[arg-type]
+    assert "3 of 6 blocks train for the first 86 of 192 steps" in grown.report()
+    UNet().load_state_dict(grown.model.state_dict(), strict=True)
+    lstm = esper.grow(LSTM(), (images.flatten(2), DATA[1]), **STEPS)  # type: ignore[arg-type]
+    assert "nothing was grown: LSTM has 0 blocks of one class and shape in a row" in lstm.report()
+
+
+class LSTM(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(16, 4, num_layers=4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return logits
