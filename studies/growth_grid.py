@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from benchmarks.textbook import GPT, batches, decay_groups, forward_flops
 from esper.growing.progressive import Progressive
 from esper.tasks.task import Split
+from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
 WARMUP, DECAY = 0.02, 0.4  # of the compute
@@ -161,15 +162,28 @@ ARMS = {"pilot": pilot, "finals": finals}
 
 
 def table(path: Path) -> str:
-    """Return the mean validation loss of every arm, best rate, by budget."""
+    """Return the mean validation loss of every arm by budget, then the test losses of the finals."""
+    runs = [json.loads(line) for line in path.read_text().splitlines()]
     found: dict[tuple[float, str, float], list[float]] = defaultdict(list)
-    for line in path.read_text().splitlines():
-        run = json.loads(line)
+    tested: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)  # by seed: loss, seconds
+    for run in runs:
         found[run["budget"], run["name"], run["rate"]].append(run["validation"])
-    lines = [
+        if run.get("test") is not None:
+            tested[run["name"]][run["seed"]] = run["test"], run["seconds"]
+    lines = ["validation loss"] + [
         f"{gpt.peta(budget):>5}  {name:40} rate {rate:g}  {np.mean(losses):.4f}  n={len(losses)}"
         for (budget, name, rate), losses in sorted(found.items(), key=lambda x: (x[0][0], np.mean(x[1])))
     ]
+    grown = next((name for name in tested if "→" in name), None)
+    lines += ["", "test loss of the finals, seconds, and the grown network minus each, paired by seed"]
+    for name, by_seed in tested.items():
+        losses, seconds = zip(*by_seed.values(), strict=True)
+        line = f"{name:47} {np.mean(losses):.4f}  n={len(losses)}  {np.mean(seconds):.1f} s"
+        if grown is not None and name != grown:
+            both = sorted(by_seed.keys() & tested[grown].keys())
+            pair = ([tested[arm][seed][0] for seed in both] for arm in (grown, name))
+            line += "  {:+.4f} ± {:.4f}".format(*paired_interval(*pair))
+        lines.append(line)
     return "\n".join(lines)
 
 

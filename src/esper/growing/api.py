@@ -114,9 +114,8 @@ def grow(
     Ctrl-C ends the growth with what has grown so far; a second one stops at once. Raises a UserError, in one
     sentence, for what cannot be done.
     """
-    flags = {"resume": resume, "baseline": baseline, "beyond": beyond, "pretrained": pretrained}
-    flags["equal_compute"] = equal_compute
-    for name, flag in flags.items():
+    flags = {"force": force, "pretrained": pretrained, "equal_compute": equal_compute}
+    for name, flag in {"resume": resume, "baseline": baseline, "beyond": beyond, **flags}.items():
         if not isinstance(flag, bool):
             raise UserError(f"{name} is {flag!r}; give True or False")
     if resume and out is None:
@@ -139,23 +138,22 @@ def grow(
         if out is not None:
             asked: dict[str, Any] = {"slots": slots, "controller": growth.controller_name, "epochs": epochs}
             asked |= {"step": step, "baseline": baseline, "seed": chosen.seed}
-            flags["force"] = force
-            asked |= {key: True for key in ("force", "pretrained", "equal_compute") if flags[key]} | settings
+            asked |= {name: True for name, flag in flags.items() if flag} | settings
             folder = GrowFolder.begin(Path(out), resume, growth, model, (train, val), asked)
         with nullcontext() if folder is None else folder.opened(chosen.sinks):
             run = GrowRun(growth, stop)
             grown = run.run(GROWN, folder)
-            if baseline and not stop.requested:
-                ungrown: Grown | None = grown  # where nothing may grow, the run is its own baseline
-                if growth.controller_name != STATIC:
-                    generators.load_state_dict(start)
-                    epochs = run.epochs_of_equal_cost(grown)
-                    plain = chosen.model_copy(update=_UNGROWN)
-                    other = prepare(make(), settings=plain, controller=STATIC, epochs=epochs)
-                    ungrown = GrowRun(other, stop).run(STATIC, folder)
-                    if ungrown.record.num_steps < epochs:
-                        ungrown = None  # it was stopped
-                grown = replace(grown, baseline=ungrown)
+            asks = baseline and not stop.requested
+            if asks and growth.controller_name == STATIC:  # nothing may grow: the run is its own baseline
+                grown = replace(grown, baseline=grown)
+            elif asks:
+                generators.load_state_dict(start)
+                epochs = run.epochs_of_equal_cost(grown)
+                plain = chosen.model_copy(update=_UNGROWN)
+                other = prepare(make(), settings=plain, controller=STATIC, epochs=epochs)
+                ungrown = GrowRun(other, stop).run(STATIC, folder)
+                stopped = ungrown.record.num_steps < epochs
+                grown = replace(grown, baseline=None if stopped else ungrown)
             if folder is not None:
                 folder.finish(grown, run, not stop.requested)
             return grown
