@@ -482,7 +482,8 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
 # ---- esper.grow ------------------------------------------------------------------------------------------
 
 DATA = (torch.randn(320, 4, generator=torch.Generator().manual_seed(1)), torch.arange(320) % 2)
-STEPS = {"epochs": 6, "batch_size": 8, "progress": False}  # 32 steps an epoch, growth in the third
+# 32 steps an epoch, growth in the third
+STEPS = {"epochs": 6, "batch_size": 8, "progress": False, "controller": "into"}
 
 
 def test_grow_returns_the_model_that_was_given_for_fewer_flops() -> None:
@@ -558,6 +559,7 @@ def test_a_growth_that_ends_early_returns_all_blocks() -> None:
         (make(8), {"pretrained": True}, "loaded from a checkpoint"),
         (make(8), {"epochs": 1}, "100 optimizer steps; there are 32"),
         (make(8), {"controller": "static"}, ""),
+        (make(8), {"controller": None}, "fewer than 1,000,000"),
     ],
 )
 def test_grow_trains_plainly_and_says_why(model: nn.Module, options: dict[str, Any], words: str) -> None:
@@ -569,7 +571,7 @@ def test_grow_trains_plainly_and_says_why(model: nn.Module, options: dict[str, A
 
 def test_beyond_grows_beyond() -> None:
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
-    grown = esper.grow(model, DATA, beyond=True, **STEPS)  # type: ignore[arg-type]
+    grown = esper.grow(model, DATA, beyond=True, **{**STEPS, "controller": None})
     assert int(grown.record.germinated.sum()) > 0
 
 
