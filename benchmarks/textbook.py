@@ -165,7 +165,7 @@ def _text(_: Path | None) -> Task:
     return gpt.make_task(gpt.FULL)
 
 
-def _images(folder: Path | None) -> Task:
+def load_images(folder: Path | None) -> Task:
     """CIFAR-10 or another folder of train/CLASS and test/CLASS with images of one size."""
     from PIL import Image
 
@@ -208,7 +208,7 @@ FAMILIES = {
     "resnet": Family(
         "resnet", {"width": 16, "stages": 3, "depth": 2},
         lambda t: resnet(t.input_shape[0], t.num_classes, 16, 3, 2),
-        _images, 1.0e14, (1e-3, 4e-3, 1.6e-2, 3.2e-2), large=True,
+        load_images, 1.0e14, (1e-3, 4e-3, 1.6e-2, 3.2e-2), large=True,
     ),
     "resmlp": Family(
         "resmlp", {"width": 32, "hidden": 64, "depth": 2}, lambda t: mlp(t.input_shape, t.num_classes, 70, 3),

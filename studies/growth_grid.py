@@ -1,21 +1,27 @@
-"""When does it pay to grow into a GPT? Fixed and grown networks at equal training FLOPs.
+"""When does it pay to grow into a model? Fixed and grown networks at equal training FLOPs.
 
-    python -m studies.growth_grid --device cuda --out FILE    every arm; several such processes share them
-    python -m studies.growth_grid --read FILE                 the table
+    python -m studies.growth_grid gpt --device cuda --out FILE              several processes share the arms
+    python -m studies.growth_grid resnet vit --data F --device cuda --out FILE
+    python -m studies.growth_grid --read FILE [FILE ...]                    the tables
 
-Bytes of the sources of the standard library and of torch. A grown arm trains a part of the layers first; the
-rest begin as copies. All arms have the same FLOPs, batches, and learning-rate schedule by compute: warm-up
-over 2 %, flat, linear decay over the last 40 %.
+gpt: bytes of the sources of the standard library and of torch. resnet, vit: a folder of images such as
+CIFAR-10 (train/CLASS/*.jpg, test/CLASS/*.jpg), randomly shifted and flipped. resmlp: the table `letter`.
+
+A grown arm trains a part of the blocks first; the others begin as copies. All arms of a budget have the same
+FLOPs and batch size, and the same learning-rate schedule by compute: warm-up over 2 %, flat, linear decay
+over the last 40 %. The arm "equal steps" takes as many steps as the whole network, and so spends less.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,50 +29,178 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from benchmarks.textbook import GPT, batches, decay_groups, forward_flops
+from benchmarks.textbook import GPT, batches, decay_groups, forward_flops, load_images, resnet
 from esper.growing.progressive import Progressive
-from esper.tasks.task import Split
+from esper.tasks import load_task
+from esper.tasks.task import Split, Task
 from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
 WARMUP, DECAY = 0.02, 0.4  # of the compute
-BATCH, CONTEXT, HEADS = 128, 256, 4
-VALIDATION = 2048  # windows
+VALIDATION = 5000  # samples, or windows of text
+SHIFT = 4  # pixels by which training images are shifted at most
+
+Batches = Callable[[], tuple[Tensor, Tensor]]
+
+
+# ---- networks --------------------------------------------------------------------------------------------
+
+
+class ViT(nn.Module):
+    """A vision transformer of PyTorch's own pre-norm layers, with mean pooling."""
+
+    def __init__(self, width: int, depth: int, patch: int = 4, side: int = 32, classes: int = 10) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.positions = nn.Parameter(0.02 * torch.randn((side // patch) ** 2, width))
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, depth, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, classes)
+        for name, parameter in self.encoder.named_parameters():
+            if parameter.ndim == 2:  # TransformerEncoder copies one layer, so each is drawn anew
+                residual = name.endswith(("out_proj.weight", "linear2.weight"))
+                nn.init.trunc_normal_(parameter, std=0.02 / (2 * depth) ** 0.5 if residual else 0.02)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2) + self.positions
+        logits: Tensor = self.head(self.encoder(tokens).mean(1))
+        return logits
+
+
+class ResidualLayer(nn.Module):
+    """LayerNorm, Linear, ReLU, Linear around a shortcut."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = (
+            nn.LayerNorm(width),
+            nn.Linear(width, 2 * width),
+            nn.Linear(2 * width, width),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.down(F.relu(self.up(self.norm(x))))
+        return result
+
+
+def resmlp(width: int, depth: int) -> nn.Module:
+    """Make a residual perceptron for `letter`."""
+    layers = [ResidualLayer(width) for _ in range(depth)]
+    return nn.Sequential(nn.Linear(16, width), *layers, nn.LayerNorm(width), nn.Linear(width, 26))
+
+
+# ---- families --------------------------------------------------------------------------------------------
+
+
+def adamw(model: nn.Module, rate: float, decay: float) -> torch.optim.Optimizer:
+    """AdamW as most transformers use it."""
+    return torch.optim.AdamW(decay_groups(model, decay), lr=rate, betas=(0.9, 0.99), fused=True)
+
+
+def sgd(model: nn.Module, rate: float, decay: float) -> torch.optim.Optimizer:
+    """SGD as most residual networks use it."""
+    groups = decay_groups(model, decay)
+    return torch.optim.SGD(groups, lr=rate, momentum=0.9, nesterov=True, fused=True)
+
+
+@dataclass(frozen=True)
+class Family:
+    """A kind of network, its data and its optimizer."""
+
+    make: Callable[[int, int], nn.Module]  # width, depth
+    load: Callable[[Path | None], Task]
+    optimizer: Callable[[nn.Module, float, float], torch.optim.Optimizer]
+    width: int
+    depth: int
+    rate: float
+    weight_decay: float
+    batch: int
+    images: bool = False
+
+    @property
+    def text(self) -> bool:
+        return self.make is make_gpt
+
+
+def make_gpt(width: int, depth: int) -> nn.Module:
+    """A GPT over bytes, with heads of 64 features."""
+    return GPT(256, gpt.FULL.context, width, depth, width // 64)
+
+
+FAMILIES = {
+    "gpt": Family(make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128),
+    "resnet": Family(
+        lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
+    ),
+    "vit": Family(ViT, load_images, adamw, 192, 8, 1e-3, 0.05, 256, True),
+    "resmlp": Family(resmlp, lambda _: load_task("letter"), adamw, 32, 8, 1e-2, 0.01, 128),
+}
+
+
+def augmented(split: Split, size: int, seed: int) -> Batches:
+    """Draw images in a new order for each epoch, each shifted and perhaps mirrored."""
+    device, side = split.inputs.device, split.inputs.shape[-1]
+    padded = Split(F.pad(split.inputs, [SHIFT] * 4), split.targets)
+    take = batches(padded, size, False, seed)
+    draw = torch.Generator(device).manual_seed(seed)
+    pixels, each = torch.arange(side, device=device), torch.arange(size, device=device)[:, None, None]
+
+    def shift() -> tuple[Tensor, Tensor]:
+        images, targets = take()
+        down, right = torch.randint(2 * SHIFT + 1, (2, size, 1), generator=draw, device=device)
+        mirror = torch.rand(size, 1, generator=draw, device=device) < 0.5
+        columns = torch.where(mirror, pixels.flip(0), pixels) + right
+        # Indices around the slice put the channels last: [batch, side, side, channels].
+        shifted = images[each, :, (pixels + down)[:, :, None], columns[:, None, :]]
+        return shifted.permute(0, 3, 1, 2), targets
+
+    return shift
+
+
+# ---- arms ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Arm:
     """One network and how it trains."""
 
+    family: str
     budget: float  # FLOPs
-    depth: int = 8
-    width: int = 256
+    depth: int
+    width: int
+    rate: float
     start: int = 0  # active layers at first; 0: all
     grow_at: tuple[float, ...] = ()  # fractions of the compute
     order: str = "interleaved"
-    rate: float = 3e-3
+    equal_steps: bool = False  # as many steps as without growth, so fewer FLOPs; grow_at is of the steps
     seed: int = 0
 
     @property
     def name(self) -> str:
-        """Name the arm without budget, rate and seed."""
+        """Name the arm without family, budget, rate and seed."""
         if not self.start:
             return f"fixed {self.depth}x{self.width}"
         times = "+".join(f"{at:g}" for at in self.grow_at)
-        return f"{self.start}→{self.depth}x{self.width} at {times} {self.order}"
+        equal = " equal steps" if self.equal_steps else ""
+        return f"{self.start}→{self.depth}x{self.width} at {times} {self.order}{equal}"
 
 
 def plan(arm: Arm) -> tuple[list[int], list[float]]:
     """Return the steps of each phase and the FLOPs of one step in it."""
-    sample = torch.zeros(1, CONTEXT, dtype=torch.long)
+    family = FAMILIES[arm.family]
+    shape = (gpt.FULL.context,) if family.text else (3, 32, 32) if family.images else (16,)
+    sample = torch.zeros(1, *shape, dtype=torch.long if family.text else torch.float)
     hops = len(arm.grow_at)
     start = arm.start or arm.depth
     depths = [round(start * (arm.depth / start) ** (hop / max(hops, 1))) for hop in range(hops + 1)]
-    costs = [3.0 * BATCH * forward_flops(GPT(256, CONTEXT, arm.width, d, HEADS), sample) for d in depths]
-    edges = [0.0, *arm.grow_at, 1.0]
-    shares = [b - a for a, b in pairwise(edges)]
-    return [round(arm.budget * share / cost) for share, cost in zip(shares, costs, strict=True)], costs
+    costs = [3.0 * family.batch * forward_flops(family.make(arm.width, d), sample) for d in depths]
+    shares = [b - a for a, b in pairwise([0.0, *arm.grow_at, 1.0])]
+    per_step = [costs[-1]] * len(costs) if arm.equal_steps else costs
+    return [round(arm.budget * share / cost) for share, cost in zip(shares, per_step, strict=True)], costs
 
 
 def rate_share(progress: float) -> float:
@@ -74,142 +208,196 @@ def rate_share(progress: float) -> float:
     return min(progress / WARMUP, 1.0, (1.0 - progress) / DECAY)
 
 
-def train(arm: Arm, task: Any, device: str, test: bool = False) -> dict[str, Any]:
-    """Train an arm; return its validation loss, the curve and the seconds, and its test loss if asked for."""
+def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, Any]:
+    """Train an arm; return its scores, the curve and the seconds; test scores if asked for."""
+    family = FAMILIES[arm.family]
     torch.manual_seed(arm.seed)
-    model = GPT(256, CONTEXT, arm.width, arm.depth, HEADS).to(device)
-    optimizer = torch.optim.AdamW(decay_groups(model, 0.1), lr=arm.rate, betas=(0.9, 0.99), fused=True)
+    model = family.make(arm.width, arm.depth).to(device, memory_format=_layout(family))
+    optimizer = family.optimizer(model, arm.rate, family.weight_decay)
     steps, costs = plan(arm)
     total, grower = sum(steps), None
     if arm.start:
         at = [sum(steps[: hop + 1]) / total for hop in range(len(arm.grow_at))]
-        example = (torch.zeros(1, CONTEXT, dtype=torch.long, device=device),)
+        example = (task.train.inputs[:1].to(device),)
         grower = Progressive(
             model, optimizer, total, start=arm.start / arm.depth, grow_at=at, order=arm.order, example=example
         )
     torch._dynamo.reset()  # the limit of graphs counts those of earlier arms too
-    forward = torch.compile(lambda tokens: model(tokens)) if device != "cpu" else model
-    take = batches(task.train.to(device), BATCH, True, arm.seed)
+    # A function of ours around it, since dynamo splits an nn.Sequential at the top into its children.
+    forward = torch.compile(lambda inputs: model(inputs)) if device != "cpu" else model
+    data = task.train.to(device)
+    take = (
+        augmented(data, family.batch, arm.seed)
+        if family.images
+        else batches(data, family.batch, family.text, arm.seed)
+    )
     validation = task.validation.subset(torch.arange(min(VALIDATION, len(task.validation)))).to(device)
     spent, curve, began = 0.0, [], time.perf_counter()
     per_step = [cost for cost, count in zip(costs, steps, strict=True) for _ in range(count)]
-    every = max(1, total // 20)
+    whole = sum(per_step)
+    every = max(1, total // 10)
     for step, cost in enumerate(per_step):
         for group in optimizer.param_groups:
-            group["lr"] = arm.rate * rate_share(spent / arm.budget)
+            group["lr"] = arm.rate * rate_share(spent / whole)
         inputs, targets = take()
         with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
             logits = forward(inputs)
         F.cross_entropy(logits.float().flatten(0, -2), targets.flatten()).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         spent += cost
         if grower is not None:
             grower.step()
         if (step + 1) % every == 0 or step + 1 == total:
-            curve.append((spent, time.perf_counter() - began, measure(forward, validation, device)))
+            curve.append((spent, time.perf_counter() - began, *measure(model, validation, device)))
+    tested = measure(model, task.test().to(device), device) if test else (None, None)
     return {
         **asdict(arm),
         "name": arm.name,
         "validation": curve[-1][2],
-        "test": measure(forward, task.test().to(device), device) if test else None,
+        "accuracy": curve[-1][3],
+        "test": tested[0],
+        "test_accuracy": tested[1],
         "steps": steps,
         "flops": spent,
         "seconds": time.perf_counter() - began,
         "parameters": sum(p.numel() for p in model.parameters()),
+        "gpu": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "curve": curve,
     }
 
 
+def _layout(family: Family) -> torch.memory_format:
+    return torch.channels_last if family.images else torch.contiguous_format
+
+
 @torch.no_grad()
-def measure(forward: Any, split: Split, device: str) -> float:
-    """Return the loss on a split, in nats for each byte."""
-    total = torch.zeros((), device=device)
-    for start in range(0, len(split), BATCH):
+def measure(model: nn.Module, split: Split, device: str) -> tuple[float, float]:
+    """Return the loss (of text in nats for each byte) and the accuracy on a split."""
+    model.eval()
+    loss, hits = torch.zeros(2, device=device)
+    for start in range(0, len(split), 256):
         with torch.autocast(device, torch.bfloat16, enabled=device != "cpu"):
-            logits = forward(split.inputs[start : start + BATCH])
-        targets = split.targets[start : start + BATCH].flatten()
-        total += F.cross_entropy(logits.float().flatten(0, -2), targets, reduction="sum")
-    return float(total) / split.targets.numel()
+            logits = model(split.inputs[start : start + 256])
+        logits, targets = logits.float().flatten(0, -2), split.targets[start : start + 256].flatten()
+        loss += F.cross_entropy(logits, targets, reduction="sum")
+        hits += (logits.argmax(-1) == targets).sum()
+    model.train()
+    return float(loss) / split.targets.numel(), float(hits) / split.targets.numel()
 
 
-def pilot() -> list[Arm]:
-    """List one seed of everything at 1 PFLOP, and the better half of it at 4."""
+def pilot(families: Iterable[str], budgets: Sequence[float]) -> list[Arm]:
+    """List one seed of the whole and the half network, and of growth at several times and rates."""
     arms = []
-    for budget in (1e15, 4e15):
-        arms += [Arm(budget), Arm(budget, depth=4)]
-        arms += [Arm(budget, start=4, grow_at=(at,)) for at in (0.1, 0.3, 0.5, 0.8)]
-        arms += [Arm(budget, start=4, grow_at=(0.5,), order="stacked")]
-        arms += [Arm(budget, start=2, grow_at=(0.15, 0.4)), Arm(budget, start=1, grow_at=(0.3,))]
-    one = 1e15
-    arms += [Arm(one, depth=2), Arm(one, rate=1.5e-3), Arm(one, rate=6e-3), Arm(one, depth=4, rate=6e-3)]
-    arms += [Arm(one, start=4, grow_at=(0.5,), rate=rate) for rate in (1.5e-3, 6e-3)]
-    arms += [Arm(one, start=1, grow_at=(0.8,)), Arm(4e15, rate=1.5e-3)]
+    for name, budget in ((name, budget) for name in families for budget in budgets):
+        family = FAMILIES[name]
+        whole = Arm(name, budget, family.depth, family.width, family.rate)
+        half = replace(whole, depth=family.depth // 2)
+        grown = replace(whole, start=family.depth // 2)
+        arms += [replace(arm, rate=r * arm.rate) for arm in (whole, half) for r in (0.5, 1.0, 2.0)]
+        arms += [replace(grown, grow_at=(at,)) for at in (0.15, 0.3, 0.5)]
+        arms += [replace(grown, grow_at=(0.3,), rate=r * grown.rate) for r in (0.5, 2.0)]
+        arms += [replace(grown, grow_at=(0.3,), order="stacked")]
     return arms
 
 
-def finals() -> list[Arm]:
-    """List five seeds of the best growth at 4 PFLOP, of its final network and of the half-size one."""
+def finals(families: Iterable[str], budgets: Sequence[float], at: float, rates: Sequence[float]) -> list[Arm]:
+    """List five seeds of growth, of the whole network and of the half-size one, each at a rate."""
     return [
         replace(arm, seed=seed)
         for seed in range(1, 6)
-        for arm in (Arm(4e15, start=4, grow_at=(0.3,)), Arm(4e15), Arm(4e15, depth=4))
+        for name in families
+        for budget in budgets
+        for arm in _finalists(Arm(name, budget, FAMILIES[name].depth, FAMILIES[name].width, 0.0), at, rates)
     ]
 
 
-ARMS = {"pilot": pilot, "finals": finals}
+def _finalists(whole: Arm, at: float, rates: Sequence[float]) -> list[Arm]:
+    half, grown = whole.depth // 2, replace(whole, start=whole.depth // 2)
+    arms = [replace(grown, grow_at=(at,)), whole, replace(whole, depth=half)]
+    arms = [replace(arm, rate=rate) for arm, rate in zip(arms, rates, strict=True)]
+    # Of the steps: as many of them before growth as where `at` of the compute comes before it.
+    return [*arms, replace(arms[0], grow_at=(round(2 * at / (1 + at), 2),), equal_steps=True)]
 
 
-def table(path: Path) -> str:
-    """Return the mean validation loss of every arm by budget, then the test losses of the finals."""
-    runs = [json.loads(line) for line in path.read_text().splitlines()]
-    found: dict[tuple[float, str, float], list[float]] = defaultdict(list)
-    tested: dict[str, dict[int, tuple[float, float]]] = defaultdict(dict)  # by seed: loss, seconds
+def table(paths: Sequence[Path]) -> str:
+    """Return the mean validation loss of every arm by family and budget, then the scores of the finals."""
+    runs = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    found: dict[tuple[str, float, str, float], list[tuple[float, float]]] = defaultdict(list)
+    tested: dict[tuple[str, float], dict[str, dict[int, dict[str, Any]]]] = defaultdict(dict)
     for run in runs:
-        found[run["budget"], run["name"], run["rate"]].append(run["validation"])
+        family = run.get("family", "gpt")
+        score = run["validation"], run.get("accuracy", np.nan)
+        found[family, run["budget"], run["name"], run["rate"]].append(score)
         if run.get("test") is not None:
-            tested[run["name"]][run["seed"]] = run["test"], run["seconds"]
-    lines = ["validation loss"] + [
-        f"{gpt.peta(budget):>5}  {name:40} rate {rate:g}  {np.mean(losses):.4f}  n={len(losses)}"
-        for (budget, name, rate), losses in sorted(found.items(), key=lambda x: (x[0][0], np.mean(x[1])))
-    ]
-    grown = next((name for name in tested if "→" in name), None)
-    lines += ["", "test loss of the finals, seconds, and the grown network minus each, paired by seed"]
-    for name, by_seed in tested.items():
-        losses, seconds = zip(*by_seed.values(), strict=True)
-        line = f"{name:47} {np.mean(losses):.4f}  n={len(losses)}  {np.mean(seconds):.1f} s"
-        if grown is not None and name != grown:
-            both = sorted(by_seed.keys() & tested[grown].keys())
-            pair = ([tested[arm][seed][0] for seed in both] for arm in (grown, name))
-            line += "  {:+.4f} ± {:.4f}".format(*paired_interval(*pair))
-        lines.append(line)
+            tested[family, run["budget"]].setdefault(run["name"], {})[run["seed"]] = run
+    lines = ["validation loss and accuracy"]
+    for (family, budget, name, rate), scores in sorted(found.items(), key=lambda x: (*x[0][:2], min(x[1]))):
+        loss, accuracy = np.mean(scores, 0)
+        lines.append(
+            f"{family:6} {gpt.peta(budget):>5}  {name:46} rate {rate:<7g} {loss:.4f} {accuracy:.4f}  "
+            f"n={len(scores)}"
+        )
+    lines += ["", "test scores of the finals, seconds, and the grown network minus each, paired by seed"]
+    for (family, budget), arms in tested.items():
+        score = "test" if family == "gpt" else "test_accuracy"
+        grown = next((arm for arm in arms if "→" in arm and "equal" not in arm), None)
+        for name, by_seed in arms.items():
+            scores = [run[score] for run in by_seed.values()]
+            seconds = np.median([run["seconds"] for run in by_seed.values()])
+            flops = np.mean([run["flops"] for run in by_seed.values()])
+            line = f"{family:6} {gpt.peta(budget):>5}  {name:46} {np.mean(scores):.4f}  n={len(scores)}"
+            line += f"  {gpt.peta(flops)} {seconds:.1f} s"
+            both = sorted(by_seed.keys() & arms[grown].keys()) if grown in arms and name != grown else []
+            if len(both) > 1:
+                pair = ([arms[arm][seed][score] for seed in both] for arm in (grown, name))
+                line += "  {:+.4f} ± {:.4f}".format(*paired_interval(*pair))
+            lines.append(line)
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train the arms that nobody has taken yet, and append a line for each to --out."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"of {', '.join(FAMILIES)}")
+    parser.add_argument("--data", type=Path, help="a folder of images, for resnet and vit")
     parser.add_argument("--device", type=command_line.existing_device, default="cpu")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--arms", choices=ARMS, default="pilot")
-    parser.add_argument("--read", type=Path)
+    parser.add_argument("--out", type=Path, help="a file that gets a JSON line for each run")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[1e15], help="FLOPs of a run")
+    parser.add_argument(
+        "--finals",
+        type=float,
+        nargs=4,
+        metavar=("AT", "GROWN", "WHOLE", "HALF"),
+        help="five seeds of growth at AT of the compute, with the rates of the three arms",
+    )
+    parser.add_argument("--read", type=Path, nargs="+")
     given = parser.parse_args(arguments)
     if given.read:
         print(table(given.read))
         return
-    task = gpt.make_task(gpt.FULL)
+    unknown = [name for name in given.families if name not in FAMILIES]
+    if unknown or not given.families or given.out is None:
+        parser.error(f"give --out and some of the families {', '.join(FAMILIES)}")
     torch.set_float32_matmul_precision("high")
-    for number, arm in enumerate(ARMS[given.arms]()):
+    torch.backends.mha.set_fastpath_enabled(False)
+    make = partial(finals, at=given.finals[0], rates=given.finals[1:]) if given.finals else pilot
+    tasks: dict[str, Task] = {}
+    for arm in make(given.families, given.budgets):
+        key = f"{arm.family}-{arm.budget:g}-{arm.name}-{arm.rate:g}-{arm.seed}".replace(" ", "_")
         try:  # several processes share the list: who makes the file first trains the arm
-            Path(f"{given.out}.{number}.taken").open("x").close()
+            Path(f"{given.out}.{key}.taken").open("x").close()
         except FileExistsError:
             continue
-        result = train(arm, task, given.device, given.arms == "finals")
+        if arm.family not in tasks:
+            tasks[arm.family] = FAMILIES[arm.family].load(given.data)
+        result = train(arm, tasks[arm.family], given.device, bool(given.finals))
         with given.out.open("a") as file:
             file.write(json.dumps(result) + "\n")
         print(
-            f"{gpt.peta(arm.budget)} {arm.name}: {result['validation']:.4f}, {result['seconds']:.0f} s",
+            f"{arm.family} {gpt.peta(arm.budget)} {arm.name} rate {arm.rate:g}: {result['validation']:.4f} "
+            f"{result['accuracy']:.4f}, {result['seconds']:.0f} s",
             flush=True,
         )
 
