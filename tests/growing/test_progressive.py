@@ -175,7 +175,8 @@ def test_a_run_goes_on_from_any_step_to_the_same_bits(stop: int, name: str) -> N
     def begin(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Progressive]:
         model = make(8, seed)
         optimizer = OPTIMIZERS[name](model.parameters())
-        return model, optimizer, Progressive(model, optimizer, 10, start=0.25, grow_at=(0.2, 0.5))
+        options: dict[str, Any] = {"start": 0.25, "grow_at": (0.2, 0.5), "rewarm": 2}
+        return model, optimizer, Progressive(model, optimizer, 10, **options)
 
     whole, parts = begin(0), begin(0)
     run(*whole, steps=10)
@@ -189,6 +190,39 @@ def test_a_run_goes_on_from_any_step_to_the_same_bits(stop: int, name: str) -> N
     run(*resumed, steps=10 - stop)
     expected = whole[0].state_dict()
     assert all(torch.equal(value, expected[key]) for key, value in resumed[0].state_dict().items())
+
+
+@pytest.mark.parametrize("tensor", [False, True])
+def test_the_rate_rises_again_after_a_growth_and_no_scheduler_sees_it(tensor: bool) -> None:
+    used: list[float] = []
+
+    class Watched(torch.optim.Adam):
+        def step(self, closure: Any = None) -> None:
+            used.append(float(self.param_groups[0]["lr"]))
+            super().step(closure)
+
+    model = make(8)
+    rate = torch.tensor(0.1) if tensor else 0.1
+    optimizer = Watched(model.parameters(), lr=rate, capturable=False, foreach=False)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=20)
+    grower = Progressive(model, optimizer, 20, start=0.25, grow_at=(0.2, 0.5), rewarm=3)
+    hooked = []
+    for step in range(20):
+        train_step(model, optimizer)
+        scheduler.step()
+        grower.step()
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:  # type: ignore[attr-defined]
+            hooked.append(step + 1)
+    assert hooked == [4, 5, 6, 10, 11, 12]
+    other = torch.optim.SGD(make().parameters(), lr=0.1)
+    plain = torch.optim.lr_scheduler.CosineAnnealingLR(other, T_max=20)
+    expected = []
+    for step in range(20):
+        share = {4: 0.25, 5: 0.5, 6: 0.75, 10: 0.25, 11: 0.5, 12: 0.75}.get(step, 1.0)
+        expected.append(other.param_groups[0]["lr"] * share)
+        other.step()
+        plain.step()
+    assert used == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_average_of_the_weights_follows() -> None:
@@ -332,6 +366,7 @@ def shared() -> nn.Module:
         (make(), {"grow_at": 1.0}, "grow_at"),
         (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
         (make(), {"total_steps": 0}, "total_steps is 0"),
+        (make(), {"rewarm": -1}, "rewarm is -1"),
         (make(), {"also": [nn.Linear(2, 2)]}, "has no module 1.0"),
     ],
 )
@@ -434,7 +469,7 @@ def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
     def fit(checkpoint: Any = None) -> tuple[nn.Module, LightningProgressive]:
-        module, grower = Module(), LightningProgressive(grow_at=0.5)
+        module, grower = Module(), LightningProgressive(grow_at=0.5, rewarm=2)
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE), batch_size=2)
         saver = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1)
         trainer = lightning.Trainer(
@@ -460,7 +495,7 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
 
     def fit(checkpoint: Any = None) -> tuple[nn.Module, TransformersProgressive]:
         torch.manual_seed(0)
-        model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5)
+        model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5, rewarm=2)
         arguments = transformers.TrainingArguments(
             str(tmp_path), max_steps=6, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
             report_to=[], disable_tqdm=True,

@@ -149,6 +149,7 @@ class Progressive:
         order: Literal["interleaved", "stacked"] = "interleaved",
         example: Any = None,
         also: Sequence[nn.Module] = (),
+        rewarm: int = 0,
     ) -> None:
         """Skip blocks until it is time for them.
 
@@ -160,6 +161,8 @@ class Progressive:
         example: what `model` is called with, a tuple of arguments, a dict of keyword arguments, or a function
             of the model that runs it; without it the first forward pass shows what blocks return
         also: models of the same structure that follow, such as an average of the weights
+        rewarm: steps after each growth in which the learning rate rises linearly to its value; schedulers do
+            not see the lower rate
 
         Raises a UserError in one sentence for a model without blocks, blocks that share weights or change
         the shape of their input, and an optimizer that lacks parameters of blocks.
@@ -174,6 +177,8 @@ class Progressive:
             raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
         if order not in ("interleaved", "stacked"):
             raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
+        if rewarm < 0:
+            raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
         if isinstance(model, DistributedDataParallel):
             # A block that is skipped has no gradients; without this DDP waits for them in the next step.
             if not model.find_unused_parameters:
@@ -184,7 +189,12 @@ class Progressive:
             model = model.module
         model = getattr(model, "_orig_mod", model)  # of torch.compile
         self.model = model
-        self.optimizers = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+        given = tuple(optimizer) if isinstance(optimizer, Sequence) else (optimizer,)
+        # accelerate puts an optimizer of its own, which has no hooks, around the one that steps.
+        self.optimizers = tuple(getattr(each, "optimizer", each) for each in given)
+        self.rewarm, self.grown_at = rewarm, 0
+        self._rate_hooks: list[Any] = []
+        self._rates: dict[torch.optim.Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
         self.grow_steps = tuple(round(fraction * total_steps) for fraction in fractions)
         found = find_blocks(model)
         self.lists = _outermost(found if example is None else _keep_skippable(model, found, example))
@@ -248,6 +258,8 @@ class Progressive:
         grown = due > self.stage
         while self.stage < due:
             self._grow()
+        if self._rate_hooks and self.steps_done - self.grown_at >= self.rewarm:
+            self._hook_rates()
         return grown
 
     @property
@@ -280,8 +292,30 @@ class Progressive:
                 copy_block(self.lists[index].blocks[source], self.lists[index].blocks[k], self.optimizers)
                 for follower in self._followers:
                     copy_block(follower[index].blocks[source], follower[index].blocks[k])
-        self.stage += 1
+        self.stage, self.grown_at = self.stage + 1, self.steps_done
         self._activate()
+        self._hook_rates()
+
+    def _hook_rates(self) -> None:
+        """Hook into the steps of the optimizers while the rate rises after a growth, and out of them then."""
+        while self._rate_hooks:
+            self._rate_hooks.pop().remove()
+        if self.stage and self.steps_done - self.grown_at < self.rewarm:
+            for each in self.optimizers:
+                self._rate_hooks.append(each.register_step_pre_hook(self._lower_rates))
+                self._rate_hooks.append(each.register_step_post_hook(self._restore_rates))
+
+    def _lower_rates(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        # Schedulers compute the next rate from the present one, so that it is lower within the step alone.
+        share = (self.steps_done - self.grown_at + 1) / (self.rewarm + 1)
+        # The hooks of an optimizer whose `step` calls that of its base class run twice.
+        rates = self._rates.setdefault(optimizer, [group["lr"] for group in optimizer.param_groups])
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate * share
+
+    def _restore_rates(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group, rate in zip(optimizer.param_groups, self._rates.pop(optimizer, ()), strict=False):
+            group["lr"] = rate
 
     def _activate(self) -> None:
         for lists in (self.lists, *self._followers):
@@ -293,6 +327,7 @@ class Progressive:
         return {
             "steps_done": self.steps_done,
             "stage": self.stage,
+            "grown_at": self.grown_at,
             "outputs": [each.skip.outputs for each in self.lists],
         }
 
@@ -304,6 +339,8 @@ class Progressive:
         for each, outputs in zip(self.lists, state["outputs"], strict=True):
             each.skip.outputs = outputs
         self.set_stage(int(state["stage"]))
+        self.grown_at = int(state["grown_at"])
+        self._hook_rates()
 
     def _check_parameters(self) -> None:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
