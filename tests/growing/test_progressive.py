@@ -167,11 +167,6 @@ def test_the_result_is_the_model_that_was_given() -> None:
 @settings(max_examples=8, deadline=None)
 @given(st.integers(1, 9), st.sampled_from(sorted(OPTIMIZERS)))
 def test_a_run_goes_on_from_any_step_to_the_same_bits(stop: int, name: str) -> None:
-    def run(model: nn.Module, optimizer: torch.optim.Optimizer, grower: Progressive, steps: int) -> None:
-        for _ in range(steps):
-            train_step(model, optimizer)
-            grower.step()
-
     def begin(seed: int) -> tuple[nn.Module, torch.optim.Optimizer, Progressive]:
         model = make(8, seed)
         optimizer = OPTIMIZERS[name](model.parameters())
@@ -223,6 +218,104 @@ def test_the_rate_rises_again_after_a_growth_and_no_scheduler_sees_it(tensor: bo
         other.step()
         plain.step()
     assert used == pytest.approx(expected, rel=1e-5)
+
+
+def begin_tied(blocks: int = 4, seed: int = 0, **options: Any) -> tuple[Any, Any, Progressive]:
+    model = make(blocks, seed)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    return model, optimizer, Progressive(model, optimizer, 10, **{"grow_at": 0.4, "tied": 0.7, **options})
+
+
+def run(model: nn.Module, optimizer: torch.optim.Optimizer, grower: Progressive, steps: int) -> None:
+    for _ in range(steps):
+        train_step(model, optimizer)
+        grower.step()
+
+
+@pytest.mark.parametrize(("order", "sources"), [("interleaved", (0, 0, 2, 2)), ("stacked", (0, 1, 0, 1))])
+def test_tied_blocks_run_one_set_of_weights_until_they_are_untied(
+    order: Any, sources: tuple[int, ...]
+) -> None:
+    model, optimizer, grower = begin_tied(order=order)
+    names, own = list(model.state_dict()), [block.layer.weight for block in model[1]]  # type: ignore[operator, index, union-attr]
+    run(model, optimizer, grower, 6)
+    reference = copy.deepcopy(model)  # its blocks share parameters too
+    blocks = model[1]
+    assert [blocks[k].layer.weight is own[sources[k]] for k in range(4)] == [True] * 4
+    assert list(model.state_dict()) == names
+    # One step of plain PyTorch with the same sharing makes the same gradients and statistics.
+    plain = OPTIMIZERS["adamw"](reference.parameters())
+    states = [optimizer.state[p] for p in model.parameters()]
+    for parameter, state in zip(reference.parameters(), states, strict=True):
+        plain.state[parameter] = copy.deepcopy(state)
+    assert train_step(model, optimizer) == train_step(reference, plain)
+    assert same_weights(model, reference)
+    before = model.eval()(TABLE)
+    grower.step()
+    assert grower.whole
+    assert torch.equal(model(TABLE), before)
+    assert all(block.layer.weight is weight for block, weight in zip(blocks, own, strict=True))
+    for target, source in enumerate(sources):
+        mine, theirs = optimizer.state[own[target]], optimizer.state[own[source]]
+        assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
+    run(model.train(), optimizer, grower, 1)
+    assert not any(torch.equal(own[k], own[source]) for k, source in enumerate(sources) if k != source)
+    assert not any(module._state_dict_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("tied", [0.7, 1.0])
+def test_a_checkpoint_of_tied_blocks_computes_the_same_in_a_plain_model(tied: float) -> None:
+    model, optimizer, grower = begin_tied(8, start=0.25, grow_at=(0.2, 0.4), tied=tied)
+    run(model, optimizer, grower, 6)
+    saved = model.state_dict()
+    assert len({value.data_ptr() for value in saved.values()}) == len(saved)
+    outputs = model.eval()(TABLE)
+    grower.complete()
+    assert grower.whole
+    for state in (saved, model.state_dict()):
+        plain = make(8, seed=1)
+        plain.load_state_dict(state, strict=True)
+        assert torch.equal(plain.eval()(TABLE), outputs)
+    assert not torch.equal(model[1][0].layer.weight, model[1][4].layer.weight)
+
+
+@pytest.mark.parametrize("stop", range(1, 10))
+def test_a_tied_run_goes_on_from_any_step_to_the_same_bits(stop: int) -> None:
+    options: dict[str, Any] = {"blocks": 8, "start": 0.25, "grow_at": (0.2, 0.4), "rewarm": 2}
+    whole, parts, resumed = (begin_tied(seed=seed, **options) for seed in (0, 0, 1))
+    run(*whole, steps=10)
+    run(*parts, steps=stop)
+    for part, other in zip(resumed, parts, strict=True):
+        part.load_state_dict(copy.deepcopy(other.state_dict()))
+    run(*resumed, steps=10 - stop)
+    assert same_weights(resumed[0], whole[0])
+    assert resumed[2].whole
+
+
+def test_tied_blocks_may_be_compiled_and_averaged() -> None:
+    model = make()
+    average = torch.optim.swa_utils.AveragedModel(model, use_buffers=True)
+    optimizer = OPTIMIZERS["adamw"](model.parameters())
+    options: dict[str, Any] = {"grow_at": 0.4, "tied": 0.7, "also": [average], "example": (TABLE,)}
+    grower = Progressive(model, optimizer, 10, **options)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="eager")
+    for step in range(10):
+        train_step(compiled, optimizer)
+        average.update_parameters(model)
+        grower.step()
+        inner = average.module[1]
+        assert (inner[0].layer.weight is inner[1].layer.weight) == (4 <= step + 1 < 7)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 3  # growth and untying make one each
+
+
+def test_a_state_of_another_time_is_not_loaded_into_tied_blocks() -> None:
+    model, optimizer, grower = begin_tied()
+    state = grower.state_dict()
+    run(model, optimizer, grower, 5)
+    with pytest.raises(UserError, match="are tied now"):
+        grower.load_state_dict(state)
 
 
 def test_an_average_of_the_weights_follows() -> None:
@@ -367,6 +460,8 @@ def shared() -> nn.Module:
         (make(), {"order": "odd"}, "'interleaved' and 'stacked'"),
         (make(), {"total_steps": 0}, "total_steps is 0"),
         (make(), {"rewarm": -1}, "rewarm is -1"),
+        (make(), {"tied": 0.4}, "tied is 0.4"),
+        (make(), {"tied": 1.1}, "tied is 1.1"),
         (make(), {"also": [nn.Linear(2, 2)]}, "has no module 1.0"),
     ],
 )
@@ -495,7 +590,7 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
 
     def fit(checkpoint: Any = None) -> tuple[nn.Module, TransformersProgressive]:
         torch.manual_seed(0)
-        model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5, rewarm=2)
+        model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5, rewarm=2, tied=0.8)
         arguments = transformers.TrainingArguments(
             str(tmp_path), max_steps=6, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
             report_to=[], disable_tqdm=True,
@@ -510,8 +605,10 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
     for step in (1, 3, 5):  # ahead of, at and after the growth
         resumed, _ = fit(str(tmp_path / f"checkpoint-{step}"))
         assert same_weights(resumed, whole), step
-    again = type(whole).from_pretrained(tmp_path / "checkpoint-6")  # type: ignore[attr-defined]
-    assert same_weights(again, whole)
+    load: Any = type(whole).from_pretrained  # type: ignore[attr-defined]
+    assert same_weights(load(tmp_path / "checkpoint-6"), whole)
+    tied = load(tmp_path / "checkpoint-4").transformer.h
+    assert [same_weights(tied[0], tied[k]) for k in range(4)] == [True, True, False, False]
 
 
 # ---- esper.grow ------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ given.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, Literal
@@ -150,6 +150,7 @@ class Progressive:
         example: Any = None,
         also: Sequence[nn.Module] = (),
         rewarm: int = 0,
+        tied: float | None = None,
     ) -> None:
         """Skip blocks until it is time for them.
 
@@ -163,6 +164,8 @@ class Progressive:
         also: models of the same structure that follow, such as an average of the weights
         rewarm: steps after each growth in which the learning rate rises linearly to its value; schedulers do
             not see the lower rate
+        tied: (experimental) the fraction of `total_steps` until which new blocks share the parameters of
+            their sources, after the last growth; 1.0: to the end
 
         Raises a UserError in one sentence for a model without blocks, blocks that share weights or change
         the shape of their input, and an optimizer that lacks parameters of blocks.
@@ -177,6 +180,8 @@ class Progressive:
             raise UserError(f"grow_at is {grow_at}; give rising fractions of total_steps between 0 and 1")
         if order not in ("interleaved", "stacked"):
             raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
+        if tied is not None and not fractions[-1] < tied <= 1:
+            raise UserError(f"tied is {tied}; give a fraction above those of grow_at, at most 1")
         if rewarm < 0:
             raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
         if isinstance(model, DistributedDataParallel):
@@ -195,7 +200,14 @@ class Progressive:
         self.rewarm, self.grown_at = rewarm, 0
         self._rate_hooks: list[Any] = []
         self._rates: dict[torch.optim.Optimizer, list[Any]] = {}  # of optimizers whose rate is lowered now
-        self.grow_steps = tuple(round(fraction * total_steps) for fraction in fractions)
+        if tied and any(base.__name__ == "FSDPModule" for m in model.modules() for base in type(m).__mro__):
+            raise UserError("fully_shard puts parameters in place at every pass; leave out tied=")
+        self.tied = tied
+        self._shared: list[tuple[nn.Module, str, nn.Parameter]] = []  # parameters that tied blocks had
+        self._tie_hooks: list[Any] = []
+        # To untie blocks is one more stage, with the same blocks active.
+        ends = fractions if tied is None else (*fractions, tied)
+        self.grow_steps = tuple(round(fraction * total_steps) for fraction in ends)
         found = find_blocks(model)
         self.lists = _outermost(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
@@ -206,7 +218,7 @@ class Progressive:
         self._check_parameters()
         # The share grows by one factor at each hop: start · factor^hops = 1.
         hops = len(fractions)
-        shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0]
+        shares = [start ** (1 - hop / hops) for hop in range(hops)] + [1.0] * (1 + len(ends) - hops)
         self._stages = [
             choose_active(len(each), [max(1, round(share * len(each))) for share in shares], order)
             for each in self.lists
@@ -220,7 +232,7 @@ class Progressive:
                 for each in self.lists
             ]
         else:
-            for self.stage in range(hops + 1):
+            for self.stage in range(len(ends) + 1):
                 self._activate()
                 with FlopCounterMode(display=False) as counter:
                     _call(model, example)
@@ -250,7 +262,7 @@ class Progressive:
         return 1.0 - spent / (self.total_steps * self.flops[-1])
 
     def step(self) -> bool:
-        """Count an optimizer step, and grow where it is time; return whether the model has grown."""
+        """Count an optimizer step, and grow or untie where it is time; return whether the model did."""
         while self._hooks:  # the first forward pass is over
             self._hooks.pop().remove()
         self.steps_done += 1
@@ -264,7 +276,7 @@ class Progressive:
 
     @property
     def whole(self) -> bool:
-        """Whether all blocks are active."""
+        """Whether all blocks are active, with parameters of their own."""
         return self.stage == len(self.grow_steps)
 
     @property
@@ -283,18 +295,26 @@ class Progressive:
         self._activate()
 
     def _grow(self) -> None:
-        """Activate the blocks of the next stage as copies of those that were trained."""
-        for index, stages in enumerate(self._stages):
-            old = stages[self.stage]
-            for k in (k for k in stages[self.stage + 1] if k not in old):
-                # Stacked blocks repeat as a span (0 1 0 1); interleaved ones stand behind a source (0 0 1 1).
-                source = k % len(old) if self.order == "stacked" else max(i for i in old if i < k)
-                copy_block(self.lists[index].blocks[source], self.lists[index].blocks[k], self.optimizers)
-                for follower in self._followers:
-                    copy_block(follower[index].blocks[source], follower[index].blocks[k])
-        self.stage, self.grown_at = self.stage + 1, self.steps_done
+        """Activate the blocks of the next stage as copies of those that were trained, or untie them."""
+        self.stage += 1
+        for source, target in self._copies(self.stage):
+            copy_block(source, target, self.optimizers)
+            self.grown_at = self.steps_done
+        if self.whole:
+            for module, name, own in self._shared:
+                copy_parameter(getattr(module, name), own, self.optimizers)
         self._activate()
         self._hook_rates()
+
+    def _copies(self, stage: int) -> Iterator[tuple[nn.Module, nn.Module]]:
+        """Yield the sources of the blocks that begin at a stage, each with the block."""
+        for lists in (self.lists, *self._followers):
+            for each, stages in zip(lists, self._stages, strict=True):
+                old = stages[stage - 1]
+                for k in (k for k in stages[stage] if k not in old):
+                    # Stacked blocks repeat as a span (0 1 0 1); interleaved ones stand behind (0 0 1 1).
+                    source = k % len(old) if self.order == "stacked" else max(i for i in old if i < k)
+                    yield each.blocks[source], each.blocks[k]
 
     def _hook_rates(self) -> None:
         """Hook into the steps of the optimizers while the rate rises after a growth, and out of them then."""
@@ -318,9 +338,25 @@ class Progressive:
             group["lr"] = rate
 
     def _activate(self) -> None:
+        while self._shared:
+            module, name, own = self._shared.pop()
+            setattr(module, name, own)
+        while self._tie_hooks:
+            self._tie_hooks.pop().remove()
         for lists in (self.lists, *self._followers):
             for each, stages in zip(lists, self._stages, strict=True):
                 each.activate(stages[self.stage])
+        for stage in range(1, self.stage + 1) if self.tied and not self.whole else ():
+            for source, target in self._copies(stage):
+                self._share(source, target)
+
+    def _share(self, source: nn.Module, target: nn.Module) -> None:
+        """Let a block use the parameters of another; those that it had are kept for the time after."""
+        for new, old in zip(target.modules(), source.modules(), strict=True):
+            for name, parameter in old.named_parameters(recurse=False):
+                self._shared.append((new, name, getattr(new, name)))
+                setattr(new, name, parameter)
+        self._tie_hooks.append(target.register_state_dict_post_hook(_clone_entries))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs besides the states of the model and the optimizer."""
@@ -335,6 +371,8 @@ class Progressive:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
         if len(state["outputs"]) != len(self.lists) or not 0 <= state["stage"] <= len(self.grow_steps):
             raise UserError("the saved progress is of another model or schedule; give the same ones")
+        if self._shared and state["stage"] != self.stage:
+            raise UserError("blocks of this model are tied now; load the saved states into a new one")
         self.steps_done = int(state["steps_done"])
         for each, outputs in zip(self.lists, state["outputs"], strict=True):
             each.skip.outputs = outputs
@@ -369,13 +407,25 @@ def copy_block(
     for new, old in zip(target.buffers(), source.buffers(), strict=True):
         new.copy_(old)
     for new, old in zip(target.parameters(), source.parameters(), strict=True):
-        new.copy_(old)
-        for optimizer in (each for each in optimizers if old in each.state):
-            # With moments at 0 the first Adam steps of a copy would be as large as at the start of training.
-            optimizer.state[new] = {
-                key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-                for key, value in optimizer.state[old].items()
-            }
+        copy_parameter(old, new, optimizers)
+
+
+@torch.no_grad()
+def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Copy a parameter and its optimizer state to another of the same shape."""
+    target.copy_(source)
+    for optimizer in (each for each in optimizers if source in each.state):
+        # With moments at 0 the first Adam steps of a copy would be as large as at the start of training.
+        optimizer.state[target] = {
+            key: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+            for key, value in optimizer.state[source].items()
+        }
+
+
+def _clone_entries(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    """Give a tied block entries of its own in a state; of tensors that share memory safetensors keeps one."""
+    own = (key for key, value in state.items() if key.startswith(prefix) and isinstance(value, Tensor))
+    state.update({key: state[key].clone() for key in own})
 
 
 def _observed(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int | None:
