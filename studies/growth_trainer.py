@@ -5,8 +5,9 @@
     python -m studies.growth_trainer --read FILE                                    the tables
     python -m studies.growth_trainer --quick --out FILE                             a minute on a CPU
 
-Several processes with the same --out share the runs. The finals take for each arm the rate with the least
-validation loss among the runs of the pilot in --out, or the first of --rates where there are none.
+Several processes with the same --out share the runs. Begin the finals when the pilot is over: they take for
+each arm the rate with the least validation loss among its runs of seed 0 in --out, or the first of --rates
+where there are none.
 
 The model is GPT2LMHeadModel with bytes as its vocabulary; the data are the sources of the standard library
 and of torch. A grown arm adds `callbacks=[esper.TransformersProgressive(...)]` to plain training. Arms have
@@ -250,7 +251,7 @@ def table(runs: Sequence[dict[str, Any]]) -> str:
         tested = [run["test"] for run in same if run["test"] is not None]
         lines.append(
             f"{gpt.peta(budget):>5}  {name:32} rate {rate:<7g} validation {mean['validation']:.4f}  "
-            f"test {np.mean(tested) if tested else float('nan'):.4f}  {sum(same[0]['steps'])} steps  "
+            f"{f'test {np.mean(tested):.4f}  ' if tested else ''}{sum(same[0]['steps'])} steps  "
             f"{gpt.peta(mean['flops'])}  {mean['seconds']:.1f} s  n={len(same)}"
         )
     by_seed: dict[tuple[float, str], dict[int, dict[str, Any]]] = defaultdict(dict)
@@ -305,9 +306,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_float32_matmul_precision("high")
     given.out.parent.mkdir(parents=True, exist_ok=True)
     ready = given.device == "cpu"
-    for number, arm in enumerate(ARMS[given.arms](base, given.rates, given.out)):
+    for arm in ARMS[given.arms](base, given.rates, given.out):
+        key = f"{arm.budget:g}-{arm.name}-{arm.rate:g}-{arm.seed}".replace(" ", "_")
         try:  # several processes share the list: who makes the file first trains the arm
-            Path(f"{given.out}.{given.arms}-{number}.taken").open("x").close()
+            Path(f"{given.out}.{key}.taken").open("x").close()
         except FileExistsError:
             continue
         if not ready:  # the first steps of a process load kernels

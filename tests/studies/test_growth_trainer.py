@@ -91,10 +91,12 @@ def test_processes_share_the_runs_and_finals_take_the_best_rate(
     assert len(trained) == len(out.read_text().splitlines()) == 8 + 20
     # More is worse for the grown arms above, and better for the others.
     assert {(bool(arm.start), arm.rate) for arm in trained if arm.seed} == {(True, 1e-3), (False, 2e-3)}
+    growth_trainer.main(["--out", str(out), "--budget", "1e15", "--rates", "0.01"])
+    assert [(arm.budget, arm.rate) for arm in trained[28:]] == [(1e15, 0.01)] * 4
     capsys.readouterr()
     growth_trainer.main(["--read", str(out)])
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 8 + 2 + 4
+    assert len(lines) == 8 + 4 + 2 + 4
     # 3.0 + 0.1 - 0.5 minus 3.0 - 0.2
     assert "   4P  4→8x384 at 0.3 minus plain 8x384: -0.2000 ± 0.0000, -4.0 ± 0.0 s, n=5" in lines
     assert json.loads(out.read_text().splitlines()[0])["test"] is None
