@@ -266,7 +266,7 @@ class LivePopulation:
         """
         self.sync_slots(states)
         self.forget_measurements()
-        isolated = self._isolated(states)
+        isolated = _true_slots(states.stage == Stage.TRAINING)
         total = torch.zeros((), device=self.model_device)
         shadow = torch.zeros(self.num_slots, device=self.model_device)
         host_norm = torch.zeros((), device=self.model_device)
@@ -292,15 +292,11 @@ class LivePopulation:
             host_norm = self._step_optimizer()  # with the gradients of the last, incomplete step
         self.batches, self.samples = max(count, 1), (samples, self.samples[1])
         self._trained_share = shares / max(samples, 1)
-        others = torch.tensor([k not in isolated for k in range(self.num_slots)])
         return TrainMetrics(
             loss=(total / max(count, 1)).cpu().view(1),
-            shadow_loss=(shadow.cpu() / max(count, 1)).masked_fill(others, math.nan).view(1, -1),
+            shadow_loss=(shadow.cpu() / max(count, 1)).where(states.stage == Stage.TRAINING, math.nan),
             seeds=self._seed_gradients(host_norm),
         )
-
-    def _isolated(self, states: SlotStates) -> list[int]:
-        return [k for k in range(self.num_slots) if int(states.stage[0, k]) == Stage.TRAINING]
 
     def _read_train(self) -> Iterator[Any]:
         most = self.settings.training.get("batches_per_epoch")
@@ -369,7 +365,7 @@ class LivePopulation:
         self.sync_slots(states)
         key = tuple((slot.blueprint, slot.alpha, slot.blend) for slot in self.slots)
         found = ValidationMetrics.unmeasured(1, self.num_slots, self.device)
-        isolated = self._isolated(states)
+        isolated = _true_slots(states.stage == Stage.TRAINING)
         measured = [
             k
             for k, slot in enumerate(self.slots if ablate else [])

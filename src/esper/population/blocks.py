@@ -10,6 +10,7 @@ old ones fold into plain wider layers: their incoming weights are appended to `f
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import cast
@@ -67,12 +68,12 @@ def standardize(weight: Tensor, kernel_axes: int) -> Tensor:
     return (centred * scale).to(weight.dtype)
 
 
-class FilteredConv(_ConvNd):
+class FilteredConv(_ConvNd, ABC):
     """A convolution with filters that are computed from its weights in every forward pass."""
 
+    @abstractmethod
     def filters(self, weight: Tensor) -> Tensor:
         """Return what to convolve with; weight may have a leading axis of rows."""
-        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self._conv_forward(x, self.filters(self.weight), self.bias)

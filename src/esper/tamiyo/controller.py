@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -51,9 +52,9 @@ class Controller(Protocol):
     def begin(self, info: EpisodeInfo) -> None:
         """Start an episode of these members, forgetting the last one."""
 
+    @abstractmethod
     def decide(self, observation: Observation, masks: ActionMasks, step: int) -> Actions | list[Actions]:
         """Return one legal action per member, or several that are applied one after the other."""
-        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return what it remembers of the episode under way, by name; nothing by default."""
