@@ -45,11 +45,11 @@ def draw(path: Path) -> None:
 def take(run: Path) -> None:
     """Keep what the picture needs of another run."""
     shutil.rmtree(WATCHED, ignore_errors=True)
-    (WATCHED / "lanes").mkdir(parents=True)
+    (WATCHED / "trajectories").mkdir(parents=True)
     for name in ("metrics.jsonl", "config.yaml"):
         shutil.copyfile(run / name, WATCHED / name)
-    for file in sorted((run / "lanes").iterdir())[-KEPT_ROUNDS:]:
-        shutil.copyfile(file, WATCHED / "lanes" / file.name)
+    for file in sorted((run / "trajectories").iterdir())[-KEPT_ROUNDS:]:
+        shutil.copyfile(file, WATCHED / "trajectories" / file.name)
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from esper.comparing import (
     as_comparison,
     compare,
     fit_schedule,
-    lanes_of,
     prepare,
     prices_of,
     run_controller,
+    trajectories_of,
 )
 from esper.config import load_config
 from esper.controllers import Arm, Fixed, arms_of, conditions_of
@@ -128,7 +128,7 @@ def test_arms_keep_the_order_that_was_asked_for_and_say_how_far_they_are(budget:
     environment, arms, _ = prepare(config, arms)
     progress: list[float] = []
     runs = compare(environment, arms, progress.append)
-    assert [(lanes.round, lanes.title) for lanes in lanes_of(environment, runs)] == [*enumerate(names, 1)]
+    assert [(one.round, one.title) for one in trajectories_of(environment, runs)] == [*enumerate(names, 1)]
     assert progress == sorted(progress)
     assert progress[-1] == 4
 

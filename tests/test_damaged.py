@@ -159,7 +159,7 @@ def test_a_full_disk_stops_the_run_and_room_lets_it_go_on(
     path, sync = tmp_path / "run", os.fsync
 
     def full(handle: int) -> None:
-        if (path / "lanes").exists():
+        if (path / "trajectories").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         sync(handle)
 

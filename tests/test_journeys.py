@@ -48,9 +48,9 @@ def test_a_run_folder_is_whole(trained: Path) -> None:
     folder = RunFolder.read(trained)
     assert [line["round"] for line in folder.metrics_file] == [1, 2]
     assert all("above_twin" in line["extra"] for line in folder.metrics_file)
-    assert folder.lanes.rounds() == [1, 2]
+    assert folder.trajectories.rounds() == [1, 2]
     page = folder.report_path.read_text()
-    assert page.count("api/lanes ") == 2
+    assert page.count("api/trajectories ") == 2
     assert not re.search(r"(src|href)=\"http", page), "the page needs nothing from elsewhere"
 
 
@@ -72,7 +72,7 @@ def test_growing_with_a_trained_controller(
     assert cli.run(["grow", "-C", f"{trained}:greedy", "-n", "3", "-o", str(out)]) == 0
     output = capsys.readouterr().out
     assert "# A network grown on spirals" in output
-    assert RunFolder.read(out).lanes.rounds() == [0]
+    assert RunFolder.read(out).trajectories.rounds() == [0]
     assert RunFolder.read(out).results() is not None
     saved = RunFolder.read(out).network()  # what its files hold: tests/growing/test_grown_network.py
     assert saved is not None
@@ -97,7 +97,7 @@ def test_comparing_on_equal_footing(
     assert len(set(results.controllers[0].parameters)) == 1, "static never grows"
     for word in ("fixed:hidden=9", "± ", "GFLOPs", "report.html"):
         assert word in output
-    assert RunFolder.read(out).lanes.rounds() == [1, 2, 3, 4], "the lanes of every controller"
+    assert RunFolder.read(out).trajectories.rounds() == [1, 2, 3, 4], "the trajectories of every controller"
 
 
 def test_the_demo_says_what_it_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

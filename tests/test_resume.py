@@ -19,14 +19,14 @@ from esper.lifecycle.actions import Actions
 from esper.lifecycle.slot_states import SlotStates
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.runs.checkpoints import load_checkpoint, save_checkpoint
-from esper.runs.lanes import LanesFolder
+from esper.runs.trajectories import TrajectoryFolder
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.training import TrainingRun
 from tests.simic.worlds import make_environment
 from tests.tiny import TINY, sets
 
 ROUNDS = 4
-SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.lanes=3")
+SETTINGS = (f"rounds={ROUNDS}", "task=spirals", "telemetry.checkpoint_every=2", "telemetry.trajectories=3")
 PATIENCE = 120.0  # seconds that a busy machine may take for a start
 
 
@@ -46,7 +46,7 @@ def assert_same_run(run: Path, other: Path) -> None:
     assert metrics(run) == metrics(other)
     for name in ("events.jsonl", "config.yaml"):
         assert (run / name).read_text() == (other / name).read_text(), name
-    mine, theirs = LanesFolder(run / "lanes"), LanesFolder(other / "lanes")
+    mine, theirs = TrajectoryFolder(run / "trajectories"), TrajectoryFolder(other / "trajectories")
     assert mine.rounds() == theirs.rounds() != []
     assert all(mine.read_bytes(number) == theirs.read_bytes(number) for number in mine.rounds())
     for name in ("last", "round-000002", "round-000004"):
@@ -98,7 +98,7 @@ def test_after_a_term_signal_and_lines_that_no_checkpoint_knows_a_run_goes_on(
     monkeypatch.setattr(GrowthEnvironment, "step", step)
     assert cli.run(["resume", str(run), "--quiet"]) == 0
     assert_same_run(run, whole)
-    assert (run / "report.html").read_text().count("api/lanes ") > 0
+    assert (run / "report.html").read_text().count("api/trajectories ") > 0
 
 
 def test_a_run_that_was_killed_in_its_first_round_begins_again(whole: Path, tmp_path: Path) -> None:

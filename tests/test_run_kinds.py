@@ -51,7 +51,7 @@ def test_an_interrupted_comparison_is_done_again_as_it_was_asked_for(tmp_path: P
     assert cli.run(["resume", str(path)]) == 0
     arguments = ["-C", "static,random:0.5", "-n", "2", "--task", "spirals", "--out", str(whole), *sets()]
     assert cli.run(["compare", *arguments, "--set", "members=2"]) == 0
-    for name in ("results.json", "lanes/000002.safetensors"):
+    for name in ("results.json", "trajectories/000002.safetensors"):
         assert (path / name).read_bytes() == (whole / name).read_bytes()
 
 

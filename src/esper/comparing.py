@@ -25,14 +25,14 @@ import torch
 from esper.builders import check_host, make_environment
 from esper.config import RunConfig
 from esper.controllers import Arm, Fixed, arms_that_may_grow
-from esper.runs.lanes import Lanes
 from esper.runs.schema import Comparison, ControllerResult, CurvePoint, paired_differences
+from esper.runs.trajectories import Trajectories
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
 from esper.simic.environment import GrowthEnvironment, StepResult
 from esper.simic.rollout import EpisodeRecord, Floats, TestResult, evaluate_test, play
 from esper.simic.state import potential
-from esper.simic.telemetry import build_lanes, describe_host
+from esper.simic.telemetry import build_trajectories, describe_host
 from esper.tamiyo.controller import Controller
 from esper.tamiyo.scripted import Static
 from esper.tasks import Task
@@ -230,7 +230,7 @@ def as_comparison(
     )
 
 
-def lanes_of(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> list[Lanes]:
+def trajectories_of(environment: GrowthEnvironment, runs: Sequence[ControllerRun]) -> list[Trajectories]:
     """Return the slots of all members under each arm, numbered from 1."""
     parts = describe_host(environment.population)
-    return [build_lanes(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)]
+    return [build_trajectories(run.record, parts, i, run.name) for i, run in enumerate(runs, start=1)]

@@ -65,7 +65,7 @@ class TelemetryConfig(Config):
     sinks: tuple[Literal["tensorboard", "wandb"], ...] = Field(
         default=(), description="where metrics go beside the run folder"
     )
-    lanes: int = Field(
+    trajectories: int = Field(
         default=12,
         ge=0,
         description="rounds whose slots of all members stay on disk; older ones are thinned out",

@@ -1,7 +1,7 @@
 """A training run: rounds of the trainer, and what each of them writes to the run folder.
 
-After every round, in this order: events, metrics, lanes, checkpoint. The checkpoint is the truth: a run that
-is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
+After every round, in this order: events, metrics, trajectories, checkpoint. The checkpoint is the truth: a
+run that is killed at any moment goes on from the last one to the same bits as a run that was never stopped.
 
 Of several processes the first one has the folder: it alone reads and writes, and sends the others the
 settings and the state that they begin with.
@@ -21,7 +21,7 @@ from esper.runs.checkpoints import CheckpointError, CheckpointStore, load_checkp
 from esper.runs.run_folder import Kind, RunFolder
 from esper.runs.schema import RoundSummary
 from esper.runs.sinks import Sink, make_sinks
-from esper.simic.telemetry import build_lanes, describe_host, episode_events
+from esper.simic.telemetry import build_trajectories, describe_host, episode_events
 from esper.simic.trainer import Round, Trainer
 from esper.utils.devices import cpu_threads, own_device
 from esper.utils.errors import UserError
@@ -199,9 +199,11 @@ class TrainingRun:
         self.folder.metrics_file.append(round.summary)
         for sink in self._sinks:
             sink(round.summary)
-        if telemetry.lanes:
+        if telemetry.trajectories:
             parts = describe_host(self.trainer.environment.population)
-            self.folder.lanes.write(build_lanes(round.record, parts, number), telemetry.lanes)
+            self.folder.trajectories.write(
+                build_trajectories(round.record, parts, number), telemetry.trajectories
+            )
         specs = [shards[0].spec for shards in self.trainer.environments]
         record = {
             "config": self.config.model_dump(mode="json"),

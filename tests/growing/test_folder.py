@@ -109,7 +109,7 @@ def test_a_growth_that_is_killed_anywhere_goes_on_to_the_same_bits(
     for line in (*lines, *told):
         line.pop("seconds")
     assert told == lines
-    for name in ("events.jsonl", "growth.json", "network.safetensors", "lanes/000000.safetensors"):
+    for name in ("events.jsonl", "growth.json", "network.safetensors", "trajectories/000000.safetensors"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
     assert same(grow(out, resume=True), whole), "a finished one is read, not grown again"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes, kept_rounds
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import Comparison, ControllerResult, Event, RoundSummary, paired_differences
+from esper.runs.trajectories import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Trajectories, kept_rounds
 
 STAGES = {
     0: "UNKNOWN", 1: "DORMANT", 2: "GERMINATED", 3: "TRAINING", 4: "BLENDING", 6: "HOLDING",
@@ -22,9 +22,9 @@ _SIZES = np.array([0, 600, 40, 17, 152, 384])
 _PATIENCE = {2: 1, 3: 3, 4: 5, 6: 2, 8: 1, 9: 3, 10: 1}  # steps in a stage
 
 
-def made_up_lanes(
+def made_up_trajectories(
     round: int = 1, members: int = 16, steps: int = 24, slots: int = 3, seed: int = 0, title: str = ""
-) -> Lanes:
+) -> Trajectories:
     """Seeds that are planted, blend, stay or go; better rounds keep more."""
     draw = np.random.default_rng((seed, round))
     stage = np.full((steps, members, slots), 1)
@@ -54,7 +54,7 @@ def made_up_lanes(
     }  # fmt: skip
     layers = ("Conv1d(8, 8, kernel_size=(3,))", "GroupNorm(1, 8)", "ReLU()")
     parts = [HostPart(f"segment {i + 1}", layers, 210, (8, 40 >> i)) for i in range(slots)]
-    return Lanes(
+    return Trajectories(
         round=round,
         slots=[f"r0c{i}" for i in range(slots)],
         parts=[*parts, HostPart("head", ("Linear(8, 10)",), 90, (10,))],
@@ -132,19 +132,19 @@ def summary(number: int, rounds: int = 40, members: int = 64, gain: float = 0.2)
     )
 
 
-def events_of(lanes: Lanes, most: int = 2000) -> list[Event]:
+def events_of(trajectories: Trajectories, most: int = 2000) -> list[Event]:
     """Where a slot's stage changed, as the trainer would tell it."""
-    stage, blueprint = lanes.columns["stage"].astype(int), lanes.columns["blueprint"]
+    stage, blueprint = trajectories.columns["stage"].astype(int), trajectories.columns["blueprint"]
     kinds = {2: "germinated", 7: "fossilised", 8: "pruned"}
     found = []
     for t, n, s in np.argwhere(stage[1:] != stage[:-1])[:most].tolist():
         before, now = stage[t, n, s], stage[t + 1, n, s]
         seed = int(min(blueprint[t : t + 2, n, s]))  # the one that is not NO_BLUEPRINT
-        points = float(lanes.columns["contribution"][t + 1, n, s]) / 100
+        points = float(trajectories.columns["contribution"][t + 1, n, s]) / 100
         numbers = {"contribution": points} if now == 7 else {"age": float(t % 9)}
-        names = (lanes.slots[s], BLUEPRINTS.get(seed), STAGES[before], STAGES[now], None, numbers)
+        names = (trajectories.slots[s], BLUEPRINTS.get(seed), STAGES[before], STAGES[now], None, numbers)
         if now in (2, 3, 4, 6, 7, 8):
-            found.append(Event(lanes.round, t + 1, n, kinds.get(now, "stage_changed"), *names))  # type: ignore[arg-type]
+            found.append(Event(trajectories.round, t + 1, n, kinds.get(now, "stage_changed"), *names))  # type: ignore[arg-type]
     return found
 
 
@@ -155,19 +155,19 @@ def trained(
     config = f"seed: 0\ntask: mnist1d\nmembers: {members}\nrounds: {of}\nppo:\n  clip: {gain}\n{note}"
     folder = RunFolder.create(path, config=config, seed=0, command=["esper", "train", "--preset", "demo"])
     for number in sorted(kept_rounds(rounds, 12)) if rounds else ():
-        lanes = made_up_lanes(number, members)
-        folder.events_file.append(*events_of(lanes))
-        folder.lanes.write(lanes, 12)
+        trajectories = made_up_trajectories(number, members)
+        folder.events_file.append(*events_of(trajectories))
+        folder.trajectories.write(trajectories, 12)
     folder.metrics_file.append(*(summary(number, of, members, gain) for number in range(1, rounds + 1)))
     return folder
 
 
 def add_round(folder: RunFolder, number: int, of: int = 40, members: int = 64) -> None:
     """One more round, in the order in which a run writes."""
-    lanes = made_up_lanes(number, members)
-    folder.events_file.append(*events_of(lanes))
+    trajectories = made_up_trajectories(number, members)
+    folder.events_file.append(*events_of(trajectories))
     folder.metrics_file.append(summary(number, of, members))
-    folder.lanes.write(lanes, 12)
+    folder.trajectories.write(trajectories, 12)
 
 
 def comparison(members: int = 24) -> Comparison:

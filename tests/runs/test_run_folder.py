@@ -120,9 +120,9 @@ def test_a_run_begins_in_an_empty_folder_or_one_that_was_killed_before_it_began(
 
 def test_what_a_killed_writer_left_half_written_is_removed_once_the_run_goes_on(tmp_path: Path) -> None:
     make(run := tmp_path / "run").close()
-    (run / "lanes").mkdir()
-    killed = [".config.yaml.7.tmp", "checkpoints/.last.safetensors.77.tmp", "lanes/.000001.safetensors.7.tmp"]
-    others = ["notes.tmp", ".notes.tmp", "lanes/000001.safetensors", ".config.yaml.7.tmp~"]
+    (run / "trajectories").mkdir()
+    killed = [".config.yaml.7.tmp", "checkpoints/.last.safetensors.77.tmp", "trajectories/.000001.x.7.tmp"]
+    others = ["notes.tmp", ".notes.tmp", "trajectories/000001.safetensors", ".config.yaml.7.tmp~"]
     for name in killed + others:
         (run / name).write_bytes(b"half")
     RunFolder.read(run)

@@ -21,7 +21,7 @@ import esper
 from esper.runs.run_folder import RunFolder
 from esper.watch.report import render_report
 from tests.growing import models
-from tests.runs.made_up import add_round, comparison, made_up_lanes, summary, trained
+from tests.runs.made_up import add_round, comparison, made_up_trajectories, summary, trained
 from tests.watch.browser import Visit, opened_tab
 from tests.watch.served import Served, serving
 
@@ -58,10 +58,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with RunFolder.create(folder / "contest", config=note, seed=7, kind="compare") as contest:
         contest.write(comparison())
         for i, name in enumerate(("static", "tamiyo"), start=1):
-            contest.lanes.write(made_up_lanes(i, members=8, title=name), 2)
+            contest.trajectories.write(made_up_trajectories(i, members=8, title=name), 2)
     with RunFolder.create(folder / "growth", config=note, seed=7, kind="grow") as grown:
         grown.write(comparison())
-        grown.lanes.write(made_up_lanes(0, members=8))
+        grown.trajectories.write(made_up_trajectories(0, members=8))
         (grown.path / "network.md").write_text("# A network grown on digits\n")
     settings = {"epochs": 5, "progress": False}
     mine = {"controller": "schedule:norm@0.1", "baseline": True, "out": folder / "mine"}
@@ -230,8 +230,8 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(tab: Any, li
     live.metrics_file.append(summary(6))
     with open(live.metrics_file.path, "ab") as file:
         file.write(b'{"round":7,"rou')
-    for lanes in live.lanes.path.iterdir():
-        lanes.write_bytes(lanes.read_bytes()[:100])
+    for trajectories in live.trajectories.path.iterdir():
+        trajectories.write_bytes(trajectories.read_bytes()[:100])
     (live.path / "results.json").write_bytes(b"[]")
     live.events_file.path.write_bytes(live.events_file.path.read_bytes()[:5000] + b"\nxx\n")
     with serving(live.path) as served:
@@ -243,7 +243,7 @@ def test_truncated_and_corrupt_files_are_told_and_the_rest_is_shown(tab: Any, li
         visit.wait(
             "() => document.querySelector('#notes').textContent.includes('000005.safetensors is damaged')"
         )
-        assert "lanes/000005.safetensors is damaged" in visit.page.locator(".wall .empty").inner_text()
+        assert "trajectories/000005.safetensors is damaged" in visit.page.locator(".wall .empty").inner_text()
         for view in VIEWS:
             visit.go(f"view={view}")
         assert visit.errors == []
@@ -375,20 +375,20 @@ def test_films_lie_inside_the_wall_and_a_click_finds_its_own(tab: Any, served: S
 
 
 def test_what_grew_into_the_host_is_drawn_there(tab: Any, tmp_path: Path) -> None:
-    lanes = made_up_lanes(1, members=3, steps=8, slots=1)
-    lanes = replace(
-        lanes,
-        parts=[replace(lanes.parts[0], units=8), *lanes.parts[1:]],
-        blueprint_names={**lanes.blueprint_names, 13: "CLONE", 15: "WIDEN_FULL"},
+    trajectories = made_up_trajectories(1, members=3, steps=8, slots=1)
+    trajectories = replace(
+        trajectories,
+        parts=[replace(trajectories.parts[0], units=8), *trajectories.parts[1:]],
+        blueprint_names={**trajectories.blueprint_names, 13: "CLONE", 15: "WIDEN_FULL"},
     )
     twice = [2, 4, 7, 1, 2, 4, 7, 1]  # two seeds, each kept and folded
-    lanes.columns["stage"][:, :, 0] = np.array([twice, [2, 4, 7, 1, 1, 1, 1, 1], twice]).T
+    trajectories.columns["stage"][:, :, 0] = np.array([twice, [2, 4, 7, 1, 1, 1, 1, 1], twice]).T
     for n, (first, second) in enumerate(((1, 3), (1, 255), (13, 15))):
-        lanes.columns["blueprint"][:, n, 0] = [first] * 3 + [255] + [second] * 3 + [255]
-    lanes.columns["rolled_back"][:] = 0
-    lanes.columns["rolled_back"][2, 1] = 1  # the governor took the fossil of member 1 back
+        trajectories.columns["blueprint"][:, n, 0] = [first] * 3 + [255] + [second] * 3 + [255]
+    trajectories.columns["rolled_back"][:] = 0
+    trajectories.columns["rolled_back"][2, 1] = 1  # the governor took the fossil of member 1 back
     with trained(tmp_path / "run", rounds=1, members=3) as folder:
-        folder.lanes.write(lanes)
+        folder.trajectories.write(trajectories)
     grown = "document.querySelectorAll('.network .grown')"
     with serving(tmp_path) as served:
         visit = Visit(tab, served.address, "runs=run&view=members&member=0")

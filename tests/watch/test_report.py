@@ -26,7 +26,7 @@ from esper.runs.schema import (
     paired_differences,
 )
 from esper.watch.report import render_report, write_report
-from tests.runs.made_up import made_up_lanes, trained
+from tests.runs.made_up import made_up_trajectories, trained
 
 
 def answers(page: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def answers(page: str) -> dict[str, Any]:
     for question, answer in found.items():
         if isinstance(answer, str):
             data = gzip.decompress(b64decode(answer))
-            found[question] = data if question.startswith("api/lanes") else json.loads(data)
+            found[question] = data if question.startswith("api/trajectories") else json.loads(data)
     return dict(found)
 
 
@@ -64,21 +64,21 @@ def _round(number: int, rounds: int = 1) -> RoundSummary:
 def test_every_question_of_the_page_has_its_answer(tmp_path: Path) -> None:
     with trained(tmp_path / "run", rounds=5, members=4) as folder:
         found = answers(render_report(folder.path))
-    kept = folder.lanes.rounds()
+    kept = folder.trajectories.rounds()
     assert set(found) == {"api/runs", "api/facts", "api/rounds"} | {
-        f"api/{kind} {number}" for number in kept for kind in ("events", "lanes")
+        f"api/{kind} {number}" for number in kept for kind in ("events", "trajectories")
     }
     assert found["api/runs"][0]["state"] == "stopped", "a file runs no more, whoever still writes the folder"
     assert [line["round"] for line in found["api/rounds"]["lines"]] == [1, 2, 3, 4, 5]
-    assert found[f"api/lanes {kept[-1]}"] == folder.lanes.read_bytes(kept[-1])
+    assert found[f"api/trajectories {kept[-1]}"] == folder.trajectories.read_bytes(kept[-1])
     assert found[f"api/events {kept[-1]}"]["total"] > 0
 
 
 def test_a_large_run_is_thinned_to_three_megabytes_in_two_seconds(tmp_path: Path) -> None:
-    lanes, took = made_up_lanes(members=2048), []
+    trajectories, took = made_up_trajectories(members=2048), []
     with trained(tmp_path / "run", rounds=2400, of=2400, members=2) as folder:
         for number in range(2389, 2401):
-            folder.lanes.write(replace(lanes, round=number), 12)
+            folder.trajectories.write(replace(trajectories, round=number), 12)
         for _ in range(2):  # the quicker one counts: the machine may be busy with something else
             begun = time.process_time()
             page = write_report(folder)
@@ -89,8 +89,8 @@ def test_a_large_run_is_thinned_to_three_megabytes_in_two_seconds(tmp_path: Path
     rounds = [line["round"] for line in found["api/rounds"]["lines"]]
     assert len(rounds) == 1200
     assert rounds[-1] == 2400
-    assert "api/lanes 2400" in found
-    assert "api/lanes 2389" not in found
+    assert "api/trajectories 2400" in found
+    assert "api/trajectories 2389" not in found
 
 
 def test_what_came_of_a_comparison_is_said_first(tmp_path: Path) -> None:

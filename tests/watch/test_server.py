@@ -13,7 +13,7 @@ import pytest
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import RoundSummary
 from esper.watch.server import ADDRESS
-from tests.runs.made_up import comparison, made_up_lanes, trained
+from tests.runs.made_up import comparison, made_up_trajectories, trained
 from tests.watch.served import Served, serving
 
 
@@ -39,12 +39,12 @@ def test_what_the_page_asks_for_is_answered(served: Served, folder: RunFolder) -
     facts = served.json("/api/facts?run=demo")
     assert facts["kind"] == "train"
     assert facts["config"]["ppo.clip"] == 0.2
-    assert facts["lanes"] == [1, 2, 3, 4, 5, 6]
+    assert facts["trajectories"] == [1, 2, 3, 4, 5, 6]
     assert len(facts["results"]["controllers"]) == 3
     assert facts["problems"] == []
     assert served.json("/api/events?run=demo&round=3")["kinds"]["germinated"] > 6
-    assert served.get("/api/lanes?run=demo&round=6") == (200, folder.lanes.read_bytes(6))
-    status, body = served.get("/api/lanes?run=demo&round=9")
+    assert served.get("/api/trajectories?run=demo&round=6") == (200, folder.trajectories.read_bytes(6))
+    status, body = served.get("/api/trajectories?run=demo&round=9")
     assert (status, "cannot read" in json.loads(body)["error"]) == (404, True)
 
 
@@ -61,13 +61,13 @@ def test_a_run_is_running_while_somebody_writes_there(tmp_path: Path) -> None:
 
 
 OUTSIDE = (
-    "/api/facts?run=../demo", "/api/facts?run=/etc", "/api/facts", "/api/lanes?run=demo&round=..",
-    "/api/lanes?run=demo&round=../../6", "/api/stream?run=../x", "/..%2f..%2fpyproject.toml",
+    "/api/facts?run=../demo", "/api/facts?run=/etc", "/api/facts", "/api/trajectories?run=demo&round=..",
+    "/api/trajectories?run=demo&round=../../6", "/api/stream?run=../x", "/..%2f..%2fpyproject.toml",
     "/../server.py", "/%2e%2e/server.py", "/api/events?run=demo&round=-1",
 )  # fmt: skip
 LINKED = (
     "versions.json", "config.yaml", "command.txt", "metrics.jsonl", "events.jsonl",
-    "results.json", "growth.json", "network.md", "lanes", "lanes/000006.safetensors", ".lock",
+    "results.json", "growth.json", "network.md", "trajectories", "trajectories/000006.safetensors", ".lock",
 )  # fmt: skip
 
 
@@ -101,16 +101,17 @@ def test_no_file_outside_of_a_run_folder_is_read(
     problems = served.json("/api/facts?run=demo")["problems"]
     served.json("/api/runs")
     served.get("/api/events?run=demo&round=6")
-    status, body = served.get("/api/lanes?run=demo&round=6")
+    status, body = served.get("/api/trajectories?run=demo&round=6")
     with served.stream("/api/stream?run=demo") as events:
         next(events)
     assert str(folder.path) in "".join(opened)
     assert [path for path in opened if Path(path).resolve().is_relative_to(outside)] == []
     told = f"{name} leads out of the run's folder"
-    if name.startswith("lanes"):
+    if name.startswith("trajectories"):
         assert status == 404
         assert "leads out of the run's folder" in json.loads(body)["error"]
-    if name not in ("lanes/000006.safetensors", ".lock"):  # the page learns of those when it asks for them
+    # The page learns of these two when it asks for them.
+    if name not in ("trajectories/000006.safetensors", ".lock"):
         assert problems == [told]
 
 
@@ -175,7 +176,7 @@ def test_a_stream_tells_old_rounds_as_one_event_new_ones_within_a_second_and_res
 def test_a_stream_says_when_files_and_runs_appear(served: Served, folder: RunFolder) -> None:
     with served.stream("/api/stream?run=demo") as events:
         assert {next(events)["event"] for _ in range(3)} == {"facts", "rounds", "runs"}
-        folder.lanes.write(made_up_lanes(7), kept=7)
+        folder.trajectories.write(made_up_trajectories(7), kept=7)
         assert next(events)["event"] == "facts"
         with RunFolder.create(folder.path.parent / "second", config="seed: 1\n", seed=1):
             told = next(event for event in events if event["event"] == "runs")

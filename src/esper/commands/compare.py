@@ -61,15 +61,15 @@ def run(
 
     The folder is opened once everything that can be refused has been accepted.
     """
-    from esper.comparing import as_comparison, lanes_of, prepare
+    from esper.comparing import as_comparison, prepare, trajectories_of
     from esper.controllers import arms_of
     from esper.watch.report import write_report
 
     environment, arms, remarks = prepare(settings, arms_of(controllers, settings), force)
     with open_folder() as folder:
         runs = run_arms(environment, arms, settings, folder, "comparing", quiet)
-        for lanes in lanes_of(environment, runs):
-            folder.lanes.write(lanes, len(runs))
+        for trajectories in trajectories_of(environment, runs):
+            folder.trajectories.write(trajectories, len(runs))
         comparison = as_comparison(environment, runs, remarks)
         folder.write(comparison)
         page = write_report(folder)

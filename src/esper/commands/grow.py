@@ -56,7 +56,7 @@ def run(
     from esper.comparing import as_comparison, prepare
     from esper.controllers import Fixed, check_schedule, load_controller
     from esper.grown_network import GrownMember
-    from esper.simic.telemetry import build_lanes, describe_host, episode_events
+    from esper.simic.telemetry import build_trajectories, describe_host, episode_events
     from esper.tamiyo.scripted import Static
     from esper.utils.devices import choose_device
     from esper.watch.report import write_report
@@ -71,7 +71,9 @@ def run(
         runs = run_arms(environment, arms, settings, folder, "growing", quiet)
         best = GrownMember.best(environment, runs[-1], runs[0])
         best.save(folder.path)
-        folder.lanes.write(build_lanes(runs[-1].record, describe_host(environment.population), 0))
+        folder.trajectories.write(
+            build_trajectories(runs[-1].record, describe_host(environment.population), 0)
+        )
         folder.replace_events(episode_events(runs[-1].record, 0))  # an earlier attempt may have left its own
         # last but for the report: 'esper resume' takes it for the end of the run
         folder.write(as_comparison(environment, runs, remarks))

@@ -43,7 +43,7 @@ from esper.growing.settings import (
 from esper.growing.slots import SlotNames, floating_dtype, trainable_parameters
 from esper.growing.surgery.insertion import graft_name
 from esper.lifecycle.legality import holds_seed
-from esper.runs.lanes import HostPart
+from esper.runs.trajectories import HostPart
 from esper.simic.costs import TRAINING_PASSES
 from esper.simic.ending import FinalSelection
 from esper.simic.environment import StepResult

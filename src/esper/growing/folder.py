@@ -1,7 +1,7 @@
 """The run folder of an `esper.grow`: written after every epoch, and restored after any kill.
 
-After an epoch come events, lanes and curves, which are replaced whole, then a line of metrics, then the
-checkpoint. The checkpoint is the truth: what was written after it is dropped when the growth goes on.
+After an epoch come events, trajectories and curves, which are replaced whole, then a line of metrics, then
+the checkpoint. The checkpoint is the truth: what was written after it is dropped when the growth goes on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from esper.runs.schema import Growth as GrowthFile
 from esper.runs.schema import RoundSummary, SavedNetwork, SavedSlot
 from esper.runs.sinks import Sink, make_sinks
 from esper.simic.rollout import EpisodeRecord
-from esper.simic.telemetry import build_lanes, episode_events
+from esper.simic.telemetry import build_trajectories, episode_events
 from esper.utils.errors import UserError, one_line
 from esper.watch import report
 
@@ -159,7 +159,7 @@ class GrowFolder:
 
     def _write_history(self, record: EpisodeRecord, run: GrowRun) -> None:
         self.folder.replace_events(episode_events(record, 0))
-        self.folder.lanes.write(build_lanes(record, run.host_parts, 0))
+        self.folder.trajectories.write(build_trajectories(record, run.host_parts, 0))
 
     def _growth_file(self, record: EpisodeRecord, run: GrowRun) -> GrowthFile:
         curves = [Grown.curve_of(record, GROWN)]

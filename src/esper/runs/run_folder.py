@@ -8,7 +8,7 @@
     results.json    controllers compared (`schema.Comparison`)
     network.*       the network that was grown: its description (`schema.SavedNetwork`) and its files
     growth.json     the course of an `esper.grow` (`schema.Growth`)
-    lanes/          the slots of every member, one file per round that was kept (`lanes.Lanes`)
+    trajectories/   the slots of every member, one file per round that was kept (`trajectories.Trajectories`)
     checkpoints/    last and periodic, as safetensors
     report.html     everything above, as one page
 
@@ -38,7 +38,6 @@ from esper.runs.files import (
     remove_unfinished,
     write_atomically,
 )
-from esper.runs.lanes import LanesFolder
 from esper.runs.schema import (
     Comparison,
     Event,
@@ -48,6 +47,7 @@ from esper.runs.schema import (
     from_json,
     to_json,
 )
+from esper.runs.trajectories import TrajectoryFolder
 from esper.utils.errors import UserError
 from esper.utils.settings import parse_yaml
 
@@ -82,7 +82,7 @@ class RunFolder:
         self.about = dict(about)  # versions.json
         self.metrics_file = JsonLines(path / "metrics.jsonl")
         self.events_file = JsonLines(path / "events.jsonl")
-        self.lanes = LanesFolder(path / "lanes")
+        self.trajectories = TrajectoryFolder.of(path)
         self.checkpoints_path, self.report_path = path / "checkpoints", path / "report.html"
         # What was asked for beside the configuration, as given to `create`.
         self.request = dict(self.about.get("request", {}))
@@ -225,7 +225,7 @@ class RunFolder:
         """Remove what was written after `last_round`, the round of the checkpoint that is resumed."""
         self.metrics_file.truncate_after(last_round)
         self.events_file.truncate_after(last_round)
-        self.lanes.truncate_after(last_round)
+        self.trajectories.truncate_after(last_round)
 
     def check_settings(
         self, before: Mapping[str, Any], now: Mapping[str, Any], may_change: Container[str]
@@ -304,7 +304,7 @@ class RunFolder:
                 ) from None
             except NotImplementedError:
                 raise UserError(f"the disk of {self.path} knows no locks; choose another folder") from None
-        for folder in (self.path, self.checkpoints_path, self.lanes.path):
+        for folder in (self.path, self.checkpoints_path, self.trajectories.path):
             remove_unfinished(folder)
 
 

@@ -1,4 +1,4 @@
-"""What a run folder keeps of a round: its events, its summary, and the lanes of all members.
+"""What a run folder keeps of a round: its events, its summary, and the trajectories of all members.
 
 An event's numbers are those that were known when the decision was made: the seed's `contribution`,
 `shadow_gain` (points), `health`, `age` and `parameters`, the member's `loss` and `accuracy`. What was never
@@ -19,8 +19,8 @@ from esper.lifecycle.actions import Blueprint, Head, Op, Style, has_gate
 from esper.lifecycle.legality import Gate
 from esper.lifecycle.stages import SEED_STAGES, Stage
 from esper.population.population import Population
-from esper.runs.lanes import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Lanes
 from esper.runs.schema import Event, EventKind, RoundSummary
+from esper.runs.trajectories import COLUMNS, NO_BLUEPRINT, UNMEASURED, HostPart, Trajectories
 from esper.simic.agent.ppo import UpdateMetrics
 from esper.simic.rollout import Bools, Doubles, EpisodeRecord, Ints
 from esper.utils.statistics import mean_interval
@@ -232,7 +232,7 @@ def _anomalies(record: EpisodeRecord, update: UpdateMetrics) -> list[str]:
     return found
 
 
-# What the numbers in lanes mean.
+# What the numbers in trajectories mean.
 NAMES: dict[str, Any] = {
     "stage_names": {int(s): s.name for s in Stage},
     "op_names": {int(op): op.name for op in Op},
@@ -241,8 +241,10 @@ NAMES: dict[str, Any] = {
 _SHOWN = 24  # layers of a part that are named; a deep segment says how many more it has
 
 
-def build_lanes(record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = "") -> Lanes:
-    """Build the lanes of an episode: all members in few bytes, with the names of the numbers.
+def build_trajectories(
+    record: EpisodeRecord, parts: Sequence[HostPart], round: int, title: str = ""
+) -> Trajectories:
+    """Build the trajectories of an episode: all members in few bytes, with the names of the numbers.
 
     parts: what the network is drawn from, one behind each slot and the rest, as from `describe_host`.
     """
@@ -262,7 +264,7 @@ def build_lanes(record: EpisodeRecord, parts: Sequence[HostPart], round: int, ti
         "spent": record.spent,
         "seed_parameters": record.seed_parameters,
     }
-    return Lanes(
+    return Trajectories(
         round=round,
         slots=record.slot_ids,
         parts=parts,

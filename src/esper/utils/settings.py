@@ -116,10 +116,11 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-# Settings whose spelling now follows torch; the old one is read for one more release.
+# Settings by their earlier names, which are read for one more release.
 OLD_SPELLINGS = {
     "optimiser": "optimizer",
     "make_optimiser": "make_optimizer",
+    "lanes": "trajectories",
 }
 
 

@@ -21,7 +21,15 @@ from esper.utils.errors import UserError
 from esper.utils.statistics import clear_of_zero, mean_interval
 from esper.watch.reading import last_line
 
-_SIGNED = ("versions.json", "config.yaml", "results.json", "network.md", "growth.json", "lanes")
+_SIGNED = (
+    "versions.json",
+    "config.yaml",
+    "results.json",
+    "network.md",
+    "growth.json",
+    "trajectories",
+    "lanes",
+)
 Read = TypeVar("Read")
 
 
@@ -69,7 +77,10 @@ def facts(run: Path) -> dict[str, Any]:
         "results": _results(tried(folder.results)),
         "network": tried(lambda: _text(run, "network.md")),
         "growth": json_values(tried(folder.growth)),
-        "lanes": tried(lambda: file_in(run, "lanes") and folder.lanes.rounds()) or [],
+        "trajectories": tried(
+            lambda: file_in(run, folder.trajectories.path.name) and folder.trajectories.rounds()
+        )
+        or [],
         "outcome": tried(lambda: outcome(folder)) or _outcome([]),
     }
     for name in ("metrics.jsonl", "events.jsonl"):  # what reads them elsewhere says nothing of links

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from esper.runs.files import file_in, parse_line, write_atomically
-from esper.runs.lanes import LanesFolder
 from esper.runs.run_folder import RunFolder
 from esper.runs.schema import to_json
+from esper.runs.trajectories import TrajectoryFolder
 from esper.utils.errors import UserError
 from esper.watch.facts import facts, last_round, state
 from esper.watch.reading import round_events
@@ -86,7 +86,7 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
     yield "api/runs", [{"name": name, "state": "stopped" if how == "running" else how}]
     yield "api/facts", about
     yield "api/rounds", {"at": "", "restarted": False, **_rounds(run)}
-    rounds = about["lanes"] or ([last["round"]] if (last := last_round(run)) else [0])
+    rounds = about["trajectories"] or ([last["round"]] if (last := last_round(run)) else [0])
     events = 0
     for number in reversed(rounds):
         if events < _MOST_EVENTS:
@@ -94,7 +94,7 @@ def _questions(run: Path) -> Iterator[tuple[str, Any]]:
             events += told["total"]
             yield f"api/events {number}", told
         try:
-            yield f"api/lanes {number}", LanesFolder(run / "lanes").read_bytes(number)
+            yield f"api/trajectories {number}", TrajectoryFolder.of(run).read_bytes(number)
         except UserError:  # the page says that it is missing
             continue
 

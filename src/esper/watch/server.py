@@ -2,9 +2,9 @@
 
     /                the page
     /api/runs        the runs, each with its state
-    /api/facts       what a run is: settings, results, rounds with lanes
+    /api/facts       what a run is: settings, results, rounds with trajectories
     /api/events      the events of one round
-    /api/lanes       the slots of all members in one round, as the file has them
+    /api/trajectories       the slots of all members in one round, as the file has them
     /api/stream      the rounds as they are written, as server-sent events
 
 A run is asked for by its name in the library, never by a path.
@@ -34,8 +34,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from esper.runs.files import file_in
-from esper.runs.lanes import LanesFolder
 from esper.runs.schema import json_values
+from esper.runs.trajectories import TrajectoryFolder
 from esper.utils.errors import UserError
 from esper.utils.launch import interruptible
 from esper.watch.facts import facts, signature, state
@@ -123,8 +123,8 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
         member = number_of(request, "member") if "member" in request.query_params else None
         return round_events(file_in(run_of(request), "events.jsonl"), number_of(request, "round"), member)
 
-    def tell_lanes(request: Request) -> Any:
-        data = LanesFolder(run_of(request) / "lanes").read_bytes(number_of(request, "round"))
+    def tell_trajectories(request: Request) -> Any:
+        data = TrajectoryFolder.of(run_of(request)).read_bytes(number_of(request, "round"))
         return Response(data, media_type="application/octet-stream")
 
     async def stream(request: Request) -> Response:
@@ -148,7 +148,7 @@ def make_app(library: Library, stopping: Callable[[], bool] = lambda: False) -> 
         "runs": lambda request: _list(library),
         "facts": lambda request: facts(run_of(request)),
         "events": tell_events,
-        "lanes": tell_lanes,
+        "trajectories": tell_trajectories,
     }
     page = Path(str(resources.files("esper.watch") / "page"))
     return Starlette(

@@ -53,7 +53,7 @@ export function makeEvents() {
       held.moment = moment;
       const { focus } = moment;
       const round = moment.record?.round ?? moment.shown ?? 0;
-      const key = [focus?.name, round, state.member, focus?.facts?.lanes?.at(-1), focus?.at].join("\n");
+      const key = [focus?.name, round, state.member, focus?.facts?.trajectories?.at(-1), focus?.at].join("\n");
       if (key !== held.key && focus) {
         Object.assign(held, { key, round });
         const words_ = { run: focus.name, round };

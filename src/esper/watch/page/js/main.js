@@ -8,7 +8,7 @@ import { makeController } from "./controller.js";
 import { fill, h } from "./dom.js";
 import { makeEvents } from "./events.js";
 import { listenToKeys, showKeys } from "./keys.js";
-import { forgetLanes } from "./lanes.js";
+import { forgetTrajectories } from "./trajectories.js";
 import { makeMembers } from "./members.js";
 import { momentOf } from "./moment.js";
 import { makeOverview } from "./overview.js";
@@ -129,7 +129,7 @@ function problems(runs) {
 
 function forgetRun(name) {
   runs.delete(name);
-  forgetLanes(name);
+  forgetTrajectories(name);
 }
 
 function leave(name) {
@@ -181,11 +181,11 @@ async function begin() {
   onData((kind, name) => {
     if (kind === "link") page.link = name;
     if (kind === "runs" && !state.runs.length) chooseRuns();
-    if (kind === "facts" && runOf(name).facts.lanes.at(-1) < (runOf(name).newest ?? 0)) {
-      forgetLanes(name);
+    if (kind === "facts" && runOf(name).facts.trajectories.at(-1) < (runOf(name).newest ?? 0)) {
+      forgetTrajectories(name);
       runOf(name).unread.clear();
     }
-    if (kind === "facts") runOf(name).newest = runOf(name).facts.lanes.at(-1) ?? 0;
+    if (kind === "facts") runOf(name).newest = runOf(name).facts.trajectories.at(-1) ?? 0;
     redraw();
   });
   document.getElementById("theme").addEventListener("click", toggleTheme);

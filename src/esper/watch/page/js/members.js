@@ -26,10 +26,10 @@ export function makeMembers() {
     // Up and down the order in which the members are shown.
     walk(by) {
       const order = wall.order();
-      if (!order.length || !moment?.lanes) return;
+      if (!order.length || !moment?.trajectories) return;
       const place = order.indexOf(selectedRow(moment));
       const next = place < 0 ? 0 : Math.min(Math.max(place + by, 0), order.length - 1);
-      update({ member: moment.lanes.columns.members[order[next]] });
+      update({ member: moment.trajectories.columns.members[order[next]] });
     },
   };
   return view;
@@ -63,41 +63,41 @@ function makeMember() {
   return {
     root,
     update(moment, n) {
-      const { lanes, t } = moment;
-      if (!lanes || n === null) {
+      const { trajectories, t } = moment;
+      if (!trajectories || n === null) {
         title.textContent = "Member";
         fill(figures, h("p", { class: "empty" }, "choose a member on the wall"));
         fill(drawing);
         return;
       }
-      title.textContent = lanes.title(n).replace(/^m/, "M");
+      title.textContent = trajectories.title(n).replace(/^m/, "M");
       fill(side, state.member === null ? h("span", { class: "hint" }, "the first of this order") : null);
-      fill(figures, figuresOf(lanes, n, t));
-      fill(drawing, drawNetwork(lanes, n, t));
-      drawStrip(strip, lanes, n, t);
-      const lines = courses(lanes, n, seriesColour(Math.max(moment.runs.indexOf(moment.focus), 0)));
+      fill(figures, figuresOf(trajectories, n, t));
+      fill(drawing, drawNetwork(trajectories, n, t));
+      drawStrip(strip, trajectories, n, t);
+      const lines = courses(trajectories, n, seriesColour(Math.max(moment.runs.indexOf(moment.focus), 0)));
       accuracy.update({ ...lines.steps, mark: t + 1 });
-      compute.update({ ...lines.compute, mark: lanes.at("spent", t + 1, n) });
+      compute.update({ ...lines.compute, mark: trajectories.at("spent", t + 1, n) });
     },
   };
 }
 
-function figuresOf(lanes, n, t) {
+function figuresOf(trajectories, n, t) {
   const figure = (name, value) => h("div", {}, h("span", {}, name), h("b", {}, value));
-  const ratio = lanes.at("parameters", t + 1, n) / lanes.at("parameters", 0, n);
+  const ratio = trajectories.at("parameters", t + 1, n) / trajectories.at("parameters", 0, n);
   return [
-    figure("accuracy", percent(lanes.at("accuracy", t + 1, n))),
-    figure("at the beginning", percent(lanes.at("accuracy", 0, n))),
+    figure("accuracy", percent(trajectories.at("accuracy", t + 1, n))),
+    figure("at the beginning", percent(trajectories.at("accuracy", 0, n))),
     figure("parameters", `× ${fixed(ratio, 2)}`),
-    figure("compute", `${short(lanes.at("spent", t + 1, n))}FLOP`.replace(" FLOP", "FLOP")),
-    figure("return", fixed(lanes.columns.returns[n], 3, true)),
+    figure("compute", `${short(trajectories.at("spent", t + 1, n))}FLOP`.replace(" FLOP", "FLOP")),
+    figure("return", fixed(trajectories.columns.returns[n], 3, true)),
   ];
 }
 
-function courses(lanes, n, colour) {
-  const steps = [...Array(lanes.T + 1).keys()];
-  const mine = (name, u) => lanes.at(name, u, n);
-  const median = steps.map((u) => middle(lanes, u));
+function courses(trajectories, n, colour) {
+  const steps = [...Array(trajectories.T + 1).keys()];
+  const mine = (name, u) => trajectories.at(name, u, n);
+  const median = steps.map((u) => middle(trajectories, u));
   const y = steps.map((u) => 100 * mine("accuracy", u));
   const line = { name: "this member", colour, y };
   const others = { name: "median", colour: css("--muted"), y: median, dash: [4, 4], width: 1.2 };
@@ -111,11 +111,11 @@ function courses(lanes, n, colour) {
   };
 }
 
-function middle(lanes, u) {
-  lanes.medians ??= new Map();
-  if (!lanes.medians.has(u)) {
-    const row = lanes.columns.accuracy.slice(u * lanes.N, (u + 1) * lanes.N).sort();
-    lanes.medians.set(u, 100 * row[row.length >> 1]);
+function middle(trajectories, u) {
+  trajectories.medians ??= new Map();
+  if (!trajectories.medians.has(u)) {
+    const row = trajectories.columns.accuracy.slice(u * trajectories.N, (u + 1) * trajectories.N).sort();
+    trajectories.medians.set(u, 100 * row[row.length >> 1]);
   }
-  return lanes.medians.get(u);
+  return trajectories.medians.get(u);
 }

@@ -14,17 +14,17 @@ const MOST_COPIES = 4; // that are drawn; the name says how many there are
 const HALVES = { WIDEN_HALF: 1, WIDEN_FULL: 2 }; // of a block's first units that are added
 const HEARD = new Set(["BLENDING", "HOLDING", "FOSSILIZED"]);
 
-export function drawNetwork(lanes, n, t) {
-  const parts = lanes.parts.length ? lanes.parts : unnamed(lanes.S);
+export function drawNetwork(trajectories, n, t) {
+  const parts = trajectories.parts.length ? trajectories.parts : unnamed(trajectories.S);
   const pitch = Math.max(PART + JOINT, SEED.width + 10);
   const gap = pitch - PART;
   const width = 40 + parts.length * pitch;
-  const grown = Math.max(...lanes.slots.map((_, s) => lanes.chain(t, n, s).length));
+  const grown = Math.max(...trajectories.slots.map((_, s) => trajectories.chain(t, n, s).length));
   const nodes = [h("line", { class: "wire", x1: 8, y1: LINE, x2: width - 8, y2: LINE })];
   parts.forEach((part, i) => {
     const x = 26 + i * pitch;
-    nodes.push(drawPart(part, x, i < lanes.S ? changed(part, lanes.chain(t, n, i)) : { copies: 0 }));
-    if (i < lanes.S) nodes.push(drawSlot(lanes, n, t, i, x + PART + gap / 2));
+    nodes.push(drawPart(part, x, i < trajectories.S ? changed(part, trajectories.chain(t, n, i)) : { copies: 0 }));
+    if (i < trajectories.S) nodes.push(drawSlot(trajectories, n, t, i, x + PART + gap / 2));
   });
   nodes.push(h("path", { class: "arrow", d: `M${width - 14} ${LINE - 5}l8 5l-8 5` }));
   return h(
@@ -34,7 +34,7 @@ export function drawNetwork(lanes, n, t) {
       viewBox: `0 0 ${width} ${268 + ROW * grown}`,
       style: `min-width:${Math.round(width * 0.72)}px`,
       role: "img",
-      "aria-label": `the network of ${lanes.title(n)} at step ${t + 1}`,
+      "aria-label": `the network of ${trajectories.title(n)} at step ${t + 1}`,
     },
     nodes,
   );
@@ -119,11 +119,11 @@ function drawGrown(seed, x, y) {
   );
 }
 
-function drawSlot(lanes, n, t, s, x) {
-  const cell = lanes.cell(t, n, s);
+function drawSlot(trajectories, n, t, s, x) {
+  const cell = trajectories.cell(t, n, s);
   const colour = stageColour(cell.stage);
-  const name = h("text", { x, y: LINE + 22, class: "slot" }, lanes.slots[s]);
-  const tabs = lanes.chain(t, n, s).map((seed, i) => drawGrown(seed, x, GROWN + ROW * i));
+  const name = h("text", { x, y: LINE + 22, class: "slot" }, trajectories.slots[s]);
+  const tabs = trajectories.chain(t, n, s).map((seed, i) => drawGrown(seed, x, GROWN + ROW * i));
   if (!cell.blueprint) {
     return h(
       "g",
@@ -157,7 +157,7 @@ function drawSlot(lanes, n, t, s, x) {
     h(
       "title",
       {},
-      `${lanes.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}; ` +
+      `${trajectories.slots[s]}: ${cell.blueprint}, ${cell.stage}, alpha ${fixed(cell.alpha, 2)}; ` +
         (finite(points) ? effect : "its effect was not measured"),
     ),
     h("path", {

@@ -80,7 +80,7 @@ export class Run {
 
   // Rounds whose members can be shown.
   get shown() {
-    return this.facts?.lanes ?? [];
+    return this.facts?.trajectories ?? [];
   }
 
   nearest(number) {

@@ -52,7 +52,7 @@ export class Transport {
 
   update(moment) {
     this.moment = moment;
-    const { focus, lanes, record, shown } = moment;
+    const { focus, trajectories, record, shown } = moment;
     const kept = focus?.shown ?? [];
     const newest = focus?.growth ? 0 : Math.max(focus?.last?.round ?? 0, kept.at(-1) ?? 0);
     const first = Math.min(focus?.rounds[0]?.round ?? Infinity, kept[0] ?? Infinity, newest);
@@ -62,25 +62,25 @@ export class Transport {
     this.round.disabled = newest <= Number(this.round.min);
     const of = focus?.last?.rounds ?? newest;
     const elsewhere = shown !== null && at !== null && shown !== at ? ` · members of round ${shown}` : "";
-    const named = lanes?.label || (newest === 0 && "one episode");
+    const named = trajectories?.label || (newest === 0 && "one episode");
     this.roundText.textContent =
       named || at === null ? named || "–" : `${at} of ${Math.max(of, newest)}${elsewhere}`;
-    this.roundName.textContent = lanes?.label ? "controller" : "round";
+    this.roundName.textContent = trajectories?.label ? "controller" : "round";
     this.stepName.textContent = focus?.growth ? "epoch" : "step";
     const span = Math.max(newest - this.round.min, 1);
     fill(
       this.marks,
-      (focus?.facts?.lanes ?? []).map((round) =>
+      (focus?.facts?.trajectories ?? []).map((round) =>
         h("i", {
           style: `left:${(100 * (round - this.round.min)) / span}%`,
           title: `the members of round ${round}`,
         }),
       ),
     );
-    this.step.max = (lanes?.T ?? 1) - 1;
+    this.step.max = (trajectories?.T ?? 1) - 1;
     this.step.value = moment.t;
-    this.step.disabled = !lanes;
-    this.stepText.textContent = lanes ? `${moment.t + 1} of ${lanes.T}` : "–";
+    this.step.disabled = !trajectories;
+    this.stepText.textContent = trajectories ? `${moment.t + 1} of ${trajectories.T}` : "–";
     fill(this.playButton, icon(this.playing ? ICONS.stop : ICONS.play));
     this.speedButton.textContent = `${SPEEDS[this.speed]}/s`;
     this.liveButton.classList.toggle("on", moment.live);
@@ -127,8 +127,8 @@ export class Transport {
   }
 
   play() {
-    if (!this.moment?.lanes) return;
-    const last = this.moment.lanes.T - 1;
+    if (!this.moment?.trajectories) return;
+    const last = this.moment.trajectories.T - 1;
     this.playing = true;
     this.position = this.moment.t >= last ? -1 : this.moment.t;
     this.before = performance.now();
@@ -138,8 +138,8 @@ export class Transport {
 
   tick(now) {
     if (!this.playing) return;
-    const last = (this.moment.lanes?.T ?? 1) - 1;
-    if (this.moment.lanes) this.position += ((now - this.before) / 1000) * SPEEDS[this.speed];
+    const last = (this.moment.trajectories?.T ?? 1) - 1;
+    if (this.moment.trajectories) this.position += ((now - this.before) / 1000) * SPEEDS[this.speed];
     this.before = now;
     if (this.position >= last) {
       if (!this.nextRound(1)) {

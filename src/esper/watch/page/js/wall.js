@@ -28,29 +28,29 @@ export class Wall {
     });
   }
 
-  // order: rows of the lanes, best first. step may lie between two steps.
-  show(lanes, order, step, selected) {
+  // order: rows of the trajectories, best first. step may lie between two steps.
+  show(trajectories, order, step, selected) {
     const { clientWidth, clientHeight } = this.canvas;
-    if (!lanes || clientWidth < 20 || clientHeight < 20) return;
+    if (!trajectories || clientWidth < 20 || clientHeight < 20) return;
     const scale = Math.min(devicePixelRatio || 1, 2);
     const [width, height] = [Math.round(clientWidth * scale), Math.round(clientHeight * scale)];
     const theme = document.documentElement.dataset.theme;
-    const key = [width, height, order.length, lanes.T, lanes.S, theme].join();
-    if (key !== this.key || lanes.stage_names !== this.names) {
+    const key = [width, height, order.length, trajectories.T, trajectories.S, theme].join();
+    if (key !== this.key || trajectories.stage_names !== this.names) {
       this.key = key;
-      this.names = lanes.stage_names;
+      this.names = trajectories.stage_names;
       this.canvas.width = width;
       this.canvas.height = height;
       this.image = this.context.createImageData(width, height);
       this.pixels = new Uint32Array(this.image.data.buffer);
-      this.table = stagePixels(lanes.stage_names);
-      this.dormant = lanes.stageNumber("DORMANT");
+      this.table = stagePixels(trajectories.stage_names);
+      this.dormant = trajectories.stageNumber("DORMANT");
       this.grown = pixel(grownColour());
       this.track = pixel(css("--future"));
       this.page = pixel(css("--panel"));
-      this.layout = arrange(width, height, order.length, lanes.T, lanes.S, scale, 44);
+      this.layout = arrange(width, height, order.length, trajectories.T, trajectories.S, scale, 44);
     }
-    Object.assign(this, { lanes, order, step, selected, scale });
+    Object.assign(this, { trajectories, order, step, selected, scale });
     this.draw();
   }
 
@@ -67,13 +67,13 @@ export class Wall {
   }
 
   film(n, place, row) {
-    const { layout, pixels, lanes, table } = this;
-    const { N, S, T } = lanes;
+    const { layout, pixels, trajectories, table } = this;
+    const { N, S, T } = trajectories;
     const [left, top] = this.corner(place);
     const now = Math.min(Math.max(this.step, 0), T - 1);
     const end = Math.round(((now + 1) / T) * layout.filmWidth);
-    const { stage, alpha } = lanes.columns;
-    const { folded } = lanes;
+    const { stage, alpha } = trajectories.columns;
+    const { folded } = trajectories;
     for (let s = 0; s < S; s++) {
       const from = top + Math.floor((s * layout.filmHeight) / S);
       const to = Math.max(top + Math.floor(((s + 1) * layout.filmHeight) / S) - layout.rule, from + 1);
@@ -98,7 +98,7 @@ export class Wall {
   }
 
   labels() {
-    const { context, layout, lanes, order, scale } = this;
+    const { context, layout, trajectories, order, scale } = this;
     context.font = `${Math.round(11 * scale)}px ${css("--font")}`;
     context.textBaseline = "middle";
     order.forEach((n, place) => {
@@ -106,8 +106,8 @@ export class Wall {
       const middle = top + layout.filmHeight / 2;
       context.fillStyle = css("--muted");
       context.textAlign = "right";
-      context.fillText(`${lanes.columns.members[n]}`, left - 6 * scale, middle);
-      const accuracy = lanes.at("accuracy", Math.min(Math.floor(this.step), lanes.T - 1) + 1, n);
+      context.fillText(`${trajectories.columns.members[n]}`, left - 6 * scale, middle);
+      const accuracy = trajectories.at("accuracy", Math.min(Math.floor(this.step), trajectories.T - 1) + 1, n);
       context.textAlign = "left";
       if (Number.isFinite(accuracy)) {
         context.fillText(fixed(100 * accuracy, 1), left + layout.filmWidth + 6 * scale, middle);
@@ -147,10 +147,10 @@ export class Wall {
   }
 
   describe(n, step) {
-    const { lanes } = this;
-    const t = Math.min(Math.floor(step), lanes.T - 1);
-    const slots = lanes.slots.map((_, s) => lanes.cell(t, n, s));
-    return { title: lanes.title(n), accuracy: percent(lanes.at("accuracy", t + 1, n)), slots };
+    const { trajectories } = this;
+    const t = Math.min(Math.floor(step), trajectories.T - 1);
+    const slots = trajectories.slots.map((_, s) => trajectories.cell(t, n, s));
+    return { title: trajectories.title(n), accuracy: percent(trajectories.at("accuracy", t + 1, n)), slots };
   }
 }
 
@@ -185,40 +185,40 @@ export function arrange(width, height, count, T, S, scale, labelled = 44) {
   };
 }
 
-// Rows of the lanes in the order and choice that the state asks for.
-export function chosen(lanes, sort, filter, step) {
-  const rows = [...Array(lanes.N).keys()].filter((n) => passes(lanes, n, filter, step));
+// Rows of the trajectories in the order and choice that the state asks for.
+export function chosen(trajectories, sort, filter, step) {
+  const rows = [...Array(trajectories.N).keys()].filter((n) => passes(trajectories, n, filter, step));
   const key = SORTS[sort]?.key ?? SORTS.return.key;
-  const values = new Float64Array(lanes.N);
+  const values = new Float64Array(trajectories.N);
   for (const n of rows) {
-    const value = key(lanes, n, step);
+    const value = key(trajectories, n, step);
     values[n] = Number.isNaN(value) ? Infinity : value;
   }
   return rows.sort((a, b) => values[a] - values[b] || a - b);
 }
 
 export const SORTS = {
-  return: { name: "return", key: (lanes, n) => -lanes.columns.returns[n] },
-  accuracy: { name: "accuracy", key: (lanes, n) => -lanes.at("accuracy", lanes.T, n) },
+  return: { name: "return", key: (trajectories, n) => -trajectories.columns.returns[n] },
+  accuracy: { name: "accuracy", key: (trajectories, n) => -trajectories.at("accuracy", trajectories.T, n) },
   gain: {
     name: "gain in accuracy",
-    key: (lanes, n) => lanes.at("accuracy", 0, n) - lanes.at("accuracy", lanes.T, n),
+    key: (trajectories, n) => trajectories.at("accuracy", 0, n) - trajectories.at("accuracy", trajectories.T, n),
   },
-  parameters: { name: "parameters", key: (lanes, n) => -lanes.at("parameters", lanes.T, n) },
-  spent: { name: "compute", key: (lanes, n) => -lanes.at("spent", lanes.T, n) },
+  parameters: { name: "parameters", key: (trajectories, n) => -trajectories.at("parameters", trajectories.T, n) },
+  spent: { name: "compute", key: (trajectories, n) => -trajectories.at("spent", trajectories.T, n) },
   likeness: { name: "likeness", key: likeness },
-  id: { name: "number", key: (lanes, n) => lanes.columns.members[n] },
+  id: { name: "number", key: (trajectories, n) => trajectories.columns.members[n] },
 };
 
 // Members that planted the same things at the same time lie beside each other.
-function likeness(lanes, n) {
+function likeness(trajectories, n) {
   let sum = 0;
-  for (let s = 0; s < lanes.S; s++) {
-    let first = lanes.T;
-    for (let t = 0; t < lanes.T && first === lanes.T; t++) {
-      if (lanes.columns.blueprint[(t * lanes.N + n) * lanes.S + s] !== 255) first = t;
+  for (let s = 0; s < trajectories.S; s++) {
+    let first = trajectories.T;
+    for (let t = 0; t < trajectories.T && first === trajectories.T; t++) {
+      if (trajectories.columns.blueprint[(t * trajectories.N + n) * trajectories.S + s] !== 255) first = t;
     }
-    const last = lanes.columns.stage[((lanes.T - 1) * lanes.N + n) * lanes.S + s];
+    const last = trajectories.columns.stage[((trajectories.T - 1) * trajectories.N + n) * trajectories.S + s];
     sum = sum * 4096 + last * 256 + first;
   }
   return sum;
@@ -226,27 +226,27 @@ function likeness(lanes, n) {
 
 // "now:HOLDING" is the stage of some slot at the step, "ever:NORM" a blueprint that was planted,
 // "op:PRUNE" an op that was asked for, "rolled back" and "refused" what they say, digits a member.
-function passes(lanes, n, filter, step) {
+function passes(trajectories, n, filter, step) {
   const [kind, name] = filter.includes(":") ? filter.split(/:(.*)/) : [filter, ""];
-  const { T, N, S } = lanes;
+  const { T, N, S } = trajectories;
   const some = (column, wanted) => {
-    for (let t = 0; t < T; t++) if (wanted(lanes.columns[column][t * N + n], t)) return true;
+    for (let t = 0; t < T; t++) if (wanted(trajectories.columns[column][t * N + n], t)) return true;
     return false;
   };
   const slot = (column, t, value) => {
-    for (let s = 0; s < S; s++) if (lanes.columns[column][(t * N + n) * S + s] === value) return true;
+    for (let s = 0; s < S; s++) if (trajectories.columns[column][(t * N + n) * S + s] === value) return true;
     return false;
   };
   const number = (names) => Number(Object.keys(names).find((value) => names[value] === name) ?? -1);
-  if (kind === "now") return slot("stage", Math.min(Math.floor(step), T - 1), number(lanes.stage_names));
+  if (kind === "now") return slot("stage", Math.min(Math.floor(step), T - 1), number(trajectories.stage_names));
   if (kind === "ever") {
-    const value = number(lanes.blueprint_names);
+    const value = number(trajectories.blueprint_names);
     for (let t = 0; t < T; t++) if (slot("blueprint", t, value)) return true;
     return false;
   }
-  if (kind === "op") return some("op", (op) => op === number(lanes.op_names));
+  if (kind === "op") return some("op", (op) => op === number(trajectories.op_names));
   if (kind === "rolled back") return some("rolled_back", Boolean);
   if (kind === "refused") return some("succeeded", (well) => !well);
-  if (/^\d+$/.test(kind)) return lanes.columns.members[n] === Number(kind);
+  if (/^\d+$/.test(kind)) return trajectories.columns.members[n] === Number(kind);
   return true;
 }

@@ -21,8 +21,8 @@ export function makeWallPanel({ compact = false }) {
   const held = { key: "", order: [], moment: null };
   const wall = new Wall(canvas, {
     onPick(row) {
-      if (row === null || !held.moment?.lanes) return;
-      update({ member: held.moment.lanes.columns.members[row], view: compact ? "members" : state.view });
+      if (row === null || !held.moment?.trajectories) return;
+      update({ member: held.moment.trajectories.columns.members[row], view: compact ? "members" : state.view });
     },
     onHover: (row, event) => point(tip, wall, row, event, held.moment),
   });
@@ -31,14 +31,14 @@ export function makeWallPanel({ compact = false }) {
     wall,
     order: () => held.order,
     frame(step) {
-      if (held.moment?.lanes) wall.show(held.moment.lanes, held.order, step, selectedRow(held.moment));
+      if (held.moment?.trajectories) wall.show(held.moment.trajectories, held.order, step, selectedRow(held.moment));
     },
     update(moment) {
       held.moment = moment;
-      const { lanes, focus } = moment;
-      empty.hidden = Boolean(lanes);
-      canvas.hidden = !lanes;
-      if (!lanes) {
+      const { trajectories, focus } = moment;
+      empty.hidden = Boolean(trajectories);
+      canvas.hidden = !trajectories;
+      if (!trajectories) {
         const none = focus?.facts && moment.shown === null && "this folder keeps no members";
         empty.textContent = none || focus?.unread.get(moment.shown) || "…";
         fill(legend);
@@ -47,14 +47,15 @@ export function makeWallPanel({ compact = false }) {
       }
       const moving = state.filter.startsWith("now:") ? moment.t : "";
       const key = [focus.name, moment.shown, focus.version, state.sort, state.filter, moving].join("\n");
-      if (key !== held.key || held.lanes !== lanes) {
-        Object.assign(held, { key, lanes, order: chosen(lanes, state.sort, state.filter, moment.step) });
+      if (key !== held.key || held.trajectories !== trajectories) {
+        Object.assign(held, { key, trajectories, order: chosen(trajectories, state.sort, state.filter, moment.step) });
       }
-      const some = held.order.length === lanes.N ? "" : `${held.order.length.toLocaleString("en")} of `;
-      hint.textContent = `${some}${lanes.N.toLocaleString("en")} in ${lanes.name}, step ${moment.t + 1}`;
-      canvas.setAttribute("aria-label", `${some}${lanes.N} members, ${lanes.T} steps, ${lanes.S} slots each`);
-      controls.update(lanes);
-      drawLegend(legend, lanes, moment.t);
+      const some = held.order.length === trajectories.N ? "" : `${held.order.length.toLocaleString("en")} of `;
+      hint.textContent = `${some}${trajectories.N.toLocaleString("en")} in ${trajectories.name}, step ${moment.t + 1}`;
+      const { N, T, S } = trajectories;
+      canvas.setAttribute("aria-label", `${some}${N} members, ${T} steps, ${S} slots each`);
+      controls.update(trajectories);
+      drawLegend(legend, trajectories, moment.t);
       view.frame(moment.step);
     },
   };
@@ -62,9 +63,9 @@ export function makeWallPanel({ compact = false }) {
   return view;
 }
 
-export function selectedRow({ lanes }) {
-  if (state.member === null || !lanes) return null;
-  const row = lanes.rowOf(state.member);
+export function selectedRow({ trajectories }) {
+  if (state.member === null || !trajectories) return null;
+  const row = trajectories.rowOf(state.member);
   return row < 0 ? null : row;
 }
 
@@ -80,14 +81,14 @@ function makeControls() {
   let known = null;
   return {
     root: h("div", { class: "controls" }, sort, filter),
-    update(lanes) {
+    update(trajectories) {
       const options = [
         ["", "all members"],
         ["rolled back", "rolled back"],
         ["refused", "refused by a gate"],
-        ...Object.values(lanes.stage_names).map((name) => [`now:${name}`, `now ${words(name)}`]),
-        ...planted(lanes).map((name) => [`ever:${name}`, `planted ${words(name)}`]),
-        ...Object.values(lanes.op_names)
+        ...Object.values(trajectories.stage_names).map((name) => [`now:${name}`, `now ${words(name)}`]),
+        ...planted(trajectories).map((name) => [`ever:${name}`, `planted ${words(name)}`]),
+        ...Object.values(trajectories.op_names)
           .slice(1)
           .map((name) => [`op:${name}`, `asked to ${words(name)}`]),
       ];
@@ -105,23 +106,23 @@ function makeControls() {
   };
 }
 
-function planted(lanes) {
-  lanes.planted ??= [...new Set(lanes.columns.blueprint)]
+function planted(trajectories) {
+  trajectories.planted ??= [...new Set(trajectories.columns.blueprint)]
     .filter((b) => b !== 255)
     .sort((a, b) => a - b)
-    .map((b) => lanes.blueprint_names[b])
+    .map((b) => trajectories.blueprint_names[b])
     .filter(Boolean);
-  return lanes.planted;
+  return trajectories.planted;
 }
 
 // How many slots are in each stage at this step.
-function drawLegend(root, lanes, t) {
+function drawLegend(root, trajectories, t) {
   const counts = {};
-  const size = lanes.N * lanes.S;
-  for (const stage of lanes.columns.stage.subarray(t * size, (t + 1) * size))
+  const size = trajectories.N * trajectories.S;
+  for (const stage of trajectories.columns.stage.subarray(t * size, (t + 1) * size))
     counts[stage] = (counts[stage] ?? 0) + 1;
-  const gave = lanes.folded.subarray(t * size, (t + 1) * size).reduce((sum, seeds) => sum + seeds, 0);
-  const entries = Object.entries(lanes.stage_names).filter(([, name]) => name !== "UNKNOWN");
+  const gave = trajectories.folded.subarray(t * size, (t + 1) * size).reduce((sum, seeds) => sum + seeds, 0);
+  const entries = Object.entries(trajectories.stage_names).filter(([, name]) => name !== "UNKNOWN");
   fill(
     root,
     entries.map(([value, name]) =>
@@ -139,7 +140,7 @@ function drawLegend(root, lanes, t) {
         { title: "seeds that became part of the host, and left their slot free" },
         swatch(grownColour()),
         "grown in, per member",
-        h("b", {}, fixed(gave / lanes.N, 2)),
+        h("b", {}, fixed(gave / trajectories.N, 2)),
       ),
   );
 }
@@ -152,7 +153,7 @@ function stageMark(name) {
 }
 
 function point(tip, wall, row, event, moment) {
-  tip.hidden = row === null || !moment?.lanes;
+  tip.hidden = row === null || !moment?.trajectories;
   if (tip.hidden) return;
   const { title, accuracy, slots } = wall.describe(row, moment.step);
   fill(
@@ -164,7 +165,7 @@ function point(tip, wall, row, event, moment) {
         "div",
         {},
         stageMark(slot.stage),
-        `${moment.lanes.slots[s]} ${words(slot.stage)} `,
+        `${moment.trajectories.slots[s]} ${words(slot.stage)} `,
         slot.blueprint && h("em", {}, words(slot.blueprint)),
         slot.stage === "BLENDING" && ` α ${fixed(slot.alpha, 2)}`,
       ),

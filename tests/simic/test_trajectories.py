@@ -8,18 +8,18 @@ from safetensors.numpy import load
 from esper.builders import make_environment
 from esper.config import load_config
 from esper.lifecycle.actions import Blueprint, Head
-from esper.runs.lanes import NO_BLUEPRINT, UNMEASURED, LanesFolder
+from esper.runs.trajectories import NO_BLUEPRINT, UNMEASURED, TrajectoryFolder
 from esper.simic.rollout import play
-from esper.simic.telemetry import build_lanes, describe_host
+from esper.simic.telemetry import build_trajectories, describe_host
 from tests.controllers import Scheduled
 from tests.tiny import TINY
 
 
-def test_lanes_hold_what_the_episode_recorded(tmp_path: Path) -> None:
+def test_trajectories_hold_what_the_episode_recorded(tmp_path: Path) -> None:
     environment = make_environment(load_config(overrides=[*TINY, "episode.steps=8"]))
     record = play(environment, Scheduled(range(0, 99, 2)), 0)
-    folder = LanesFolder(tmp_path)
-    folder.write(build_lanes(record, describe_host(environment.population), 5))
+    folder = TrajectoryFolder(tmp_path)
+    folder.write(build_trajectories(record, describe_host(environment.population), 5))
     columns = load(folder.read_bytes(5))
     np.testing.assert_array_equal(columns["stage"], record.stage)
     np.testing.assert_allclose(columns["alpha"] / 255, record.alpha, atol=0.002)

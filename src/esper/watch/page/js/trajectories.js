@@ -1,4 +1,4 @@
-// The slots of every member in one round, from the bytes of its file.
+// The slots and actions of every member in one round, from the bytes of its file.
 
 import { ask } from "./stream.js";
 
@@ -7,35 +7,35 @@ const MOST_BYTES = 96 * 1024 * 1024; // of rounds that stay in memory
 const NO_BLUEPRINT = 255;
 const UNMEASURED = -32768;
 
-const cache = new Map(); // key → {lanes} or {waiting}
+const cache = new Map(); // key → {trajectories} or {waiting}
 
-// The lanes of a round if they are here; else null, and `arrived` is called once they are.
-export function lanesOf(run, round, arrived) {
-  if (!run?.facts?.lanes.includes(round)) return null;
+// The trajectories of a round if they are here; else null, and `arrived` is called once they are.
+export function trajectoriesOf(run, round, arrived) {
+  if (!run?.facts?.trajectories.includes(round)) return null;
   const stem = `${run.name}\n${round}\n`;
   const key = stem + revision(run);
   const held = cache.get(key);
   if (held) {
     cache.delete(key);
     cache.set(key, held); // the latest used is the last to go
-    return held.lanes ?? null;
+    return held.trajectories ?? null;
   }
-  const before = [...cache].findLast(([other, { lanes }]) => other.startsWith(stem) && lanes);
+  const before = [...cache].findLast(([other, { trajectories }]) => other.startsWith(stem) && trajectories);
   cache.set(key, { waiting: true });
-  ask("api/lanes", { run: run.name, round })
+  ask("api/trajectories", { run: run.name, round })
     .then(async (answer) => {
       if (!answer.ok) throw new Error((await answer.json()).error);
-      const lanes = parse(await answer.arrayBuffer(), fileOf(round));
+      const trajectories = parse(await answer.arrayBuffer(), fileOf(round));
       if (before) cache.delete(before[0]);
       run.unread.delete(round);
-      keep(key, lanes);
+      keep(key, trajectories);
     })
     .catch((error) => {
       run.unread.set(round, `${run.name}: ${error.message}; round ${round} shows no members`);
-      cache.set(key, { lanes: null });
+      cache.set(key, { trajectories: null });
     })
     .finally(() => arrived());
-  return before?.[1].lanes ?? null;
+  return before?.[1].trajectories ?? null;
 }
 
 // A growth writes its one file anew after every epoch; until that is here, the one before is shown.
@@ -44,20 +44,20 @@ function revision({ growth }) {
 }
 
 // A run that goes back and on writes a round anew.
-export function forgetLanes(name) {
+export function forgetTrajectories(name) {
   for (const key of cache.keys()) if (key.startsWith(`${name}\n`)) cache.delete(key);
 }
 
-function keep(key, lanes) {
-  cache.set(key, { lanes });
+function keep(key, trajectories) {
+  cache.set(key, { trajectories });
   let bytes = 0;
   for (const [other, held] of [...cache].reverse()) {
-    bytes += held.lanes?.bytes ?? 0;
+    bytes += held.trajectories?.bytes ?? 0;
     if (bytes > MOST_BYTES && other !== key) cache.delete(other);
   }
 }
 
-const fileOf = (round) => `lanes/${String(round).padStart(6, "0")}.safetensors`;
+const fileOf = (round) => `trajectories/${String(round).padStart(6, "0")}.safetensors`;
 
 function parse(buffer, file) {
   try {
@@ -71,7 +71,8 @@ function columnsOf(buffer) {
   const view = new DataView(buffer);
   const length = Number(view.getBigUint64(0, true));
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 8, length)));
-  const about = JSON.parse(header.__metadata__.lanes);
+  const { trajectories, lanes } = header.__metadata__; // lanes: in files of earlier versions
+  const about = JSON.parse(trajectories ?? lanes);
   const columns = {};
   for (const [name, entry] of Object.entries(header)) {
     if (name === "__metadata__") continue;
@@ -87,10 +88,10 @@ function columnsOf(buffer) {
         : new Kind(buffer, start, size);
   }
   const [T, N, S] = header.stage.shape;
-  return new Lanes(about, columns, { T, N, S }, buffer.byteLength);
+  return new Trajectories(about, columns, { T, N, S }, buffer.byteLength);
 }
 
-class Lanes {
+class Trajectories {
   constructor(about, columns, { T, N, S }, bytes) {
     const { title: label, ...rest } = about;
     Object.assign(this, rest, { label, columns, T, N, S, bytes });

@@ -1,8 +1,9 @@
-"""The slots of every member of a round, over all of its steps: one file of bytes per round that was kept.
+"""Trajectories: the slots and actions of every member over the steps of a round, one file per round kept.
 
-    lanes/000012.safetensors    round 12; its header, under `lanes`, is one JSON object
+    trajectories/000012.safetensors    round 12; its header, under `trajectories`, is one JSON object
 
 A growth has one file, 0; a comparison one for each controller, in their order from 1 on, with its name.
+Runs of earlier versions have `lanes` for both names, and can still be read.
 
 The tensors are those of `COLUMNS`, for T steps, N members and S slots; rows of T + 1 begin before the first
 step. The header names the round, the slots, the host's parts and what the numbers of stages, ops and
@@ -58,8 +59,8 @@ class HostPart:
 
 
 @dataclass(frozen=True)
-class Lanes:
-    """One round. `columns` holds every name of `COLUMNS`, in its type and shape."""
+class Trajectories:
+    """All members in one round. `columns` holds every name of `COLUMNS`, in its type and shape."""
 
     round: int
     slots: Sequence[str]  # [S]; slot s sits after part s
@@ -76,7 +77,7 @@ class Lanes:
             f.name: json_values(getattr(self, f.name)) for f in fields(self) if f.name != "columns"
         }
         columns = {name: np.ascontiguousarray(self.columns[name]) for name in COLUMNS}
-        return bytes(save(columns, {"lanes": json.dumps(header)}))
+        return bytes(save(columns, {"trajectories": json.dumps(header)}))
 
 
 def kept_rounds(latest: int, kept: int) -> set[int]:
@@ -92,18 +93,24 @@ def kept_rounds(latest: int, kept: int) -> set[int]:
     return set(range(max(older, 0) + 1, latest + 1)) | set(range(stride, older + 1, stride)) | {latest}
 
 
-class LanesFolder:
-    """The files of lanes of one run."""
+class TrajectoryFolder:
+    """The trajectories of one run: a file for each round that is kept."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, lanes: Lanes, kept: int = 1) -> None:
+    @classmethod
+    def of(cls, run: Path) -> TrajectoryFolder:
+        """Return that of a run, under its earlier name where the run has one."""
+        earlier = run / "lanes"
+        return cls(earlier if earlier.is_dir() else run / "trajectories")
+
+    def write(self, trajectories: Trajectories, kept: int = 1) -> None:
         """Add a round and drop those that it makes superfluous."""
         with disk_errors("create", self.path):
             self.path.mkdir(exist_ok=True)
-        write_atomically(self.file(lanes.round), lanes.to_bytes())
-        self._drop(set(self.rounds()) - kept_rounds(lanes.round, kept))
+        write_atomically(self.file(trajectories.round), trajectories.to_bytes())
+        self._drop(set(self.rounds()) - kept_rounds(trajectories.round, kept))
 
     def rounds(self) -> list[int]:
         """Return the rounds that are on disk, in order."""

@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
-from esper.runs.lanes import COLUMNS, LanesFolder, kept_rounds
+from esper.config import load_config
+from esper.runs.trajectories import COLUMNS, TrajectoryFolder, kept_rounds
 from esper.utils.errors import UserError
-from tests.runs.made_up import made_up_lanes
+from tests.runs.made_up import made_up_trajectories
 
 
 def test_columns_come_back_as_they_were_written(tmp_path: Path) -> None:
-    folder, lanes = LanesFolder(tmp_path / "lanes"), made_up_lanes(round=7)
+    folder, trajectories = TrajectoryFolder(tmp_path / "trajectories"), made_up_trajectories(round=7)
     assert folder.rounds() == []
-    folder.write(lanes)
+    folder.write(trajectories)
     assert folder.rounds() == [7]
     back = load(folder.read_bytes(7))
     assert set(back) == set(COLUMNS)
-    for name, column in lanes.columns.items():
+    for name, column in trajectories.columns.items():
         np.testing.assert_array_equal(back[name], column)
 
 
@@ -34,14 +35,22 @@ def test_the_rounds_that_stay_are_few_and_once_dropped_is_dropped_for_good(lates
 
 
 def test_old_rounds_are_dropped_as_new_ones_come(tmp_path: Path) -> None:
-    folder = LanesFolder(tmp_path / "lanes")
+    folder = TrajectoryFolder(tmp_path / "trajectories")
     for number in range(1, 31):
-        folder.write(made_up_lanes(number, members=2, steps=3), kept=6)
+        folder.write(made_up_trajectories(number, members=2, steps=3), kept=6)
     assert folder.rounds() == [8, 16, 24, 28, 29, 30]
     folder.truncate_after(25)
     assert folder.rounds() == [8, 16, 24]
 
 
+def test_a_run_of_an_earlier_version_goes_on_in_its_own_folder(tmp_path: Path) -> None:
+    assert TrajectoryFolder.of(tmp_path).path == tmp_path / "trajectories"
+    (tmp_path / "lanes").mkdir()
+    TrajectoryFolder.of(tmp_path).write(made_up_trajectories(round=3))
+    assert TrajectoryFolder.of(tmp_path).rounds() == [3]
+    assert load_config(overrides=["telemetry.lanes=3"]).telemetry.trajectories == 3
+
+
 def test_a_missing_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read"):
-        LanesFolder(tmp_path / "lanes").read_bytes(3)
+        TrajectoryFolder(tmp_path / "trajectories").read_bytes(3)
