@@ -7,6 +7,8 @@ import io
 import pickle
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 
 import esper
 from esper.growing.progressive import Progressive, _outermost, choose_active, copy_block, find_blocks
@@ -397,6 +400,21 @@ ZOO: dict[str, tuple[Callable[[], nn.Module], dict[str, Any] | tuple[Any, ...], 
     ),
     "bert": (transformer("BertConfig", "BertForMaskedLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
     "llama": (transformer("LlamaConfig", "LlamaForCausalLM", **SHAPE, **WORDS), {"input_ids": TOKENS}, 4),
+    "t5": (
+        transformer(
+            "T5Config",
+            "T5ForConditionalGeneration",
+            vocab_size=20,
+            d_model=8,
+            d_kv=4,
+            d_ff=8,
+            num_layers=5,
+            num_heads=2,
+            decoder_start_token_id=0,
+        ),
+        {"input_ids": TOKENS, "decoder_input_ids": TOKENS},
+        8,
+    ),
     "vit": (
         transformer("ViTConfig", "ViTForImageClassification", **SHAPE, image_size=32, patch_size=16),
         {"pixel_values": PICTURES},
@@ -473,6 +491,57 @@ def test_what_cannot_be_is_said_in_one_sentence(
         Progressive(model, optimizer, **{"total_steps": 10, **options})
 
 
+SCHEDULERS: dict[str, tuple[Callable[[Any], Any], bool]] = {  # whether it lasts for ten steps
+    "one cycle": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=9), False),
+    "one cycle of epochs": (lambda o: lr_scheduler.OneCycleLR(o, 0.1, epochs=2, steps_per_epoch=5), True),
+    "cosine": (lambda o: lr_scheduler.CosineAnnealingLR(o, 9), False),
+    "long cosine": (lambda o: lr_scheduler.CosineAnnealingLR(o, 10), True),
+    "warm-up": (lambda o: lr_scheduler.LinearLR(o, total_iters=3), True),
+    "decay": (lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, total_iters=9), False),
+    "polynomial": (lambda o: lr_scheduler.PolynomialLR(o, total_iters=9), False),
+    "warm-up and cosine": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.CosineAnnealingLR(o, 6)], [3]
+        ),
+        False,
+    ),
+    "warm-up and long cosine": (
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.LinearLR(o, total_iters=3), lr_scheduler.CosineAnnealingLR(o, 7)], [3]
+        ),
+        True,
+    ),
+    "own": (lambda o: lr_scheduler.LambdaLR(o, lambda step: 0.9**step), True),
+    "exponential": (lambda o: lr_scheduler.ExponentialLR(o, 0.9), True),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_has_as_many_steps_as_the_run(name: str) -> None:
+    build, lasts = SCHEDULERS[name]
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = build(optimizer)
+    with nullcontext() if lasts else pytest.raises(UserError, match=r"LR ends after 9 of 10 steps; make it"):
+        Progressive(model, optimizer, 10, scheduler=scheduler)
+
+
+def test_a_run_may_go_on_for_more_steps_at_another_rate_and_says_so() -> None:
+    first, second = ((model := make(), OPTIMIZERS["adamw"](model.parameters())) for _ in range(2))
+    growers = [Progressive(*first, 10, grow_at=0.5), Progressive(*second, 20, grow_at=0.5)]
+    run(*first, growers[0], steps=4)
+    for part, state in zip(second, first, strict=True):
+        part.load_state_dict(state.state_dict())
+    for group in second[1].param_groups:
+        group["lr"] = 0.001
+    with pytest.warns(UserWarning, match=r"20 steps, the saved one had 10; growth is after steps \(10,\)"):
+        growers[1].load_state_dict(growers[0].state_dict())
+    run(*second, growers[1], steps=5)
+    assert (growers[1].steps_done, growers[1].whole) == (9, False)
+    run(*second, growers[1], steps=1)
+    assert growers[1].whole
+
+
 def test_an_optimizer_needs_the_parameters_of_skipped_blocks() -> None:
     model = make()
     with pytest.raises(UserError, match=r"does not have 1\.3"):
@@ -494,8 +563,67 @@ def test_blocks_that_do_not_keep_a_shape_are_left_alone_or_refused() -> None:
     for module in model.modules():
         vars(module).pop("forward", None)
     Progressive(model, optimizer, 10)
-    with pytest.raises(UserError, match="does not return a tensor of the shape"):
+    with pytest.raises(UserError, match="does not return one tensor, of the shape of its input"):
         model(TABLE)
+
+
+class Chained(nn.Module):
+    """Blocks that hand something to each other besides the tensor."""
+
+    class Block(nn.Module):
+        def __init__(self, way: str) -> None:
+            super().__init__()
+            self.inner, self.way = nn.Sequential(nn.Linear(4, 4)), way
+
+        def forward(self, x: Any, other: Any) -> Any:
+            if self.way == "list":  # [x, other]
+                return [x[0] + self.inner(x[0]), x[1]]
+            if self.way == "odd":  # fails unless all blocks before it ran
+                other.append(x)
+                return x + self.inner(other[self.place])
+            return x + self.inner(x + other), {"made": x * 2, "given": other}[self.way]
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.blocks = way, nn.ModuleList(self.Block(way) for _ in range(4))
+        for k, block in enumerate(self.blocks):
+            block.place = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Any = [x, x] if self.way == "list" else x
+        other: Any = [] if self.way == "odd" else x
+        for block in self.blocks:
+            hidden = block(hidden, other)
+            if self.way in ("made", "given"):
+                hidden, other = hidden
+        return hidden[0] if self.way == "list" else hidden
+
+
+@pytest.mark.parametrize(
+    ("way", "words"),
+    [
+        ("list", "0 blocks of one class and shape in a row that can be skipped"),
+        ("made", "0 blocks of one class and shape in a row that can be skipped"),
+        ("odd", r"Chained does not run while blocks of it are skipped \(IndexError: .* at .*, line \d+\)"),
+    ],
+)
+def test_blocks_that_need_what_others_return_are_refused(way: str, words: str) -> None:
+    model = Chained(way)
+    with pytest.raises(UserError, match=words):
+        Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=(TABLE,))
+    assert not any("forward" in vars(module) for module in model.modules())
+    if way != "odd":  # nothing can tell before it runs
+        Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10)
+        with pytest.raises(UserError, match=r"blocks\.0 cannot be skipped"):
+            model(TABLE)
+
+
+def test_what_blocks_pass_on_goes_through_skipped_ones() -> None:
+    model, short = Chained("given"), Chained("given")
+    short.load_state_dict(model.state_dict())
+    short.blocks = nn.ModuleList(short.blocks[k] for k in (0, 2))
+    Progressive(model, torch.optim.SGD(model.parameters(), lr=0.1), 10, example=(TABLE,))
+    assert torch.equal(model(TABLE), short(TABLE))
 
 
 # ---- several processes -----------------------------------------------------------------------------------
@@ -611,6 +739,73 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
     assert [same_weights(tied[0], tied[k]) for k in range(4)] == [True, True, False, False]
 
 
+class Linears(nn.Module):
+    """Four blocks, the last two of which may share a layer, in the form that the Trainer wants."""
+
+    def __init__(self, blocks: int = 4, share: bool = False) -> None:
+        super().__init__()
+        self.net = make(blocks)
+        if share:
+            self.net[1][3].layer = self.net[1][2].layer  # type: ignore[index]
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return {"loss": self.net(x).square().mean()}
+
+
+@pytest.mark.parametrize(
+    ("model", "trained", "schedule", "words"),
+    [
+        ({"blocks": 3}, 100, 8, "has 3 blocks of one class"),
+        ({"share": True}, 100, 8, r"net\.1\.2 and net\.1\.3 share layer\.weight"),
+        ({}, 5, 8, r"the optimizer does not have net\.1\.0"),
+        ({}, 100, 7, "ends after 7 of 8 steps"),
+        ({}, 100, 8, None),
+    ],
+)
+@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+def test_trainers_say_what_cannot_be(
+    trainer: str, model: Any, trained: int, schedule: int, words: str | None, tmp_path: Any
+) -> None:
+    module = Linears(**model)
+    optimizer = torch.optim.AdamW(list(module.parameters())[:trained], lr=0.01)
+    scheduler = lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=schedule)
+    if trainer == "lightning":
+        lightning = pytest.importorskip("lightning.pytorch")
+        from esper.growing.progressive_lightning import LightningProgressive
+
+        class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                super().__init__()
+                self.net = module.net
+
+            def training_step(self, batch: Any, _: int) -> Tensor:
+                return self.net(batch[0]).square().mean()
+
+            def configure_optimizers(self) -> Any:
+                return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+        data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE.repeat(2, 1)), batch_size=2)
+        made = lightning.Trainer(
+            max_epochs=1, callbacks=[LightningProgressive()], accelerator="cpu", logger=False,
+            enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+        )  # fmt: skip
+        fit = partial(made.fit, Module(), data)
+    else:
+        transformers = pytest.importorskip("transformers")
+        from esper.growing.progressive_transformers import TransformersProgressive
+
+        arguments = transformers.TrainingArguments(
+            str(tmp_path), max_steps=8, per_device_train_batch_size=2, save_strategy="no", use_cpu=True,
+            report_to=[], disable_tqdm=True,
+        )  # fmt: skip
+        rows = [{"x": row, "labels": row} for row in TABLE]
+        callbacks = [TransformersProgressive()]
+        options = {"train_dataset": rows, "callbacks": callbacks, "optimizers": (optimizer, scheduler)}
+        fit = transformers.Trainer(module, arguments, **options).train
+    with nullcontext() if words is None else pytest.raises(UserError, match=words):
+        fit()
+
+
 # ---- esper.grow ------------------------------------------------------------------------------------------
 
 DATA = (torch.randn(320, 4, generator=torch.Generator().manual_seed(1)), torch.arange(320) % 2)
@@ -688,6 +883,8 @@ def test_a_growth_that_ends_early_returns_all_blocks() -> None:
     ("model", "options", "words"),
     [
         (make(3), {}, "has 3 blocks"),
+        (nn.Sequential(shared(), nn.Linear(4, 2)), {"epochs": 4}, "share layer.weight"),
+        (nn.Sequential(Chained("odd"), nn.Linear(4, 2)), {"epochs": 4}, "does not run while blocks"),
         (make(8), {"pretrained": True}, "loaded from a checkpoint"),
         (make(8), {"epochs": 1}, "100 optimizer steps; there are 32"),
         (make(8), {"controller": "static"}, ""),

@@ -15,6 +15,8 @@ given.
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
@@ -23,9 +25,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 from torch.utils.flop_counter import FlopCounterMode
 
-from esper.utils.errors import UserError
+from esper.utils.errors import UserError, with_place
 
 # With fewer blocks than this there is next to nothing to leave out.
 FEWEST_BLOCKS = 4
@@ -35,16 +38,20 @@ FEWEST_BLOCKS = 4
 GROW_AT = 0.45
 
 
+# Of a block that returns a tensor: (). Of one that returns a tuple: which argument each entry is, or None.
+Form = tuple[int | None, ...]
+
+
 class Skip:
     """The forward of an inactive block: return the first argument in the form of a block's output."""
 
-    def __init__(self, outputs: int | None = None) -> None:
-        self.outputs = outputs  # 0: a tensor; n: a tuple of n, the first is the tensor; None: not seen yet
+    form: Form = ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        hidden = args[0] if args else next(iter(kwargs.values()))
-        # What else a block returns (attention weights, a cache) does not exist here.
-        return (hidden, *[None] * (self.outputs - 1)) if self.outputs else hidden
+        inputs = (*args, *kwargs.values())
+        # What is passed from block to block goes on (T5's position bias). What else a block returns
+        # (attention weights, a cache) does not exist here.
+        return tuple(None if k is None else inputs[k] for k in self.form) if self.form else inputs[0]
 
 
 class Recorder:
@@ -54,12 +61,13 @@ class Recorder:
         self.name, self.skip = name, skip
 
     def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        self.skip.outputs = _observed(args, kwargs, output)
-        if self.skip.outputs is None:
+        form = _find_form(args, kwargs, output)
+        if form is None:
             raise UserError(
-                f"{self.name} does not return a tensor of the shape of its input, so that it cannot be "
-                "skipped; give example= and such blocks are left alone"
+                f"{self.name} cannot be skipped, since it does not return one tensor, of the shape of its "
+                "input; give example= and such blocks are left alone"
             )
+        self.skip.form = form
 
 
 @dataclass(frozen=True)
@@ -151,6 +159,7 @@ class Progressive:
         also: Sequence[nn.Module] = (),
         rewarm: int = 0,
         tied: float | None = None,
+        scheduler: Any = None,
     ) -> None:
         """Skip blocks until it is time for them.
 
@@ -166,9 +175,11 @@ class Progressive:
             not see the lower rate
         tied: (experimental) the fraction of `total_steps` until which new blocks share the parameters of
             their sources, after the last growth; 1.0: to the end
+        scheduler: a learning-rate scheduler that steps with the optimizer, to check that it lasts
 
         Raises a UserError in one sentence for a model without blocks, blocks that share weights or change
-        the shape of their input, and an optimizer that lacks parameters of blocks.
+        the shape of their input, an optimizer that lacks parameters of blocks, and a scheduler with too few
+        steps.
         """
         self.total_steps, self.steps_done, self.stage, self.order = total_steps, 0, 0, order
         fractions = tuple(grow_at) if isinstance(grow_at, Sequence) else (grow_at,)
@@ -182,6 +193,9 @@ class Progressive:
             raise UserError(f"order is {order!r}; allowed are 'interleaved' and 'stacked'")
         if tied is not None and not fractions[-1] < tied <= 1:
             raise UserError(f"tied is {tied}; give a fraction above those of grow_at, at most 1")
+        if (length := _schedule_length(scheduler)) < total_steps:
+            lasts = f"{type(scheduler).__name__} ends after {length:.0f} of {total_steps} steps"
+            raise UserError(f"{lasts}; make it for all of them")
         if rewarm < 0:
             raise UserError(f"rewarm is {rewarm}; give a number of optimizer steps, or 0 for none")
         if isinstance(model, DistributedDataParallel):
@@ -212,8 +226,8 @@ class Progressive:
         self.lists = _outermost(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
             raise UserError(
-                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row, and "
-                f"growing into a model needs {FEWEST_BLOCKS} or more; train it plainly"
+                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
+                f"be skipped, and growing into a model needs {FEWEST_BLOCKS} or more; train it plainly"
             )
         self._check_parameters()
         # The share grows by one factor at each hop: start · factor^hops = 1.
@@ -235,7 +249,14 @@ class Progressive:
             for self.stage in range(len(ends) + 1):
                 self._activate()
                 with FlopCounterMode(display=False) as counter:
-                    _call(model, example)
+                    try:
+                        _call(model, example)
+                    except Exception as error:
+                        self.set_stage(len(ends))
+                        raise UserError(
+                            f"{type(model).__name__} does not run while blocks of it are skipped "
+                            f"({with_place(error)}); train it plainly"
+                        ) from error
                 self.flops.append(int(counter.get_total_flops()))
         self.stage = 0
         self._activate()
@@ -362,20 +383,24 @@ class Progressive:
         """Return what a resumed run needs besides the states of the model and the optimizer."""
         return {
             "steps_done": self.steps_done,
+            "total_steps": self.total_steps,
             "stage": self.stage,
             "grown_at": self.grown_at,
-            "outputs": [each.skip.outputs for each in self.lists],
+            "forms": [list(each.skip.form) for each in self.lists],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
-        if len(state["outputs"]) != len(self.lists) or not 0 <= state["stage"] <= len(self.grow_steps):
+        if len(state["forms"]) != len(self.lists) or not 0 <= state["stage"] <= len(self.grow_steps):
             raise UserError("the saved progress is of another model or schedule; give the same ones")
         if self._shared and state["stage"] != self.stage:
             raise UserError("blocks of this model are tied now; load the saved states into a new one")
+        if state["total_steps"] != self.total_steps:
+            change = f"this run has {self.total_steps} steps, the saved one had {state['total_steps']}"
+            warnings.warn(f"{change}; growth is after steps {self.grow_steps} now", stacklevel=2)
         self.steps_done = int(state["steps_done"])
-        for each, outputs in zip(self.lists, state["outputs"], strict=True):
-            each.skip.outputs = outputs
+        for each, form in zip(self.lists, state["forms"], strict=True):
+            each.skip.form = tuple(form)
         self.set_stage(int(state["stage"]))
         self.grown_at = int(state["grown_at"])
         self._hook_rates()
@@ -422,19 +447,37 @@ def copy_parameter(source: Tensor, target: Tensor, optimizers: Sequence[torch.op
         }
 
 
+def _schedule_length(scheduler: Any) -> float:
+    """Return after how many steps a scheduler has no rate left to give; infinity where it does not say."""
+    if isinstance(scheduler, lr_scheduler.SequentialLR):
+        return scheduler._milestones[-1] + _schedule_length(scheduler._schedulers[-1])
+    if isinstance(scheduler, lr_scheduler.LambdaLR):  # the schedules of transformers
+        options = getattr(scheduler.lr_lambdas[0], "keywords", {})
+        return float(options.get("num_training_steps", math.inf))
+    if isinstance(scheduler, lr_scheduler.LinearLR | lr_scheduler.PolynomialLR):
+        # A rate that ends above 0, as after a warm-up, goes on.
+        return math.inf if getattr(scheduler, "end_factor", 0) else scheduler.total_iters
+    return float(getattr(scheduler, "total_steps", getattr(scheduler, "T_max", math.inf)))
+
+
 def _clone_entries(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
     """Give a tied block entries of its own in a state; of tensors that share memory safetensors keeps one."""
     own = (key for key, value in state.items() if key.startswith(prefix) and isinstance(value, Tensor))
     state.update({key: state[key].clone() for key in own})
 
 
-def _observed(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> int | None:
-    """Return the form of a block's output as `Skip.outputs`, or None where it has not the input's shape."""
-    hidden = args[0] if args else next(iter(kwargs.values()), None)
-    first = output[0] if isinstance(output, tuple) and output else output
-    if not isinstance(first, Tensor) or not isinstance(hidden, Tensor) or first.shape != hidden.shape:
+def _find_form(args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Form | None:
+    """Return the form of a block's output, or None where the block cannot be skipped."""
+    inputs, entries = (*args, *kwargs.values()), output if type(output) is tuple else (output,)
+    first = (*inputs[:1], *entries[:1])
+    if len(first) < 2 or not all(isinstance(value, Tensor) for value in first):
         return None
-    return len(output) if isinstance(output, tuple) else 0
+    given = {id(value): k for k, value in enumerate(inputs) if value is not None}
+    # A tensor that the block made besides may be what the next one needs.
+    made = any(isinstance(entry, Tensor) and id(entry) not in given for entry in entries[1:])
+    if made or first[0].shape != first[1].shape:
+        return None
+    return (0, *(given.get(id(entry)) for entry in entries[1:])) if type(output) is tuple else ()
 
 
 @torch.no_grad()
@@ -454,10 +497,10 @@ def _call(model: nn.Module, example: Any) -> None:
 
 def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> list[BlockList]:
     """Keep the lists whose blocks run once each, in order, and keep the shape of their input."""
-    calls: list[tuple[nn.Module, int | None]] = []
+    calls: list[tuple[nn.Module, Form | None]] = []
 
     def record(block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        calls.append((block, _observed(args, kwargs, output)))
+        calls.append((block, _find_form(args, kwargs, output)))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for each in lists for block in each.blocks]
     try:
@@ -467,11 +510,11 @@ def _keep_skippable(model: nn.Module, lists: list[BlockList], example: Any) -> l
             hook.remove()
     kept = []
     for each in lists:
-        run = [(block, outputs) for block, outputs in calls if block in each.blocks]
-        if [block for block, _ in run] == list(each.blocks) and len({outputs for _, outputs in run}) == 1:
-            each.skip.outputs = run[0][1]
-            if each.skip.outputs is not None:
-                kept.append(each)
+        run = [(block, form) for block, form in calls if block in each.blocks]
+        form, *others = {form for _, form in run} or {None}
+        if [block for block, _ in run] == list(each.blocks) and form is not None and not others:
+            each.skip.form = form
+            kept.append(each)
     return kept
 
 

@@ -33,8 +33,10 @@ class LightningProgressive(Callback):  # type: ignore[misc,unused-ignore]
         steps = trainer.estimated_stepping_batches
         if steps == float("inf"):
             raise UserError("the Trainer does not end; give it max_epochs or max_steps")
+        scheduler = next((c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"), None)
+        options = {"scheduler": scheduler, **self.options}
         # The strategy's model is the module itself or DistributedDataParallel around it, which is checked.
-        self.grower = Progressive(trainer.strategy.model, trainer.optimizers[0], int(steps), **self.options)
+        self.grower = Progressive(trainer.strategy.model, trainer.optimizers[0], int(steps), **options)
         if self._saved:
             self.grower.load_state_dict(self._saved)
 

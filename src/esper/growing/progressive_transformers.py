@@ -32,7 +32,8 @@ class TransformersProgressive(TrainerCallback, ExportableState):  # type: ignore
                 "blocks that are skipped have no gradients; give TrainingArguments "
                 "ddp_find_unused_parameters=True"
             )
-        self.grower = Progressive(trainer["model"], trainer["optimizer"], state.max_steps, **self.options)
+        options = {"scheduler": trainer.get("lr_scheduler"), **self.options}
+        self.grower = Progressive(trainer["model"], trainer["optimizer"], state.max_steps, **options)
         # The Trainer puts callbacks back only where it is told to, but always reads what they had saved.
         saved = state.stateful_callbacks.get(type(self).__name__, {}).get("attributes", {})
         if state.global_step and saved:
