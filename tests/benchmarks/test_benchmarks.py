@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks import progressive
 from benchmarks.common import line_of, read_results
 from benchmarks.hot_paths import features_by_slot, main, masks_preallocated
 from benchmarks.population import Result
@@ -49,6 +50,14 @@ def test_the_mends_of_the_review_compute_what_the_baselines_compute() -> None:
     plain, mended = masks_one_by_one(objects, config), masks_preallocated(objects, config)
     assert all(torch.equal(plain[key], mended[key]) for key in plain)
     assert torch.equal(features_one_by_one(reports, config), features_by_slot(reports, config))
+
+
+def test_a_grown_loop_is_measured_beside_a_plain_one(capsys: pytest.CaptureFixture[str]) -> None:
+    progressive.main(["resnet", "--seconds", "0", "--json"])
+    row = json.loads(capsys.readouterr().out)
+    assert (row["model"], row["compiled"]) == ("resnet", False)
+    assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+    assert row["grown_mb"] == row["plain_mb"] > 0
 
 
 def test_controllers_are_judged_by_their_distance_to_the_model_without_growth() -> None:
