@@ -18,8 +18,11 @@ import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
+from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.growing.progressive import Progressive, _outermost, choose_active, copy_block, find_blocks
@@ -353,6 +356,57 @@ def test_two_optimizers_share_the_parameters() -> None:
         assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+class Checkpointed(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("way", ["amp", "accumulation", "checkpointing"])
+def test_growth_is_what_inserting_copies_by_hand_would_be(way: str) -> None:
+    def begin(model: nn.Module) -> tuple[nn.Module, Any, Any]:
+        optimizer = OPTIMIZERS["adamw"](model.parameters())
+        return model, optimizer, torch.amp.GradScaler("cpu", init_scale=2.0**127, enabled=way == "amp")
+
+    def step(model: nn.Module, optimizer: Any, scaler: Any) -> None:
+        for part in TABLE.chunk(2 if way == "accumulation" else 1):
+            with torch.autocast("cpu", torch.bfloat16, enabled=way == "amp"):
+                loss = 16 * model(part).float().square().mean()
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+    model, reference = make(), make()
+    blocks: Any = [reference[1][k] for k in (0, 2)]  # type: ignore[index]
+    kind = Checkpointed if way == "checkpointing" else nn.Sequential
+    model[1], reference[1] = kind(*model[1]), kind(*blocks)  # type: ignore[misc]
+    ours, small = begin(model), begin(reference)
+    grower = Progressive(model, ours[1], 10, grow_at=0.5)
+    for _ in range(5):
+        step(*ours)
+        step(*small)
+        grower.step()
+    assert grower.whole
+    if way == "amp":  # the first scales are too large, so that some steps were left out
+        assert ours[2].get_scale() == small[2].get_scale() < 2.0**127
+    states = [small[1].state[p] for p in reference.parameters()]
+    pairs = [block for block in blocks for _ in range(2)]
+    reference[1] = kind(*(copy.deepcopy(block) for block in pairs))
+    count = len(list(blocks[0].parameters()))
+    stem, body, head = states[:2], states[2 : 2 + 2 * count], states[2 + 2 * count :]
+    doubled = [*body[:count], *body[:count], *body[count:], *body[count:]]
+    optimizer = OPTIMIZERS["adamw"](reference.parameters())
+    for parameter, state in zip(reference.parameters(), [*stem, *doubled, *head], strict=True):
+        optimizer.state[parameter] = copy.deepcopy(state)
+    for _ in range(5):
+        step(*ours)
+        step(reference, optimizer, small[2])
+        grower.step()
+    assert same_weights(model, reference)
+
+
 def test_blocks_may_be_checkpointed() -> None:
     model = ZOO["gpt2"][0]()
     model.gradient_checkpointing_enable()  # type: ignore[operator]
@@ -365,10 +419,11 @@ def test_blocks_may_be_checkpointed() -> None:
     assert grower.active == 4
 
 
-def test_compiled_it_makes_one_more_graph_at_a_growth() -> None:
+@pytest.mark.parametrize("example", [None, (TABLE,)])
+def test_compiled_it_makes_one_more_graph_at_a_growth(example: Any) -> None:
     model = make()
     optimizer = OPTIMIZERS["adamw"](model.parameters())
-    grower = Progressive(model, optimizer, 6, grow_at=0.5, example=(TABLE,))
+    grower = Progressive(model, optimizer, 6, grow_at=0.5, example=example)
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="eager")
@@ -638,23 +693,39 @@ def _train_in_processes(rank: int, folder: str, halves: int) -> None:
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.eval()  # statistics of half a batch would differ
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-    optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
-    grower = Progressive(wrapped, optimizer, 6, grow_at=0.5)
-    for _ in range(6):
-        train_step(wrapped, optimizer, TABLE.chunk(halves)[rank])
-        grower.step()
-    torch.save(model.state_dict(), f"{folder}/{halves}-{rank}.pt")
+    sharded = copy.deepcopy(model)
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (halves,))
+    for module in (*sharded[1], sharded):  # type: ignore[misc]
+        fully_shard(module, mesh=mesh)
+    with pytest.raises(UserError, match="leave out tied="):
+        Progressive(sharded, OPTIMIZERS["adamw"](sharded.parameters()), 6, grow_at=0.5, tied=0.7)
+    for name, wrapped in {
+        "ddp": DistributedDataParallel(model, find_unused_parameters=True),
+        "fsdp2": sharded,
+    }.items():
+        optimizer = OPTIMIZERS["adamw"](wrapped.parameters())
+        grower = Progressive(wrapped, optimizer, 6, grow_at=0.5)
+        for _ in range(6):
+            train_step(wrapped, optimizer, TABLE.chunk(halves)[rank])
+            grower.step()
+        weights = getattr(wrapped, "module", wrapped).state_dict()
+        full = {
+            key: value.full_tensor() if isinstance(value, DTensor) else value
+            for key, value in weights.items()
+        }
+        torch.save(full, f"{folder}/{name}-{halves}-{rank}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_two_processes_have_equal_weights_and_those_of_one(tmp_path: Any) -> None:
     for halves in (1, 2):
         mp.start_processes(_train_in_processes, (str(tmp_path), halves), nprocs=halves, start_method="spawn")
-    one, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
-    assert all(torch.equal(value, second[key]) for key, value in first.items())
-    for key, value in first.items():
-        torch.testing.assert_close(value, one[key], rtol=1e-4, atol=1e-5)
+    one = torch.load(tmp_path / "ddp-1-0.pt")
+    for way in ("ddp", "fsdp2"):
+        first, second = (torch.load(tmp_path / f"{way}-2-{rank}.pt") for rank in (0, 1))
+        assert all(torch.equal(value, second[key]) for key, value in first.items()), way
+        for key, value in first.items():
+            torch.testing.assert_close(value, one[key], rtol=1e-4, atol=1e-5, msg=f"{way}: {key}")
 
 
 def test_ddp_without_unused_parameters_is_refused(tmp_path: Any) -> None:

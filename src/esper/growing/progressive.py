@@ -284,8 +284,6 @@ class Progressive:
 
     def step(self) -> bool:
         """Count an optimizer step, and grow or untie where it is time; return whether the model did."""
-        while self._hooks:  # the first forward pass is over
-            self._hooks.pop().remove()
         self.steps_done += 1
         due = sum(self.steps_done >= step for step in self.grow_steps)
         grown = due > self.stage
@@ -318,6 +316,8 @@ class Progressive:
     def _grow(self) -> None:
         """Activate the blocks of the next stage as copies of those that were trained, or untie them."""
         self.stage += 1
+        while self._hooks:  # not before: a compiled model is compiled anew without them
+            self._hooks.pop().remove()
         for source, target in self._copies(self.stage):
             copy_block(source, target, self.optimizers)
             self.grown_at = self.steps_done
