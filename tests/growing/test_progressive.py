@@ -762,12 +762,12 @@ def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
-    def fit(checkpoint: Any = None) -> tuple[nn.Module, LightningProgressive]:
+    def fit(checkpoint: Any = None, epochs: int = 4) -> tuple[nn.Module, LightningProgressive]:
         module, grower = Module(), LightningProgressive(grow_at=0.5, rewarm=2)
         data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(TABLE), batch_size=2)
         saver = lightning.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=1)
         trainer = lightning.Trainer(
-            max_epochs=4, accumulate_grad_batches=2, callbacks=[grower, saver], accelerator="cpu",
+            max_epochs=epochs, accumulate_grad_batches=2, callbacks=[grower, saver], accelerator="cpu",
             logger=False, enable_progress_bar=False, enable_model_summary=False,
         )  # fmt: skip
         trainer.fit(module, data, ckpt_path=checkpoint)
@@ -776,6 +776,10 @@ def test_lightning_grows_into_a_module_and_goes_on_from_any_checkpoint(tmp_path:
     whole, grower = fit()
     assert grower.grower is not None
     assert (grower.grower.steps_done, grower.grower.active) == (8, 4)
+    with pytest.warns(UserWarning, match=r"this run has 12 steps, the saved one had 8; .* steps \(6,\) now"):
+        longer = fit(next(tmp_path.glob("*step=2.ckpt")), epochs=6)[1].grower
+    assert longer is not None
+    assert (longer.steps_done, longer.grown_at) == (12, 6)
     for step in (2, 4, 6):  # the ends of epochs, ahead of, at and after the growth
         resumed, _ = fit(next(tmp_path.glob(f"*step={step}.ckpt")))
         assert same_weights(resumed, whole), step
@@ -787,11 +791,11 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
 
     data = [{"input_ids": row, "labels": row} for row in TOKENS.repeat(4, 1)]
 
-    def fit(checkpoint: Any = None) -> tuple[nn.Module, TransformersProgressive]:
+    def fit(checkpoint: Any = None, steps: int = 6) -> tuple[nn.Module, TransformersProgressive]:
         torch.manual_seed(0)
         model, grower = ZOO["gpt2"][0](), TransformersProgressive(grow_at=0.5, rewarm=2, tied=0.8)
         arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=6, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
+            str(tmp_path), max_steps=steps, per_device_train_batch_size=2, save_steps=1, use_cpu=True,
             report_to=[], disable_tqdm=True,
         )  # fmt: skip
         trainer = transformers.Trainer(model, arguments, train_dataset=data, callbacks=[grower])
@@ -808,6 +812,12 @@ def test_transformers_grows_into_a_model_and_goes_on_from_any_checkpoint(tmp_pat
     assert same_weights(load(tmp_path / "checkpoint-6"), whole)
     tied = load(tmp_path / "checkpoint-4").transformer.h
     assert [same_weights(tied[0], tied[k]) for k in range(4)] == [True, True, False, False]
+    with pytest.warns(
+        UserWarning, match=r"this run has 10 steps, the saved one had 6; .* steps \(5, 8\) now"
+    ):
+        longer = fit(str(tmp_path / "checkpoint-1"), steps=10)[1].grower
+    assert longer is not None
+    assert (longer.steps_done, longer.grown_at) == (10, 5)
 
 
 class Linears(nn.Module):
