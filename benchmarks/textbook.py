@@ -208,7 +208,7 @@ FAMILIES = {
     "resnet": Family(
         "resnet", {"width": 16, "stages": 3, "depth": 2},
         lambda t: resnet(t.input_shape[0], t.num_classes, 16, 3, 2),
-        load_images, 1.0e14, (1e-3, 4e-3, 1.6e-2, 3.2e-2), large=True,
+        load_images, 1.0e14, (1e-3, 4e-3, 1.6e-2, 3.2e-2, 6.4e-2), large=True,
     ),
     "resmlp": Family(
         "resmlp", {"width": 32, "hidden": 64, "depth": 2}, lambda t: mlp(t.input_shape, t.num_classes, 70, 3),

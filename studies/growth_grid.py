@@ -39,7 +39,6 @@ from esper.utils.statistics import paired_interval
 from studies import command_line, gpt
 
 WARMUP, DECAY = 0.02, 0.4  # of the compute
-VALIDATION = 5000  # samples, or windows of text
 SHIFT = 4  # pixels by which training images are shifted at most
 
 Batches = Callable[[], tuple[Tensor, Tensor]]
@@ -120,6 +119,7 @@ class Family:
     weight_decay: float
     batch: int
     images: bool = False
+    validation: int = 5000  # samples, or windows of text
 
     @property
     def text(self) -> bool:
@@ -132,7 +132,9 @@ def make_gpt(width: int, depth: int) -> nn.Module:
 
 
 FAMILIES = {
-    "gpt": Family(make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128),
+    "gpt": Family(
+        make_gpt, lambda _: gpt.make_task(gpt.FULL), adamw, 256, 8, 3e-3, 0.1, 128, validation=2048
+    ),
     "resnet": Family(
         lambda width, depth: resnet(3, 10, width, 3, depth), load_images, sgd, 16, 6, 0.2, 5e-4, 256, True
     ),
@@ -231,7 +233,7 @@ def train(arm: Arm, task: Task, device: str, test: bool = False) -> dict[str, An
         if family.images
         else batches(data, family.batch, family.text, arm.seed)
     )
-    validation = task.validation.subset(torch.arange(min(VALIDATION, len(task.validation)))).to(device)
+    validation = task.validation.subset(torch.arange(min(family.validation, len(task.validation)))).to(device)
     spent, curve, began = 0.0, [], time.perf_counter()
     per_step = [cost for cost, count in zip(costs, steps, strict=True) for _ in range(count)]
     whole = sum(per_step)
