@@ -19,6 +19,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 from typing import Any, Literal
 
@@ -54,20 +55,13 @@ class Skip:
         return tuple(None if k is None else inputs[k] for k in self.form) if self.form else inputs[0]
 
 
-class Recorder:
-    """A forward hook that notes what a block returns; raises a UserError where it cannot be skipped."""
-
-    def __init__(self, name: str, skip: Skip) -> None:
-        self.name, self.skip = name, skip
-
-    def __call__(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        form = _find_form(args, kwargs, output)
-        if form is None:
-            raise UserError(
-                f"{self.name} cannot be skipped, since it does not return one tensor, of the shape of its "
-                "input; give example= and such blocks are left alone"
-            )
-        self.skip.form = form
+def _record_form(name: str, skip: Skip, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    """Note the form of what a block returns, as a forward hook; raise a UserError where it has none."""
+    form = _find_form(args, kwargs, output)
+    if form is None:
+        why = f"{name} cannot be skipped, since it does not return one tensor, of the shape of its input"
+        raise UserError(f"{why}; give example= and such blocks are left alone")
+    skip.form = form
 
 
 @dataclass(frozen=True)
@@ -201,10 +195,8 @@ class Progressive:
         if isinstance(model, DistributedDataParallel):
             # A block that is skipped has no gradients; without this DDP waits for them in the next step.
             if not model.find_unused_parameters:
-                raise UserError(
-                    "DistributedDataParallel needs find_unused_parameters=True, since blocks that are "
-                    "skipped have no gradients; wrap the model anew with it"
-                )
+                needs = "DistributedDataParallel needs find_unused_parameters=True"
+                raise UserError(f"{needs}, since blocks that are skipped have no gradients; wrap it anew")
             model = model.module
         model = getattr(model, "_orig_mod", model)  # of torch.compile
         self.model = model
@@ -225,10 +217,10 @@ class Progressive:
         found = find_blocks(model)
         self.lists = _outermost(found if example is None else _keep_skippable(model, found, example))
         if self.blocks < FEWEST_BLOCKS:
-            raise UserError(
-                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can "
-                f"be skipped, and growing into a model needs {FEWEST_BLOCKS} or more; train it plainly"
+            has = (
+                f"{type(model).__name__} has {self.blocks} blocks of one class and shape in a row that can be"
             )
+            raise UserError(f"{has} skipped, and growing needs {FEWEST_BLOCKS} or more; train it plainly")
         self._check_parameters()
         # The share grows by one factor at each hop: start · factor^hops = 1.
         hops = len(fractions)
@@ -240,24 +232,19 @@ class Progressive:
         self._followers = [_same_blocks(other, self.lists) for other in also]
         self._hooks: list[Any] = []
         self.flops: list[int] = []  # of a forward pass over the example, stage by stage
-        if example is None:
-            self._hooks = [
-                each.blocks[0].register_forward_hook(Recorder(each.names[0], each.skip), with_kwargs=True)
-                for each in self.lists
-            ]
-        else:
-            for self.stage in range(len(ends) + 1):
-                self._activate()
+        for each in self.lists if example is None else ():
+            record = partial(_record_form, each.names[0], each.skip)
+            self._hooks.append(each.blocks[0].register_forward_hook(record, with_kwargs=True))
+        for self.stage in () if example is None else range(len(ends) + 1):
+            self._activate()
+            try:
                 with FlopCounterMode(display=False) as counter:
-                    try:
-                        _call(model, example)
-                    except Exception as error:
-                        self.set_stage(len(ends))
-                        raise UserError(
-                            f"{type(model).__name__} does not run while blocks of it are skipped "
-                            f"({with_place(error)}); train it plainly"
-                        ) from error
-                self.flops.append(int(counter.get_total_flops()))
+                    _call(model, example)
+            except Exception as error:
+                self.set_stage(len(ends))
+                what = f"{type(model).__name__} does not run while blocks of it are skipped"
+                raise UserError(f"{what} ({with_place(error)}); train it plainly") from error
+            self.flops.append(int(counter.get_total_flops()))
         self.stage = 0
         self._activate()
 
@@ -320,10 +307,11 @@ class Progressive:
             self._hooks.pop().remove()
         for source, target in self._copies(self.stage):
             copy_block(source, target, self.optimizers)
-            self.grown_at = self.steps_done
-        if self.whole:
+        if self.tied and self.whole:
             for module, name, own in self._shared:
                 copy_parameter(getattr(module, name), own, self.optimizers)
+        else:
+            self.grown_at = self.steps_done
         self._activate()
         self._hook_rates()
 
@@ -385,13 +373,15 @@ class Progressive:
             "steps_done": self.steps_done,
             "total_steps": self.total_steps,
             "stage": self.stage,
+            "tied": self.tied,
             "grown_at": self.grown_at,
             "forms": [list(each.skip.form) for each in self.lists],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a saved state; weights are not copied, they come with the model's own state."""
-        if len(state["forms"]) != len(self.lists) or not 0 <= state["stage"] <= len(self.grow_steps):
+        same = len(state["forms"]) == len(self.lists) and (state["tied"] is None) == (self.tied is None)
+        if not same or not 0 <= state["stage"] <= len(self.grow_steps):
             raise UserError("the saved progress is of another model or schedule; give the same ones")
         if self._shared and state["stage"] != self.stage:
             raise UserError("blocks of this model are tied now; load the saved states into a new one")
@@ -413,15 +403,11 @@ class Progressive:
             for name, block in zip(each.names, each.blocks, strict=True):
                 for key, parameter in block.named_parameters():
                     if seen.setdefault(id(parameter), name) != name:
-                        raise UserError(
-                            f"blocks {seen[id(parameter)]} and {name} share {key}; growing into a model "
-                            "copies blocks that have weights of their own: train it plainly"
-                        )
+                        pair = f"blocks {seen[id(parameter)]} and {name} share {key}"
+                        raise UserError(f"{pair}, and copies need weights of their own; train it plainly")
                     if parameter.requires_grad and id(parameter) not in trained:
-                        raise UserError(
-                            f"the optimizer does not have {name}.{key}; give it the parameters of all "
-                            "blocks, also of those that are skipped at first"
-                        )
+                        lacks = f"the optimizer does not have {name}.{key}"
+                        raise UserError(f"{lacks}; give it all parameters, also those of skipped blocks")
 
 
 @torch.no_grad()
