@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -62,13 +63,18 @@ class ForwardCosts:
         gates = torch.zeros(len(network.slots), dtype=torch.float64)
         trunk = torch.zeros(len(network.trunk), dtype=torch.float64)
         x = sample
+
+        @cache  # slots with the same architectures share their modules
+        def count(module: nn.Module, shape: torch.Size) -> float:
+            return _count(module, x)[1]
+
         for s, slot in enumerate(network.slots):
             module = network.trunk[s]
             if module is not None:
                 x, trunk[s] = _count(module.module, x)
-            gates[s] = _count(slot.gate.module, x)[1]
+            gates[s] = count(slot.gate.module, x.shape)
             for form in slot.forms:
-                parts[s, form] = sum(_count(part.module, x)[1] for part in slot.body(form).modules)
+                parts[s, form] = sum(count(part.module, x.shape) for part in slot.body(form).modules)
         head = network.trunk[-1]
         assert head is not None
         trunk[-1] = _count(head.module, x)[1]
