@@ -35,7 +35,7 @@ from tests.tiny import TINY
 
 @pytest.fixture(scope="module")
 def environment() -> GrowthEnvironment:
-    return make_environment(steps=8)
+    return make_environment(steps=6)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +101,7 @@ def test_a_schedule_meets_its_minibatches(minibatches: float, steps: int, batche
     "controller", [Scheduled(range(0, 99, 3)), Schedule.parse("norm@0.2")], ids=["looks", "does not"]
 )
 def test_by_the_best_epoch_both_arms_choose_weights_alike_and_pay_for_it(controller: Controller) -> None:
-    environment = make_environment(steps=8, best_epoch=True)
+    environment = make_environment(steps=6, best_epoch=True)
     grown, static = compare(environment, {"grown": controller, "static": Fixed()})
     batch, validation = prices_of(environment)
     per_step = np.diff(static.record.spent, axis=0)  # [T, N]

@@ -21,13 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.golden.scenes import (
-    SCENES,
-    SHARDED,
-    Series,
-    controlled,
-    train_in,
-)
+from tests.golden.scenes import SCENES, Series
 
 DIGESTS = Path(__file__).parent / "digests.json"
 TOLERANCE = 1e-4  # of sums on another machine, relative to the sum of absolute values
@@ -133,17 +127,5 @@ def main(names: list[str]) -> None:
     save({"machine": machine(), "python": platform.python_version(), "scenes": scenes})
 
 
-def train_in_two_processes(run: Path) -> None:
-    """Start the processes as forks of this program, as torchrun would; whoever calls has no other threads."""
-    from tests.together import compile_kernel, in_processes
-
-    with controlled():
-        compile_kernel()
-        in_processes(2, train_in, run, *SHARDED)
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--in-two-processes"]:
-        train_in_two_processes(Path(sys.argv[2]))
-    else:
-        main(sys.argv[1:])
+    main(sys.argv[1:])

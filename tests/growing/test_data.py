@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -55,23 +56,24 @@ def read(container: str, batch: Any) -> tuple[Tensor, Tensor]:
     return (batch.image, batch.label) if container in ("namedtuple", "dataclass") else (batch[0], batch[1])
 
 
+@cache
+def grown_from(container: str, own_step: bool) -> dict[str, Tensor]:
+    def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        assert isinstance(batch, type(MAKERS[container](X, Y)))
+        x, y = read(container, batch)
+        outputs = model(x)
+        return F.cross_entropy(outputs, y), (outputs.argmax(1) == y).float().mean()
+
+    torch.manual_seed(0)
+    settings = {"epochs": 3, "controller": "schedule:mlp@0.1", "step": step if own_step else None}
+    data = batches(container)
+    return esper.grow(models.small_mlp(), data, data, progress=False, **settings).model.state_dict()
+
+
 @pytest.mark.parametrize("own_step", [False, True], ids=["by its targets", "by a step"])
-@pytest.mark.parametrize("container", MAKERS)
+@pytest.mark.parametrize("container", [name for name in MAKERS if name != "tuple"])
 def test_every_container_gives_what_a_tuple_gives(own_step: bool, container: str) -> None:
-    def grown(kind: str) -> dict[str, Tensor]:
-        def step(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-            assert isinstance(batch, type(MAKERS[kind](X, Y)))
-            x, y = read(kind, batch)
-            outputs = model(x)
-            return F.cross_entropy(outputs, y), (outputs.argmax(1) == y).float().mean()
-
-        torch.manual_seed(0)
-        settings = {"epochs": 3, "controller": "schedule:mlp@0.1", "step": step if own_step else None}
-        data = batches(kind)
-        model = esper.grow(models.small_mlp(), data, data, progress=False, **settings).model
-        return model.state_dict()
-
-    usual, found = grown("tuple"), grown(container)
+    usual, found = grown_from("tuple", own_step), grown_from(container, own_step)
     assert usual.keys() == found.keys()
     assert all(torch.equal(found[name], value) for name, value in usual.items())
 

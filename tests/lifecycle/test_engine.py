@@ -44,7 +44,7 @@ def test_force_prune_asks_neither_age_nor_stage_but_needs_a_seed() -> None:
     assert after.blueprint.tolist() == [[-1, -1, -1, -1], [1, 1, -1, -1]]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(st.integers(0, 2**32 - 1), st.integers(2, 200), st.integers(1, 9))
 def test_a_member_moves_to_the_same_bits_alone_and_in_company(seed: int, members: int, slots: int) -> None:
     rng = np.random.default_rng(seed)
@@ -123,7 +123,7 @@ def assert_same_states(ours: SlotStates, theirs: SlotStates) -> None:
             assert torch.equal(value, expected), f"{name}:\n{value}\n{expected}"
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=12)
 @given(SEEDS, st.integers(1, 4), st.integers(1, 4))
 def test_engine_agrees_with_the_scalar_reference_field_by_field(seed: int, members: int, slots: int) -> None:
     for step in episode(seed, members, slots, steps=40):
@@ -200,7 +200,7 @@ def test_mask_legality_is_executor_legality_on_reachable_states(seed: int, membe
         assert_executor_agrees(step.ticked.states, config, seed, left=seed % 12)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(SEEDS, st.integers(1, 9), st.integers(1, 9), st.integers(0, 3), st.booleans())
 def test_mask_legality_is_executor_legality_on_any_state(
     seed: int, members: int, slots: int, max_seeds: int, allow_advance: bool

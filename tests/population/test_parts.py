@@ -38,7 +38,7 @@ LIVES = {"preset": st.sampled_from(sorted(HOST_PRESETS)), "seed": st.integers(0,
 LIFE_TOLERANCE = 3e-5
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(**LIVES)
 def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset: str, seed: int) -> None:
     """Outputs, and every weight of trunks, blocks, folded parts and seeds, isolated or heard."""
@@ -55,7 +55,7 @@ def test_a_life_of_growth_equals_plain_modules_trained_one_after_another(preset:
 # ---- what a seed changes when it begins, blends in and is folded -----------------------------------------
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(**LIVES)
 def test_at_alpha_0_nothing_changes_and_alpha_is_heard_in_proportion(preset: str, seed: int) -> None:
     """Bit-equal at 0; a seed at 2⁻¹⁸ changes 256 times as much as one at 2⁻²⁶."""
@@ -75,7 +75,7 @@ def test_at_alpha_0_nothing_changes_and_alpha_is_heard_in_proportion(preset: str
         assert (256 * small - large).abs().max() <= 0.05 * large.abs().max() + 1e-12
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(**LIVES)
 def test_a_fold_is_exact(preset: str, seed: int) -> None:
     """Outputs before and after agree, and so do parameters; a slot is free again."""
@@ -115,7 +115,7 @@ def test_a_clone_begins_as_its_origin_and_differs_from_it_after_one_step(world: 
 # ---- the grown network -----------------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(**LIVES)
 def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
     """Blocks and layers of torch at full strength, grafts only of other blueprints; as many parameters."""
@@ -143,7 +143,7 @@ def test_an_extracted_member_is_plain_and_equal(preset: str, seed: int) -> None:
 # ---- members that are finished ---------------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(**LIVES)
 def test_a_finished_member_keeps_every_bit_and_changes_nobody(preset: str, seed: int) -> None:
     with doubles():
@@ -183,7 +183,7 @@ def test_when_everyone_is_finished_nothing_is_left_to_do() -> None:
 # ---- neighbours, snapshots, what waits -------------------------------------------------------------------
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(**LIVES)
 def test_a_snapshot_holds_folded_parts_and_what_waits(preset: str, seed: int) -> None:
     """Taken while births and folds wait, it goes on to the same bits in another population."""

@@ -84,7 +84,7 @@ def as_lists(rows: Rows) -> list[tuple[int, list[float], int]]:
     return list(zip(rows.member.tolist(), rows.alpha.tolist(), rows.fork.tolist(), strict=True))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(crowds())
 def test_training_rows_equal_a_loop(crowd: list[list[SlotRecord]]) -> None:
     expected = [(i, heard_alphas(row), NO_ROW) for i, row in enumerate(crowd)]
@@ -101,7 +101,7 @@ def subset_row(found: Rows, row: int) -> tuple[int, list[float]]:
     return int(found.member[row]), found.alpha[row].tolist()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(crowds(), st.booleans())
 def test_measurement_rows_equal_a_loop_and_no_subset_is_there_twice(
     crowd: list[list[SlotRecord]], ablate: bool
@@ -262,7 +262,7 @@ def check_plan(plan: Plan, rows: Rows, crowd: list[list[SlotRecord]], folded: Ch
     assert len(plan.learning_entry) == len(plan.live)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(grown_crowds())
 def test_plans_meet_every_part_in_its_group(grown: tuple[list[list[SlotRecord]], Chains]) -> None:
     crowd, folded = grown
@@ -301,7 +301,7 @@ def heard_in(plan: Plan, row_of: list[int], blank: int) -> set[Heard]:
     return found
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(grown_crowds(), st.booleans())
 def test_a_padded_plan_is_the_same_plan(grown: tuple[list[list[SlotRecord]], Chains], trains: bool) -> None:
     view = view_of(*grown)

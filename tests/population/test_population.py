@@ -52,9 +52,9 @@ def crowd(world: str, swapped: bool = False, stride: int = 1) -> SlotStates:
 
 @pytest.mark.parametrize("world", WORLDS)
 @doubles()
-def test_six_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
+def test_four_steps_of_every_blueprint_and_style_equal_plain_adamw(world: str) -> None:
     states = crowd(world)
-    population = make_population(world, states.num_members, batches_per_epoch=3, clip_norm=0.5)
+    population = make_population(world, states.num_members, batches_per_epoch=2, clip_norm=0.5)
     plant(population, states)
     before = population.snapshot()
     plain = OneAfterAnother(population, states)

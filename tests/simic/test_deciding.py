@@ -106,14 +106,15 @@ def noise(samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def test_on_labels_of_pure_noise_nothing_stays() -> None:
     germinated = stayed = 0
-    for seed in range(6):
+    for seed in range(4):
         torch.manual_seed(seed)
         grown = esper.grow(
             models.small_mlp(),
             train=noise(200, seed),
             val=noise(200, 100 + seed),
             controller="heuristic",
-            epochs=16,
+            epochs=12,
+            batch_size=50,
             lr=1e-2,
             seed=seed,
             lifecycle=QUICK,
@@ -121,7 +122,7 @@ def test_on_labels_of_pure_noise_nothing_stays() -> None:
         )
         germinated += int(grown.record.germinated.sum())
         stayed += int((grown.record.final_slots.stage == Stage.FOSSILIZED).sum())
-    assert germinated >= 6
+    assert germinated >= 4
     assert stayed == 0
 
 

@@ -125,7 +125,7 @@ def test_while_it_imitates_a_teacher_acts_and_the_policy_comes_to_do_the_same(
     config = LearnerConfig(imitate=5)
     world = replace(make_residual(members=range(4), steps=16, folds=2).spec, gamma=1.0)
     torch.manual_seed(1)
-    ppo = PPO.model_copy(update={"learning_rate": 1e-2, "epochs": 16})
+    ppo = PPO.model_copy(update={"learning_rate": 1e-2, "epochs": 8})
     learner = Learner("pupil", PPOAgent(make_policy(SHAPE, config), ppo), 16, config)
     trainer = Trainer([world], [learner], rounds=6)
     losses = []
