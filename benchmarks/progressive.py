@@ -13,6 +13,7 @@ optimizer state; on a GPU it is wall time and the peak of what torch allocated f
 from __future__ import annotations
 
 import argparse
+import gc
 import statistics
 import time
 from collections.abc import Callable
@@ -111,6 +112,7 @@ class Loop:
 def measure(name: str, device: str, compiled: bool, seconds: float) -> Result:
     """Let both loops take turns for some seconds, and at least five rounds."""
     Loop(name, device, compiled=False, grown=False)  # libraries take their workspaces
+    gc.collect()
     plain = Loop(name, device, compiled, grown=False)
     memory = [plain.megabytes()]
     other = Loop(name, device, compiled, grown=True)
