@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TINY = (
     "members=3",
-    "episode.steps=4",
+    "episode.steps=3",
     "lifecycle.allow_unfinished=true",  # else nothing could grow in so few
     "rounds=2",
     "population.batch_size=8",

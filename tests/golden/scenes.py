@@ -34,7 +34,7 @@ from tests.tiny import TINY, sets
 Series = dict[str, np.ndarray]
 
 OBSERVATIONS = Path(__file__).parent / "observations.npz"
-ROUNDS = 3
+ROUNDS = 2
 EPOCHS = 5
 LEFT_OUT = {"seconds", "folder", "report"}  # times and paths
 TASK_OF_HOST = {"mlp": "spirals", "cnn": "digits", "resmlp": "spirals", "resnet": "digits", "gpt": "text"}

@@ -146,7 +146,7 @@ def sown(live: LiveModel, draws: list[tuple[int, int]], strength: float) -> list
     st.sampled_from([0.3, 1.0]),
     st.randoms(use_true_random=False),
 )
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 def test_seeds_fold_into_plain_layers_that_say_the_same_and_folds_can_be_taken_back(
     which: int, draws: list[tuple[int, int]], strength: float, order: Any
 ) -> None:

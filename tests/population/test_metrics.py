@@ -45,7 +45,7 @@ def body_part(seed: Seed) -> nn.Module:
     return ReferenceSeed(seed.seed, Blend.ADD) if isinstance(seed, ReferenceSeed) else seed
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), spoil=st.sampled_from(SPOILS))
 def test_seed_gradients_are_those_of_each_seed_alone(world: World, seed: int, spoil: float) -> None:
     population, states, members = world

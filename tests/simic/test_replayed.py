@@ -24,7 +24,7 @@ from tests.simic.worlds import make_residual
 
 
 def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
-    """Three episodes of an untrained policy in which members break, and how many functions were captured."""
+    """Two episodes of an untrained policy in which members break, and how many functions were captured."""
     rules = lifecycle_for(8, LifecycleConfig(allow_unfinished=True))
     with (
         graphs_on_cpu() as made,
@@ -40,7 +40,7 @@ def episodes(clock: str, replayed: bool) -> tuple[list[EpisodeRecord], int]:
             if environment.clock in (3, 5):
                 environment.population.hosts.weights[environment.clock % 2] = math.nan
 
-        return [play(environment, controller, k, on_step=break_one) for k in range(3)], len(made)
+        return [play(environment, controller, k, on_step=break_one) for k in range(2)], len(made)
 
 
 @pytest.mark.parametrize("clock", ["steps", "compute"])

@@ -84,7 +84,7 @@ def assert_legal(turn: Turn) -> None:
 
 
 @pytest.mark.parametrize("name", MAKE)
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=4)
 @given(topology=TOPOLOGIES, seed=st.integers(0, 10_000), slots=st.integers(1, 5))
 def test_every_controller_says_only_what_is_legal(name: str, topology: str, seed: int, slots: int) -> None:
     for turn in turns(MAKE[name](), 8, slots, 25, topology, seed):
@@ -171,7 +171,7 @@ class SlowHeuristic:
         return bool(slots.alpha[n, s] == 1 and slots.alpha_target[n, s] == 1 and slots.alpha_mode[n, s] == 0)
 
 
-@settings(deadline=None, max_examples=9)
+@settings(deadline=None, max_examples=6)
 @given(topology=TOPOLOGIES, seed=st.integers(0, 10_000))
 def test_the_heuristic_equals_the_slow_one(topology: str, seed: int) -> None:
     slow = [SlowHeuristic(topology) for _ in range(6)]
